@@ -142,13 +142,13 @@ SESSION = mutants(
     "dialects/freud/server/session.py",
     (
         "answered before it is kept",
-        "        pending = ProduceSlot(group)\n",
-        "        pending = ProduceSlot(group, NO)\n",
+        "        slot = ProduceSlot(group)\n",
+        "        slot = ProduceSlot(group, NO)\n",
     ),
-    ("a pending for anything", "if not self._slots.has_room_for(group):", "if False:"),
+    ("a slot for anything", "if not self._slots.has_room_for(group):", "if False:"),
     (
         "lost without a word",
-        '                self._broker.counters.count("dropped", reason, pending.group.count)\n',
+        '                self._broker.counters.count("dropped", reason, slot.group.count)\n',
         "                pass\n",
     ),
 )
@@ -172,13 +172,13 @@ TOPICS = mutants(
     "dialects/freud/server/ephemeral_topics.py",
     (
         "dropped without a notice",
-        "            put_and_wake([reader], Range(notice, 0, 1))\n\n    def _subscribe_durable",
-        "\n    def _subscribe_durable",
+        "            put_and_wake([reader], Range(notice, 0, 1))\n\n    # ---",
+        "\n    # ---",
     ),
     (
         "delete deletes",
-        "            return NO\n        if topic is None or TABLE[TopicVerb.DELETE",
-        "            return OK\n        if topic is None or TABLE[TopicVerb.DELETE",
+        "            return NO\n        if self._lifecycle.find_action(TopicEvent.DELETE",
+        "            return OK\n        if self._lifecycle.find_action(TopicEvent.DELETE",
     ),
 )
 

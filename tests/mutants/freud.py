@@ -41,33 +41,33 @@ LIFECYCLE = mutants(
     "dialects/freud/server/topic_lifecycle.py",
     (
         "a marked topic cannot be created again",
-        "Verb.CREATE: (_A.OPEN, _A.NOTHING, _A.NOTHING, _A.OPEN, _A.NOTHING)",
-        "Verb.CREATE: (_A.OPEN, _A.NOTHING, _A.NOTHING, _A.NOTHING, _A.NOTHING)",
+        "_E.CREATE: (_A.OPEN, _A.NOTHING, _A.NOTHING, _A.OPEN, _A.NOTHING)",
+        "_E.CREATE: (_A.OPEN, _A.NOTHING, _A.NOTHING, _A.NOTHING, _A.NOTHING)",
     ),
     (
         "a recreation cannot be cancelled",
-        "Verb.DELETE: (_A.NOTHING, _A.MARK, _A.MARK, _A.NOTHING, _A.MARK)",
-        "Verb.DELETE: (_A.NOTHING, _A.MARK, _A.MARK, _A.NOTHING, _A.NOTHING)",
+        "_E.DELETE: (_A.NOTHING, _A.MARK, _A.MARK, _A.NOTHING, _A.MARK)",
+        "_E.DELETE: (_A.NOTHING, _A.MARK, _A.MARK, _A.NOTHING, _A.NOTHING)",
     ),
     (
         "a recreation delivers at once",
-        "Verb.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.BUFFER)",
-        "Verb.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.DELIVER)",
+        "_E.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.BUFFER)",
+        "_E.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.DELIVER)",
     ),
     (
         "a waiting buffer is overtaken",
-        "Verb.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.BUFFER)",
-        "Verb.PRODUCE: (_A.MISSING, _A.DELIVER, _A.DELIVER, _A.MISSING, _A.BUFFER)",
+        "_E.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.BUFFER)",
+        "_E.PRODUCE: (_A.MISSING, _A.DELIVER, _A.DELIVER, _A.MISSING, _A.BUFFER)",
     ),
     (
         "rqueue overtakes a waiting buffer",
-        "Verb.COLLECT: (_A.IGNORE, _A.DELIVER, _A.BUFFER, _A.IGNORE, _A.BUFFER)",
-        "Verb.COLLECT: (_A.IGNORE, _A.DELIVER, _A.DELIVER, _A.IGNORE, _A.BUFFER)",
+        "_E.COLLECT: (_A.NOTHING, _A.DELIVER, _A.BUFFER, _A.NOTHING, _A.BUFFER)",
+        "_E.COLLECT: (_A.NOTHING, _A.DELIVER, _A.DELIVER, _A.NOTHING, _A.BUFFER)",
     ),
     (
         "rqueue overtakes a recreation",
-        "Verb.COLLECT: (_A.IGNORE, _A.DELIVER, _A.BUFFER, _A.IGNORE, _A.BUFFER)",
-        "Verb.COLLECT: (_A.IGNORE, _A.DELIVER, _A.BUFFER, _A.IGNORE, _A.DELIVER)",
+        "_E.COLLECT: (_A.NOTHING, _A.DELIVER, _A.BUFFER, _A.NOTHING, _A.BUFFER)",
+        "_E.COLLECT: (_A.NOTHING, _A.DELIVER, _A.BUFFER, _A.NOTHING, _A.DELIVER)",
     ),
 )
 
@@ -75,13 +75,13 @@ TOPICS = mutants(
     "dialects/freud/server/ephemeral_topics.py",
     (
         "policy before existence",
-        "        if TABLE[TopicVerb.CREATE, topic.state] is TopicAction.NOTHING:\n"
+        "        if self._lifecycle.find_action(TopicEvent.CREATE, topic) is TopicAction.NOTHING:\n"
         "            return NOTHING_HAPPENED\n"
         '        if not self._policy.allows(caller, "create", name):\n'
         "            return NO\n",
         '        if not self._policy.allows(caller, "create", name):\n'
         "            return NO\n"
-        "        if TABLE[TopicVerb.CREATE, topic.state] is TopicAction.NOTHING:\n"
+        "        if self._lifecycle.find_action(TopicEvent.CREATE, topic) is TopicAction.NOTHING:\n"
         "            return NOTHING_HAPPENED\n",
     ),
     (
@@ -115,20 +115,19 @@ TOPICS = mutants(
         "subscriptions are free",
         "if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):\n"
         "            return over_quota(SUBSCRIPTIONS)\n"
-        "        return self._add_reader",
-        "return self._add_reader",
+        "        reader = PullReader",
+        "reader = PullReader",
     ),
     (
         "a buffer does not go to the first reader",
-        "        if topic.state is LifecycleState.AWAITING:\n"
-        "            self._lifecycle.go_live(topic)\n"
-        "        return reader",
-        "        return reader",
+        "        self._lifecycle.apply(TopicEvent.SUBSCRIBE, topic, reader)\n",
+        "        topic.current.readers[reader.id] = reader\n"
+        "        self._lifecycle._update_fanout(topic)\n",
     ),
     (
         "a buffer does not go to the first push reader",
-        "if topic is not None and topic.state is LifecycleState.AWAITING:",
-        "if False:",
+        "            self._lifecycle.apply(TopicEvent.RELEASE, topic)",
+        "            pass",
     ),
     (
         "push readers are not counted",
@@ -148,7 +147,7 @@ TOPICS = mutants(
     ),
     (
         "PARTs make no message",
-        "self._delivery.accept_pushed(topic.current, first_id, offsets, body, buffering=buffering)",
+        "self._delivery.accept_pushed(topic.current, first_id, offsets, body, buffers=buffers)",
         "pass",
     ),
 )
@@ -207,8 +206,8 @@ READERS = mutants(
     ),
     (
         "waiting Gets hear nothing of the end",
-        "            self._succession.on_reader_ended(reader, reader.incarnation)\n        reader.wake()\n",
-        "            self._succession.on_reader_ended(reader, reader.incarnation)\n",
+        "            self._lifecycle.on_reader_ended(reader, reader.incarnation)\n        reader.wake()\n",
+        "            self._lifecycle.on_reader_ended(reader, reader.incarnation)\n",
     ),
     (
         "a peer that waits is not served what is given back",
@@ -217,7 +216,7 @@ READERS = mutants(
     ),
     (
         "what is lost with a connection is not counted",
-        '                self._counters.count("dropped", "disconnected", _messages(one))\n',
+        '                self._counters.count("dropped", "disconnected", _count_messages(messages))\n',
         "                pass\n",
     ),
 )
@@ -237,38 +236,34 @@ SUCCESSION = mutants(
     ("the notice names nothing", "NOTICE_PREFIX + topic.name", "NOTICE_PREFIX"),
     (
         "a deletion keeps the buffer",
-        '        self._movement.drop_buffer(current, "topic_deleted")\n',
+        '        self._delivery.drop_buffer(marked, "topic_deleted")\n',
         "",
     ),
     (
         "a deletion has no end",
-        "        self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)\n"
-        "        self.update_fanout(topic)\n        put_and_wake",
-        "        self.update_fanout(topic)\n        put_and_wake",
+        "        self._set_deadline(marked, self._clock() + self._timeout_s)\n",
+        "",
     ),
     (
         "a topic without readers stays",
-        "        put_and_wake(current.readers.values(), Range(notice, 0, 1))\n"
-        "        self.remove_if_read(topic, current)\n",
-        "        put_and_wake(current.readers.values(), Range(notice, 0, 1))\n",
+        "        put_and_wake(marked.readers.values(), Range(notice, 0, 1))\n"
+        "        self._settle_marked(topic, marked)\n",
+        "        put_and_wake(marked.readers.values(), Range(notice, 0, 1))\n",
     ),
     (
         "the first of the marked makes way",
-        "        if topic.marked:\n            return\n        if topic.current is None:",
-        "        if topic.current is None and topic.marked:\n            return\n"
-        "        if topic.current is None:",
+        "        if not topic.marked:\n",
+        "        if topic.current is not None or not topic.marked:\n",
     ),
     (
         "a buffer waits forever",
-        "        elif current.buffer:\n"
-        "            self._set_deadline("
-        "current, self._clock() + self._limits.subscriber_timeout_s)\n",
+        "            self._set_deadline(current, self._clock() + self._timeout_s)\n",
         "",
     ),
     (
         "push readers do not count when it goes live",
-        "if current.readers or self._fanout.subscriber_count(topic.name):",
-        "if current.readers:",
+        "has_reader = current.readers or self._fanout.subscriber_count(topic.name)",
+        "has_reader = current.readers",
     ),
     (
         "the name is not collected",
@@ -277,13 +272,13 @@ SUCCESSION = mutants(
     ),
     (
         "a buffer is not collected",
-        "(bool(current.readers) or buffering)",
+        "(bool(current.readers) or buffers)",
         "bool(current.readers)",
     ),
     ("ids go on in the next life", "self._fanout.set_next_id(topic.name, 0)", "pass"),
     (
         "a late buffer is not dropped",
-        '        self._movement.drop_buffer(one, "no_subscriber")\n',
+        '        self._delivery.drop_buffer(topic.current, "no_subscriber")\n',
         "",
     ),
 )
@@ -346,7 +341,7 @@ MOVEMENT = mutants(
     ),
     (
         "a buffer goes to push readers only",
-        "        self._put_within_room(current, [found for found, _ in buffered])\n",
+        "        self._put_within_room(current, [messages for messages, _ in buffered])\n",
         "",
     ),
     (
@@ -371,7 +366,7 @@ MOVEMENT = mutants(
     ),
     (
         "who lacks room for all gets nothing",
-        "        fit = find_fitting(found, self._quotas.room(whom, BYTES), room_messages)\n",
+        "        fit = find_fitting(messages, self._quotas.room(account, BYTES), room_messages)\n",
         "        fit = find_fitting(found, -1, room_messages)\n",
     ),
     (
@@ -386,7 +381,7 @@ MOVEMENT = mutants(
     ),
     (
         "what fits of a batch is free",
-        "        self._quotas.charge(whom, BYTES, sum(run.size for run in fit.runs), trial=True)\n",
+        "        self._quotas.charge(account, BYTES, sum(run.size for run in fit.runs), trial=True)\n",
         "",
     ),
     (
@@ -419,15 +414,15 @@ READER = [
         (
             "one too large ends it",
             "            too_large += 1\n            continue\n",
-            "            return Fitting(runs, found.end - place, 0)\n",
+            "            return FittingRanges(runs, messages.end - place, 0)\n",
         ),
     ),
     *mutants(
         "dialects/freud/server/topic_lifecycle.py",
         (
             "a buffer swaps what came before it",
-            "self.buffer.append(BufferedRange(found, relayed))",
-            "self.buffer.insert(0, BufferedRange(found, relayed))",
+            "self.buffer.append(BufferedRange(messages, relayed))",
+            "self.buffer.insert(0, BufferedRange(messages, relayed))",
         ),
         ("relayed or not is one", "last.relayed != relayed or ", ""),
         (
@@ -440,10 +435,10 @@ READER = [
 
 SESSION = mutants(
     "dialects/freud/server/session.py",
-    ("goes on while it waits", "or self._waiting_on is not None", ""),
-    ("goes on while it is stalled", "halted = self._answers.stalled or", "halted ="),
-    ("goes on while it is blocked", " or self._blocked or ", " or "),
-    ("goes on while it rests", " or self._resting\n", "\n"),
+    ("goes on while it waits", "        self.halt = Halt.WAITING\n", ""),
+    ("goes on while it is stalled", "return self.answers.stalled or self.halt", "return self.halt"),
+    ("goes on while it is blocked", "            self.halt = Halt.BLOCKED\n", ""),
+    ("goes on while it rests", "                self.halt = Halt.RESTING\n", ""),
     ("it never rests", "            if self._weight_left <= 0:\n", "            if False:\n"),
     ("who rests once rests forever", "        self._scheduler.join(self._on_turn)\n", ""),
     ("many Gets never rest", "self._weight_left > 0 and ", ""),
@@ -459,21 +454,21 @@ SESSION = mutants(
     ),
     (
         "Lists are made for no peer",
-        "        if self._gone and group.type in READ_ONLY_REQUESTS:\n            return True\n",
+        "        if self._is_gone and group.type in READ_ONLY_REQUESTS:\n            return True\n",
         "",
     ),
     (
         "the gone lose their place at once",
-        "            self._pipe.retain_slot()\n",
+        "            self.pipe.retain_slot()\n",
         "            pass\n",
     ),
-    ("the gone keep their place", "        self._pipe.release_slot()\n", ""),
+    ("the gone keep their place", "        self.pipe.release_slot()\n", ""),
     (
         "what the gone left is not finished",
-        "        if self._gone:\n            self._finish_abandoned()\n",
-        "        if self._gone:\n            self._leave_bus()\n",
+        "        if self._is_gone:\n            self._finish_abandoned()\n",
+        "        if self._is_gone:\n            self._leave_bus()\n",
     ),
-    ("the gone wait for push readers", "waits=not self._gone", "waits=True"),
+    ("the gone wait for push readers", "waits=not self._is_gone", "waits=True"),
     (
         "no wait ever ends",
         "            self._timer = self._call_later(max_blocking_s, self._on_get_timeout)",
@@ -482,34 +477,41 @@ SESSION = mutants(
     ("negative is zero", "polls = group.max_blocking_s == 0", "polls = group.max_blocking_s <= 0"),
     (
         "a half-close leaves Gets waiting",
-        "polls = group.max_blocking_s == 0 or self._hung_up",
+        "polls = group.max_blocking_s == 0 or self.phase != Phase.OPEN",
         "polls = group.max_blocking_s == 0",
     ),
     (
         "a half-close ends no wait",
-        "        self._finished = True\n        self.on_hangup()\n",
-        "        self._finished = True\n",
+        "        self._change_phase(PhaseEvent.HALF_CLOSE)\n"
+        "        if self.halt == Halt.WAITING:\n            self._on_get_timeout()\n",
+        "        self._change_phase(PhaseEvent.HALF_CLOSE)\n",
     ),
     (
         "a half-close never closes",
-        "            self._closing = True\n            self._broker.finish(self._party)",
+        "            self._change_phase(PhaseEvent.DRAINED)\n"
+        "            self._broker.finish(self._connection)",
         "            pass",
     ),
     (
         "a half-close closes at once",
-        "        self._finished = True\n        self.on_hangup()\n",
-        "        self._broker.finish(self._party)\n        self.on_hangup()\n",
+        "        self._change_phase(PhaseEvent.HALF_CLOSE)\n",
+        "        self._change_phase(PhaseEvent.HALF_CLOSE)\n"
+        "        self._broker.finish(self._connection)\n",
     ),
-    ("gone, and it still gets", "return self._gone or self._get(group)", "return self._get(group)"),
+    (
+        "gone, and it still gets",
+        "return self._is_gone or self._get(group)",
+        "return self._get(group)",
+    ),
     (
         "requests of the gone are not done",
-        "        self._run()\n        self._pipe.redeliver()\n        if self._resting:",
-        "        if self._resting:",
+        "        self._run()\n        self.pipe.redeliver()\n        if self.halt == Halt.RESTING:",
+        "        if self.halt == Halt.RESTING:",
     ),
     (
         "what came behind is forgotten",
-        "        self._run()\n        self._pipe.redeliver()\n        if self._resting:",
-        "        self._run()\n        if self._resting:",
+        "        self._run()\n        self.pipe.redeliver()\n        if self.halt == Halt.RESTING:",
+        "        self._run()\n        if self.halt == Halt.RESTING:",
     ),
     (
         "its subscriptions stay owned",
@@ -518,25 +520,25 @@ SESSION = mutants(
     ),
     (
         "its end is not told",
-        "        self._broker.leave(self._party)\n",
+        "        self._broker.leave(self._connection)\n",
         "",
     ),
     (
         "the dead wait on",
-        "        self._stop_waiting()\n        if self._closing:",
-        "        if self._closing:",
+        "        self._stop_waiting()\n        if self.halt != Halt.RESTING:",
+        "        if self.halt != Halt.RESTING:",
     ),
     (
         "a woken Get takes all there is",
-        "self._getting.answer_messages(self._todo[0], reader, most=1)",
-        "self._getting.answer_messages(self._todo[0], reader)",
+        "self._get_group.answer_messages(self.pending[0], reader, most=1)",
+        "self._get_group.answer_messages(self.pending[0], reader)",
     ),
     ("a woken connection stops", "        self._call_soon(self._resume)\n", ""),
     ("a woken connection pushes in", "self._call_soon(self._resume)", "self._resume()"),
     (
         "the end of a subscription is an empty message",
-        "            self._getting.answer_one(Code.DOESNT_EXIST)\n",
-        "            self._getting.answer_one(Code.OK)\n",
+        "            self._get_group.answer_one(Code.DOESNT_EXIST)\n",
+        "            self._get_group.answer_one(Code.OK)\n",
     ),
     (
         "a batch over quota fails whole",
@@ -545,13 +547,13 @@ SESSION = mutants(
     ),
     (
         "halves in the wrong order",
-        "self._todo.extendleft(reversed(split_produces(group)))",
-        "self._todo.extendleft(split_produces(group))",
+        "self.pending.extendleft(reversed(split_produces(group)))",
+        "self.pending.extendleft(split_produces(group))",
     ),
     (
         "a blocked produce is answered",
-        "            self._blocked = True\n            return False\n",
-        "            self._answers.add(produced(0, group.count))\n            return True\n",
+        "            self.halt = Halt.BLOCKED\n            return False\n",
+        "            self.answers.add(produced(0, group.count))\n            return True\n",
     ),
     (
         "oversized does not close",
@@ -565,30 +567,34 @@ SESSION = mutants(
     ),
     (
         "closed, and it goes on",
-        "        self._closing = True\n        self._broker.close",
-        "        self._broker.close",
+        "        self._change_phase(PhaseEvent.CLOSE)\n",
+        "",
     ),
     (
         "behind a wait it is read without end",
-        "        if end - at > MAX_UNSCANNED_BYTES:\n            self._pipe.pause_reading()\n",
+        "        if end - at > MAX_UNSCANNED_BYTES:\n            self.pipe.pause_reading()\n",
         "        if end - at > MAX_UNSCANNED_BYTES:\n",
     ),
     (
         "hanging up is not noticed while paused",
-        "            self._pipe.watch_hangup(self.on_hangup)\n",
+        "            self.pipe.watch_hangup(self.on_hangup)\n",
         "",
     ),
-    ("it is never read from again", "        self._pipe.resume_reading()\n", ""),
-    ("a stall is not watched", "        self._broker.watch_stall(self._party)\n", ""),
+    (
+        "it is never read from again",
+        "        self.pipe.resume_reading()\n        is_drained",
+        "        is_drained",
+    ),
+    ("a stall is not watched", "        self._broker.watch_stall(self._connection)\n", ""),
     (
         "a stall that is over is held against it",
-        "        self._broker.end_stall(self._party)\n        self._answers.on_drained()\n",
-        "        self._answers.on_drained()\n",
+        "        self._broker.end_stall(self._connection)\n        self.answers.on_drained()\n",
+        "        self.answers.on_drained()\n",
     ),
     (
         "answers are gathered without bound",
-        "            if self._answers.size >= STEP_BYTES:\n"
-        "                self._answers.flush()\n"
+        "            if self.answers.size >= STEP_BYTES:\n"
+        "                self.answers.flush()\n"
         "        return",
         "        return",
     ),
@@ -600,7 +606,7 @@ GETTING = mutants(
     ("records have no flags", "NOTICE_FLAG if chunk.notice else 0", "0"),
     (
         "after a notice it goes on",
-        "            self._answers.flush()  # once it is sent, the id is gone\n",
+        "            self._answers.flush()  # sending the notice ends the subscription, so send it now\n",
         "            pass\n",
     ),
 )
@@ -650,13 +656,13 @@ ANSWERING = [
         ),
         (
             "the rest starts again",
-            "rest = Range(one.taken.chunk, one.taken.start + reached, one.taken.end)",
-            "rest = one.taken",
+            "rest = Range(written.taken.chunk, written.taken.start + reached, written.taken.end)",
+            "rest = written.taken",
         ),
         (
             "answers before it do not count",
-            "one.start + (done + 1) * one.frame",
-            "(done + 1) * one.frame",
+            "written.start + (done + 1) * written.header_bytes",
+            "(done + 1) * written.header_bytes",
         ),
     ),
     *mutants(
@@ -691,8 +697,8 @@ ANSWERING = [
     ),
     *mutants(
         "dialects/freud/server/session.py",
-        ("only answers of one kind are reported", " + answers.sent_messages", ""),
-        ("what is owed is not told", "answers.unsent_bytes", "0"),
+        ("only answers of one kind are reported", " + self.answers.sent_messages", ""),
+        ("what is owed is not told", "self.answers.unsent_bytes", "0"),
     ),
     *mutants(
         "bus/stall_monitor.py",

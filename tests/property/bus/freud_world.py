@@ -18,7 +18,7 @@ from polybus.bus.policy import Policy
 from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.freud.codec import MALFORMED_TEXTS
 from polybus.dialects.freud.limits import FreudLimits
-from polybus.dialects.freud.server.topic_lifecycle import LifecycleState, TopicVerb
+from polybus.dialects.freud.server.topic_lifecycle import EphemeralTopic, TopicEvent, TopicState
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import Limits, QuotaLimits
@@ -68,7 +68,8 @@ ODD = (
 TOO_LARGE = freud_client.frame(4, bytes(MAX_FRAME_BYTES + 1))
 FORGED = 12  # the place of an id that nobody has
 
-VERBS = {0: TopicVerb.CREATE, 1: TopicVerb.DELETE, 2: TopicVerb.SUBSCRIBE, 7: TopicVerb.COUNT}
+VERBS = {0: TopicEvent.CREATE, 1: TopicEvent.DELETE, 2: TopicEvent.SUBSCRIBE, 7: TopicEvent.COUNT}
+INTERNAL_EVENTS = (TopicEvent.MARKED_READ, TopicEvent.RELEASE, TopicEvent.EXPIRE)
 Ask = Callable[["World"], bytes]
 
 
@@ -94,7 +95,7 @@ class Pair:
 class World:
     """`visited` counts the cells of the bus's table that were met."""
 
-    def __init__(self, visited: Counter[tuple[TopicVerb, LifecycleState]]) -> None:
+    def __init__(self, visited: Counter[tuple[int, int]]) -> None:
         quotas = QuotaLimits(QUOTAS[BYTES], QUOTAS[SUBSCRIPTIONS], QUOTAS[TOPICS])
         self.bus = MemoryBus(
             Limits(slow_consumer_timeout_s=1e9),
@@ -109,26 +110,38 @@ class World:
         self.talk = Talk(self.model, MAX_FRAME_BYTES, MALFORMED_TEXTS)
         self.talk.now_s = self.bus.now_s
         self.visited = visited
+        self.record_internal_events()
         self.pairs: list[Pair] = []
         self.pushers: list[tuple[MemoryPipe, PushReader]] = []
         self.known: list[bytes] = []  # subscriber ids that clients have heard of
 
+    def record_internal_events(self) -> None:
+        lifecycle = self.bus.topics._lifecycle
+        apply = lifecycle.apply
+
+        def record(event: TopicEvent, topic: EphemeralTopic, *arguments: object) -> None:
+            if event in INTERNAL_EVENTS:
+                self.visited[event, TopicState(topic.state)] += 1
+            apply(event, topic, *arguments)
+
+        lifecycle.apply = record
+
     # --- clients
 
-    def begin(self, state: LifecycleState, name: bytes) -> None:
+    def begin(self, state: TopicState, name: bytes) -> None:
         """Three clients, and a topic in a state that chance alone would seldom reach."""
         for caller in CALLERS[:3]:
             self.new_client(caller)
-        if state is LifecycleState.GONE:
+        if state is TopicState.GONE:
             return
         self.say(freud_client.create(name), freud_client.subscribe(name))
-        if state is LifecycleState.LIVE:
+        if state is TopicState.LIVE:
             return
         self.say(freud_client.delete(name))
-        if state is LifecycleState.DELETING:
+        if state is TopicState.DELETING:
             return
         self.say(freud_client.create(name), freud_client.produce(name, b"0123456789"))
-        if state is LifecycleState.AWAITING:
+        if state is TopicState.AWAITING:
             self.say(freud_client.get_record(self.known[0]))
 
     def new_client(self, caller: Caller) -> None:
@@ -219,7 +232,7 @@ class World:
         for name, body in messages:
             together.setdefault(name, []).append(body)
         for name, bodies in together.items():
-            self.visit(TopicVerb.COLLECT, name)
+            self.visit(TopicEvent.COLLECT, name)
             self.model.publish(name, bodies)
         self.talk.settle()
 
@@ -248,10 +261,11 @@ class World:
         pushed = sum(len(reader.topics) for _, reader in self.pushers)
         assert stats["subscriptions"] == len(self.model.subscriptions()) + pushed
         self.check_quotas()
-        topics = self.bus.broker.topics._topics
+        topics = self.bus.topics._topics
         for name in NAMES:
-            state = topics[name].state if name in topics else LifecycleState.GONE
-            assert state.value == self.model.state(name), name
+            state = TopicState(topics[name].state) if name in topics else TopicState.GONE
+            assert state.name.lower() == self.model.state(name), name
+            assert state is state_by_contents(topics.get(name)), name
 
     def check_quotas(self) -> None:
         for uid in {caller.uid for caller in CALLERS}:
@@ -307,12 +321,12 @@ class World:
 
     def foresee(self, asked: One) -> None:
         if isinstance(asked, Produce):
-            self.visit(TopicVerb.PRODUCE, asked.topic)
+            self.visit(TopicEvent.PRODUCE, asked.topic)
         elif isinstance(asked, Request) and asked.type in VERBS:
             self.visit(VERBS[asked.type], asked.subject)
 
-    def visit(self, verb: TopicVerb, name: bytes) -> None:
-        self.visited[verb, LifecycleState(self.model.state(name))] += 1
+    def visit(self, event: TopicEvent, name: bytes) -> None:
+        self.visited[event, TopicState[self.model.state(name).upper()]] += 1
 
     def end(self, pair: Pair) -> None:
         pair.pipe.hang_up()
@@ -341,6 +355,16 @@ class World:
         self.talk.ids[got] = reply.found
         self.known.append(got)
         return got
+
+
+def state_by_contents(topic: EphemeralTopic | None) -> TopicState:
+    """Return the state that a topic's incarnations and buffer imply, whatever the table says."""
+    if topic is None:
+        return TopicState.GONE
+    if topic.marked:
+        return TopicState.DELETING if topic.current is None else TopicState.RECREATING
+    assert topic.current is not None
+    return TopicState.AWAITING if topic.current.buffer else TopicState.LIVE
 
 
 def compare_push(pipe: MemoryPipe, reader: PushReader) -> None:

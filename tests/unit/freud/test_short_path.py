@@ -1,7 +1,7 @@
 """The short path beside the long one: which requests take it, and that nobody can tell.
 
 Two buses hear the same; on one of them every request goes the long way, through
-`receive_groups`. Answers, counters and what everybody holds must be equal.
+`receive_slow_path`. Answers, counters and what everybody holds must be equal.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ NAME = b"t"
 def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What went the long way."""
     seen: list[bytes] = []
-    plain = FreudSession.receive_groups
+    plain = FreudSession.receive_slow_path
 
-    def receive_groups(self: FreudSession, buffer: bytes, start: int, end: int) -> int:
+    def receive_slow_path(self: FreudSession, buffer: bytes, start: int, end: int) -> int:
         seen.append(bytes(buffer[start:end]))
         return plain(self, buffer, start, end)
 
-    monkeypatch.setattr(FreudSession, "receive_groups", receive_groups)
+    monkeypatch.setattr(FreudSession, "receive_slow_path", receive_slow_path)
     return seen
 
 
@@ -223,7 +223,7 @@ def test_nobody_can_tell(monkeypatch: pytest.MonkeyPatch):
         first = story(Random(seed), FreudSession.receive)
         ids = count()
         monkeypatch.setattr(os, "urandom", lambda size, ids=ids: next(ids).to_bytes(size, "big"))
-        assert first == story(Random(seed), FreudSession.receive_groups)
+        assert first == story(Random(seed), FreudSession.receive_slow_path)
 
 
 def story(chance: Random, receive: object) -> object:

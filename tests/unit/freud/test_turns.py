@@ -212,7 +212,7 @@ def test_for_a_client_that_has_gone_no_lists_are_made(
 ):
     hog = Speaker(bus)
     hog.pipe.deliver(b"".join([*fan_outs(owner), *lists(owner), create(b"end")]))
-    monkeypatch.setattr(bus.broker.topics, "names", lambda caller: pytest.fail("made a List"))
+    monkeypatch.setattr(bus.topics, "names", lambda caller: pytest.fail("made a List"))
     hog.pipe.hang_up()
     bus.turn()
     assert owner.ask(create(b"end")) == [(NOTHING_HAPPENED, b"")]

@@ -1,26 +1,18 @@
-"""The way out of a Freud connection: answers in order, messages consumed when they are sent.
+"""Answers of a Freud connection: in the order of the requests, consumed when they are sent.
 
-Answers are gathered while requests are carried out and written together. A
-message counts as consumed when its whole answer is in the socket. If the socket
-does not take all, what it has taken is confirmed at once, and the rest stays
-with us: confirmed when the socket has taken it, given back if the connection
-ends before.
+`AnswerQueue` gathers answers while requests are executed and writes them together. A
+message counts as consumed when its whole answer is in the socket. If the socket accepts
+only a part, the messages in that part are confirmed at once; the others are confirmed when
+the socket has drained, or given back if the connection ends before.
 
+`GetGroup` answers a run of Gets of one subscription. Adjacent messages make one piece of
+up to STEP_BYTES.
 
-What Gets are answered: messages of a subscription, plain or as records.
-
-Gets come in groups of one subscription. A group takes what there is, in pieces: as many
-messages as lie together make one answer, up to `STEP_BYTES`. Those of the group at the
-head that have no answer yet are `left`; it may be that they wait (session.py), and that
-one of them is answered alone meanwhile.
-
-Reply slots: Produces that are on their way to the disk, in the order they were asked for.
-
-A commit takes a disk's time, and the next Produce need not wait for it: it gets a
-slot behind the first. Slots are filled in whatever order commits end, and answered
-from the head on, so answers keep the order of the requests. Everything but a Produce
-to a durable topic waits until all slots are answered: a Get behind a Produce finds
-what was produced. What all slots of a connection hold is bounded.
+`ProduceSlots` keeps the order of Produces that wait for their commit. A later Produce need
+not wait for an earlier commit: it gets the next slot. Commits fill slots in any order, and
+slots are answered from the head. Every request other than a durable Produce waits until
+all slots are answered, so that a Get after a Produce finds the message. The bytes of all
+slots of a connection are bounded.
 """
 
 from __future__ import annotations
@@ -45,12 +37,12 @@ RECORD_HEADER = 20
 
 
 class WrittenMessages(NamedTuple):
-    """Messages within the answers being written: where they start, and what frames each."""
+    """Messages within written answers: their offset, and the header bytes of each."""
 
     reader: PullReader
     taken: Range
     start: int
-    frame: int
+    header_bytes: int
 
 
 class AnswerQueue:
@@ -58,7 +50,7 @@ class AnswerQueue:
         self._pipe = pipe
         self._readers = readers
         self._parts: list[bytes] = []
-        self._handed: list[WrittenMessages] = []
+        self._unconfirmed: list[WrittenMessages] = []
         self._discarding = False
         self.size = 0
         self.stalled = False
@@ -66,7 +58,7 @@ class AnswerQueue:
 
     @property
     def unsent_bytes(self) -> int:
-        """What the client has not taken."""
+        """Bytes of answers that the client has not read."""
         return self.size + (self._pipe.backlog_bytes() if self.stalled else 0)
 
     def add(self, answer: bytes) -> None:
@@ -78,11 +70,11 @@ class AnswerQueue:
     def add_messages(
         self, answer: bytes, reader: PullReader, taken: Range, *, records: bool
     ) -> None:
-        self._handed.append(WrittenMessages(reader, taken, self.size, _frame_bytes(records)))
+        self._unconfirmed.append(WrittenMessages(reader, taken, self.size, _header_bytes(records)))
         self.add(answer)
 
     def flush(self) -> None:
-        """Writes what was gathered, and confirms what the socket has taken of it."""
+        """Write the gathered answers, and confirm the messages that the socket accepted."""
         if not self._parts:
             return
         size = self.size
@@ -93,8 +85,8 @@ class AnswerQueue:
         self._confirm_written(size)
 
     def add_written(self, size: int, reader: PullReader, taken: Range, *, records: bool) -> None:
-        """The short path has written an answer of this size, and the socket did not take it all."""
-        self._handed.append(WrittenMessages(reader, taken, 0, _frame_bytes(records)))
+        """Register an answer that the fast path wrote and the socket did not accept whole."""
+        self._unconfirmed.append(WrittenMessages(reader, taken, 0, _header_bytes(records)))
         self._confirm_written(size)
 
     def _confirm_written(self, size: int) -> None:
@@ -106,25 +98,25 @@ class AnswerQueue:
             self._confirm_all()
 
     def on_drained(self) -> None:
-        """The socket has taken everything."""
+        """Confirm all messages: the socket accepted everything."""
         self.stalled = False
         self._confirm_all()
 
     def discard(self) -> None:
-        """The connection is gone: nothing is written any more."""
+        """Discard all answers, present and later ones: the connection has ended."""
         self._discarding = True
         self.stalled = False
         self._parts = []
         self._return_unsent()
 
     def _return_unsent(self) -> None:
-        """What did not reach the socket was not read."""
-        handed, self._handed = self._handed, []
-        self._readers.give_back((one.reader, one.taken) for one in handed)
+        """Give back the messages that did not reach the socket."""
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        self._readers.give_back((written.reader, written.taken) for written in unconfirmed)
 
     def _confirm_all(self) -> None:
-        handed, self._handed = self._handed, []
-        for reader, taken, _, _ in handed:
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for reader, taken, _, _ in unconfirmed:
             self._confirm(reader, taken)
 
     def _confirm(self, reader: PullReader, taken: Range) -> None:
@@ -133,44 +125,48 @@ class AnswerQueue:
         self._readers.confirm(reader, taken)
 
     def _confirm_until(self, sent: int) -> None:
-        handed, self._handed = self._handed, []
-        for one in handed:
-            reached = _count_complete(one, sent)
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for written in unconfirmed:
+            reached = _count_complete(written, sent)
             if reached:
-                done = Range(one.taken.chunk, one.taken.start, one.taken.start + reached)
-                self._confirm(one.reader, done)
-            if reached < len(one.taken):
-                rest = Range(one.taken.chunk, one.taken.start + reached, one.taken.end)
-                self._handed.append(WrittenMessages(one.reader, rest, one.start, one.frame))
+                done = Range(
+                    written.taken.chunk, written.taken.start, written.taken.start + reached
+                )
+                self._confirm(written.reader, done)
+            if reached < len(written.taken):
+                rest = Range(written.taken.chunk, written.taken.start + reached, written.taken.end)
+                self._unconfirmed.append(
+                    WrittenMessages(written.reader, rest, written.start, written.header_bytes)
+                )
 
 
-def _count_complete(one: WrittenMessages, sent: int) -> int:
-    """How many of these messages lie wholly within the first `sent` bytes."""
+def _count_complete(written: WrittenMessages, sent: int) -> int:
+    """Return how many of these messages lie wholly within the first `sent` bytes."""
     bodies = 0
-    for done, size in enumerate(one.taken.sizes()):
+    for done, size in enumerate(written.taken.sizes()):
         bodies += size
-        if one.start + (done + 1) * one.frame + bodies > sent:
+        if written.start + (done + 1) * written.header_bytes + bodies > sent:
             return done
-    return len(one.taken)
+    return len(written.taken)
 
 
-def _frame_bytes(records: bool) -> int:
+def _header_bytes(records: bool) -> int:
     return ANSWER_HEADER + (RECORD_HEADER if records else 0)
 
 
-# Answers are written when this much has been gathered: far fewer writes than requests.
+# Answers are written once this many bytes are gathered: far fewer writes than requests.
 STEP_BYTES = 128 * 1024
 
 
 class GetGroup:
-    """`left` is None until the group at the head was begun."""
+    """The run of Gets at the head. `unanswered` is None before its first Get is executed."""
 
-    def __init__(self, gathered: AnswerQueue) -> None:
-        self._answers = gathered
+    def __init__(self, queue: AnswerQueue) -> None:
+        self._answers = queue
         self.unanswered: int | None = None
 
     def answer_messages(self, group: Gets, reader: PullReader, most: int | None = None) -> int:
-        """Answers with what comes next; what that weighed (turns.py), 0 if there is nothing."""
+        """Answer with the next messages. Returns the weight of that, 0 if there is none."""
         assert self.unanswered is not None
         taken = reader.take(most or self.unanswered, STEP_BYTES)
         if taken is None:
@@ -191,11 +187,11 @@ class GetGroup:
         self._answers.add_messages(data, reader, taken, records=group.records)
         self.unanswered -= count
         if chunk.notice:
-            self._answers.flush()  # once it is sent, the id is gone
+            self._answers.flush()  # sending the notice ends the subscription, so send it now
         return REQUEST_WEIGHT + len(data) // BYTES_PER_WEIGHT
 
     def answer_all(self, code: int) -> bool:
-        """All that are left: the group is done."""
+        """Answer all that are left with one code. Returns True: the run is done."""
         assert self.unanswered is not None
         self._answers.add(answers(code, self.unanswered))
         self.unanswered = 0
@@ -207,7 +203,7 @@ class GetGroup:
         self.unanswered -= 1
 
 
-MESSAGE_BYTES = 16  # what a message holds beside its body, here and in its answer
+MESSAGE_BYTES = 16  # memory of a message beside its body, here and in its answer
 
 
 class ProduceSlot:
@@ -230,7 +226,7 @@ class ProduceSlots:
         return len(self._slots)
 
     def has_room_for(self, group: Any) -> bool:
-        """One always fits: it was read already."""
+        """Return True if the run fits. One run always does: its bytes are in memory anyway."""
         return not self._slots or self._bytes + group_bytes(group) <= self._max_bytes
 
     def add(self, slot: ProduceSlot) -> None:
@@ -238,7 +234,7 @@ class ProduceSlots:
         self._bytes += slot.size
 
     def take_filled(self) -> Iterator[ProduceSlot]:
-        """Those at the head whose outcome is known; they are no longer here."""
+        """Remove and yield the slots at the head whose outcome is known."""
         while self._slots and self._slots[0].outcome is not None:
             slot = self._slots.popleft()
             self._bytes -= slot.size

@@ -1,9 +1,8 @@
 """Pull readers of durable topics: subscriptions with a position in the log.
 
-Such a reader is an ordinary one whose unread messages are fetched from the log, a
-little ahead of what is asked for, so taking, confirming and giving back are those of
-every reader. What is fetched is charged to its user like any unread message; what
-is still in the log is not.
+Such a reader is a PullReader whose unread messages are fetched from the log, at most
+AHEAD_MESSAGES ahead of its Gets, so taking, confirming and giving back work as for every
+reader. Fetched messages are charged to its user; messages still in the log are not.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
     from polybus.model.rows import Rows
     from polybus.model.topic import Topic
 
-# Fetched at once, and so the most that waits here for one reader.
+# Fetched at once, which is also the most that is held in memory for one reader.
 AHEAD_MESSAGES = 1024
 
 
 class DurablePullReader(PullReader):
-    """A subscription that reads a log, that of `topic`. `fetch` asks for more."""
+    """A subscription that reads the log of `topic`. `fetch` requests more messages."""
 
     def __init__(self, reader_id: bytes, identity: Identity, topic: Topic) -> None:
         super().__init__(reader_id, identity, None)
@@ -47,7 +46,7 @@ class DurablePullReader(PullReader):
 
     @property
     def is_behind(self) -> bool:
-        """Is there something for it that was not fetched yet?"""
+        """True if the log has messages that were not fetched."""
         return not self.gone and self.has_more()
 
     def wait(self, wake: Callable[[], None], *, polls: bool = False) -> None:
@@ -56,13 +55,13 @@ class DurablePullReader(PullReader):
             self.fetch()
 
     def end(self) -> int:
-        """Nothing is lost: what it has not read stays in the log."""
+        """End the subscription. Its unread messages stay in the log."""
         self.on_end()
         return super().end()
 
 
 class PullCursor(LogCursor):
-    """Fetches for one reader."""
+    """The position of one reader in the log, and its fetches."""
 
     def __init__(
         self,
@@ -75,8 +74,8 @@ class PullCursor(LogCursor):
         self._durable = durable
         self._quotas = quotas
         self._reader = reader
-        self._is_ended = False  # the topic is gone: what is still being read comes too late
-        self.is_over_quota = False  # its user's quota has no room: it is tried again by and by
+        self._is_ended = False  # the topic was dropped: rows that arrive later are ignored
+        self.is_over_quota = False  # the user's quota has no room: tick() tries again
         reader.fetch = self.read_next
         reader.has_more = self.has_more
 
@@ -87,9 +86,9 @@ class PullCursor(LogCursor):
         self._is_ended = True
 
     def until(self) -> int | None:
-        """No more than is fetched at once, which is when there is nothing left to take.
+        """Return the end of the next fetch, or the current position for none.
 
-        How far the log goes is not asked: news of a commit may come before it is known.
+        The end of the log is not consulted: a wake-up may precede the registry's update.
         """
         if self._reader.gone or self._is_ended or self.is_over_quota:
             return self.at_id
@@ -99,7 +98,7 @@ class PullCursor(LogCursor):
         return bool(self._reader.waiters)
 
     def on_empty(self, until: int | None) -> None:
-        """What was there has been trimmed, or nothing has come yet."""
+        """The rows were trimmed, or are not committed yet: skip the trimmed ones."""
         end = min(until or 0, self._durable.next_id(self.topic))
         self.at_id = max(self.at_id, end)
         if not self.has_more():
@@ -121,7 +120,7 @@ class PullCursor(LogCursor):
             self._reader.wake_polls()
 
     def _charge_fitting(self, run: Range) -> Range:
-        """As many of the first messages as the user's quota has room for."""
+        """Charge and return the longest prefix that the user's quota has room for."""
         reader = self._reader
         if self._quotas.charge(reader.identity, BYTES, run.size, trial=True):
             return run
@@ -132,7 +131,7 @@ class PullCursor(LogCursor):
 
 
 class DurablePullReaders:
-    """All of them, by topic."""
+    """All readers of durable topics, by topic."""
 
     def __init__(self, durable: DurableTopics, following: PushReaders, quotas: Quotas) -> None:
         self._durable = durable
@@ -166,7 +165,7 @@ class DurablePullReaders:
             self._readers.pop(reader.topic.number, None)
 
     def count(self, topic: Topic) -> int:
-        """Readers of all kinds."""
+        """Return the number of readers of the topic, pull and push."""
         pulling = len(self._readers.get(topic.number, ()))
         return pulling + self._following.count(topic)
 
@@ -180,7 +179,7 @@ class DurablePullReaders:
                     pull.read_next()
 
     def tick(self) -> None:
-        """Those whose quota had no room try again: somebody may have read something."""
+        """Fetch again for readers whose quota had no room: messages may have been read."""
         for readers in self._readers.values():
             for reader, pull in list(readers.items()):
                 if pull.is_over_quota:
@@ -190,7 +189,7 @@ class DurablePullReaders:
 
 
 def _runs(rows: Rows) -> Iterator[Range]:
-    """The rows as chunks, each of continuing ids and one time."""
+    """Yield the rows as chunks of consecutive ids and equal timestamps."""
     ids, times = array("q"), array("q")
     ids.frombytes(rows.ids)
     times.frombytes(rows.timestamps_ns)

@@ -1,12 +1,9 @@
-"""How messages move within an ephemeral topic: to readers, into a buffer, out of it.
+"""The flow of messages within an ephemeral topic: to readers, into a buffer, out of it.
 
-Bytes are charged before they are kept: to each reader's account, or, while they
-are buffered for readers still to come, to the account of the topic's creator. A
-producer that can be told no is told; a message that came from a push dialect
-cannot be refused, so a reader without room loses it, counted.
-
-
-Which unread messages fit into a limit (unread_queue.pyx stores them).
+Bytes are charged before they are stored: to each reader's account, or, while they are
+buffered for later readers, to the account of the topic's creator. A producer that exceeds a
+limit is refused. A message of a push dialect cannot be refused, so a reader without room
+loses it, and the loss is counted.
 """
 
 from __future__ import annotations
@@ -35,17 +32,17 @@ UNREAD = "max_unread_messages"
 
 
 class PushDelivery(Protocol):
-    """The way to push readers (bus/delivery.py)."""
+    """Delivery to push readers (bus/delivery.py)."""
 
     def relay(self, party: Connection, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
-        """All or nothing; False if one of them is full: then the party waits for it."""
+        """Deliver to all. Returns False, with nothing sent, if one is full; the party waits."""
 
     def relay_skipping_full(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> int:
-        """To those who have room; how many messages the others have lost."""
+        """Deliver to readers with room. Returns how many messages the others lost."""
 
 
 class ProduceResult(NamedTuple):
-    """What became of a batch, all of it: if it was accepted, from `first_id` on."""
+    """The outcome of a whole batch, and the id of its first message if it was accepted."""
 
     outcome: RequestOutcome
     first_id: int = 0
@@ -76,7 +73,10 @@ class EphemeralDelivery:
         bodies: bytes,
         count: int,
     ) -> ProduceResult:
-        """A batch from a producer, to all readers of a live topic. `None` cannot wait."""
+        """Deliver a producer's batch to all readers of a live topic.
+
+        Without a `party` that can wait, full push readers lose the batch.
+        """
         pushed = self._fanout.subscriber_count(current.name)
         if not current.readers and not pushed:
             self._counters.count("dropped", "no_subscriber", count)
@@ -90,59 +90,59 @@ class EphemeralDelivery:
             return ProduceResult(WAIT)
         self._fanout.set_next_id(current.name, first_id + count)
         if current.readers:
-            found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
-            put_and_wake(current.readers.values(), found)
+            messages = current.writer.write(first_id, offsets, bodies, self._wall_ns())
+            put_and_wake(current.readers.values(), messages)
         return ProduceResult(OK, first_id)
 
     def buffer(
         self, current: Incarnation, offsets: bytes, bodies: bytes, count: int
     ) -> ProduceResult:
-        """A batch for readers who are still to come."""
+        """Buffer a producer's batch for later readers."""
         if current.buffered_messages + count > self._limits.max_unread_messages:
             return ProduceResult(over_quota(UNREAD))
         if not self._quotas.charge(current.creator, BYTES, len(bodies), trial=count > 1):
             return ProduceResult(over_quota(BYTES))
         first_id = self._fanout.next_id(current.name)
         self._fanout.set_next_id(current.name, first_id + count)
-        found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
-        current.append_buffer(found, relayed=False)
+        messages = current.writer.write(first_id, offsets, bodies, self._wall_ns())
+        current.append_buffer(messages, relayed=False)
         return ProduceResult(OK, first_id)
 
     def accept_pushed(
-        self, current: Incarnation, first_id: int, offsets: bytes, bodies: bytes, *, buffering: bool
+        self, current: Incarnation, first_id: int, offsets: bytes, bodies: bytes, *, buffers: bool
     ) -> None:
-        """A batch that a push dialect has published, and its readers have had."""
-        found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
-        if not buffering:
-            self._put_within_room(current, [found])
+        """Accept a batch of a push dialect, which push readers received already."""
+        messages = current.writer.write(first_id, offsets, bodies, self._wall_ns())
+        if not buffers:
+            self._put_within_room(current, [messages])
             return
         room = self._limits.max_unread_messages - current.buffered_messages
-        for run in self._charge_fitting(current.creator, found, room):
+        for run in self._charge_fitting(current.creator, messages, room):
             current.append_buffer(run, relayed=True)
 
     def flush_buffer(self, current: Incarnation) -> None:
-        """What was buffered goes to those who are there by now."""
+        """Deliver the buffer to the readers of the moment."""
         self._quotas.release(current.creator, BYTES, current.buffered_bytes)
         buffered = current.take_buffer()
-        for found, relayed in buffered:
+        for messages, relayed in buffered:
             if not relayed:
-                self._push_buffered(current, found)
-        self._put_within_room(current, [found for found, _ in buffered])
+                self._push_buffered(current, messages)
+        self._put_within_room(current, [messages for messages, _ in buffered])
 
     def drop_buffer(self, current: Incarnation, reason: str) -> None:
         self._quotas.release(current.creator, BYTES, current.buffered_bytes)
-        lost = sum(len(found) for found, _ in current.take_buffer())
+        lost = sum(len(messages) for messages, _ in current.take_buffer())
         self._counters.count("dropped", reason, lost)
 
-    def _push_buffered(self, current: Incarnation, found: Range) -> None:
-        """To push readers, from the buffer: nobody can be made to wait for them now."""
+    def _push_buffered(self, current: Incarnation, messages: Range) -> None:
+        """Push buffered messages. There is no producer to wait, so full readers lose them."""
         next_id = self._fanout.next_id(current.name)
-        offsets = found.chunk.offsets[found.start : found.end + 1]
-        self._push(None, current.name, offsets, found.chunk.bodies)
+        offsets = messages.chunk.offsets[messages.start : messages.end + 1]
+        self._push(None, current.name, offsets, messages.chunk.bodies)
         self._fanout.set_next_id(current.name, next_id)
 
     def _push(self, party: Connection | None, name: bytes, offsets: Buffer, bodies: Buffer) -> bool:
-        """False if the party has to wait; without one, whoever is full loses it, counted."""
+        """Push a batch. Returns False if the party must wait."""
         if party is not None:
             return self._pushing.relay(party, name, offsets, bodies)
         lost = self._pushing.relay_skipping_full(name, offsets, bodies)
@@ -150,7 +150,7 @@ class EphemeralDelivery:
         return True
 
     def _charge_all(self, current: Incarnation, size: int, count: int) -> str | None:
-        """Charges every reader, or none: then the name of what was reached."""
+        """Charge every reader or none. Returns the name of the limit that was reached, if any."""
         charged: list[PullReader] = []
         for reader in current.readers.values():
             reached = self._limit_reached(reader, size, count)
@@ -161,33 +161,37 @@ class EphemeralDelivery:
         return None
 
     def _limit_reached(self, reader: PullReader, size: int, count: int) -> str | None:
-        """Charges a reader, or says what was reached. More than one may be tried one by one."""
+        """Charge one reader, or return the name of the limit that was reached."""
         if reader.held_messages + count > self._limits.max_unread_messages:
             return UNREAD
         charged = self._quotas.charge(reader.identity, BYTES, size, trial=count > 1)
         return None if charged else BYTES
 
     def _put_within_room(self, current: Incarnation, batch: list[Range]) -> None:
-        """To all readers, what nobody can take back: each gets as much as it has room for."""
+        """Put messages that cannot be refused: each reader gets as many as it has room for."""
         readers = list(current.readers.values())
         for reader in readers:
-            for found in batch:
+            for messages in batch:
                 room = self._limits.max_unread_messages - reader.held_messages
-                for run in self._charge_fitting(reader.identity, found, room):
+                for run in self._charge_fitting(reader.identity, messages, room):
                     reader.put(run)
         for reader in readers:
             reader.wake()
 
-    def _charge_fitting(self, whom: Identity, found: Range, room_messages: int) -> list[Range]:
-        """What there is room for, charged; the rest is counted as dropped."""
-        if len(found) <= room_messages and self._quotas.charge(whom, BYTES, found.size, trial=True):
-            return [found]
-        fit = find_fitting(found, self._quotas.room(whom, BYTES), room_messages)
-        self._quotas.charge(whom, BYTES, sum(run.size for run in fit.runs), trial=True)
+    def _charge_fitting(
+        self, account: Identity, messages: Range, room_messages: int
+    ) -> list[Range]:
+        """Charge and return the ranges that fit; the rest is counted as dropped."""
+        if len(messages) <= room_messages and self._quotas.charge(
+            account, BYTES, messages.size, trial=True
+        ):
+            return [messages]
+        fit = find_fitting(messages, self._quotas.room(account, BYTES), room_messages)
+        self._quotas.charge(account, BYTES, sum(run.size for run in fit.runs), trial=True)
         self._counters.count("dropped", UNREAD, fit.too_many)
         self._counters.count("dropped", BYTES, fit.too_large)
         if fit.too_large:
-            self._quotas.refuse(whom, BYTES, found.size)
+            self._quotas.refuse(account, BYTES, messages.size)
         return [copy_range(run) for run in fit.runs]
 
     def _release_all(self, readers: Iterable[PullReader], size: int) -> None:
@@ -195,17 +199,18 @@ class EphemeralDelivery:
             self._quotas.release(reader.identity, BYTES, size)
 
 
-def put_and_wake(readers: Iterable[PullReader], found: Range) -> None:
-    """To all of them first, then those who wait are woken: none sees another's turn half done."""
-    those = list(readers)
-    for reader in those:
-        reader.put(found)
-    for reader in those:
+def put_and_wake(readers: Iterable[PullReader], messages: Range) -> None:
+    """Put messages to all readers, then wake them."""
+    # Two passes: a reader that is woken must find every reader in the same state.
+    targets = list(readers)
+    for reader in targets:
+        reader.put(messages)
+    for reader in targets:
         reader.wake()
 
 
 class FittingRanges(NamedTuple):
-    """What of a range there is room for: the runs that fit, and how many do not, and why."""
+    """The runs of a range that fit a limit, and how many messages do not, by reason."""
 
     runs: list[Range]
     too_large: int
@@ -213,21 +218,21 @@ class FittingRanges(NamedTuple):
 
 
 def copy_range(run: Range) -> Range:
-    """A copy: a run of a batch that did not fit whole must not keep the rest of it alive.
+    """Return a copy that does not keep the rest of its chunk alive.
 
-    What a reader holds of the bus's memory is in proportion to what it is charged for.
+    A reader must not hold much more memory than it is charged for.
     """
     own = run.chunk.part(run.start, run.end)
     return Range(own, 0, len(own))
 
 
-def find_fitting(found: Range, room_bytes: int, room_messages: int) -> FittingRanges:
-    """One by one: a message fits if what fitted before it has left room for it."""
+def find_fitting(messages: Range, room_bytes: int, room_messages: int) -> FittingRanges:
+    """Find the messages that fit, in order: each takes room from the later ones."""
     runs: list[Range] = []
     too_large = 0
-    for place, size in enumerate(found.sizes(), found.start):
+    for place, size in enumerate(messages.sizes(), messages.start):
         if room_messages <= 0:
-            return FittingRanges(runs, too_large, found.end - place)
+            return FittingRanges(runs, too_large, messages.end - place)
         if size > room_bytes:
             too_large += 1
             continue
@@ -236,5 +241,5 @@ def find_fitting(found: Range, room_bytes: int, room_messages: int) -> FittingRa
         if runs and runs[-1].end == place:
             runs[-1].end += 1
         else:
-            runs.append(Range(found.chunk, place, place + 1))
+            runs.append(Range(messages.chunk, place, place + 1))
     return FittingRanges(runs, too_large, 0)

@@ -1,13 +1,8 @@
 """Ephemeral topics: created, read by pulling, deleted with a notice, created again.
 
-`lifecycle.py` has the table of states; here each of its cells is carried out, and
-`succession.py` leads from one incarnation to the next. A topic has at most one
-*current* incarnation, which takes messages and readers, and any number of *marked*
-ones, whose readers have yet to read their end. The current one is pending while
-there are marked ones: it only buffers. What becomes of the readers is in `readers.py`.
-
-Ids and push readers are the fan-out's. The name is held there while a current
-incarnation exists, so that its ids go on, and collected while somebody pulls.
+Each request looks its action up in the table of topic_lifecycle.py, then checks policy and
+quotas, then applies the event. Readers are in pull_reader.py, message flow in
+ephemeral_delivery.py. Topic names, message ids and push readers are the fan-out's.
 """
 
 from __future__ import annotations
@@ -25,35 +20,34 @@ from polybus.bus.request_outcome import (
     RequestOutcome,
     over_quota,
 )
+from polybus.dialects.freud.server.durable_pull_reader import DurablePullReaders
 from polybus.dialects.freud.server.ephemeral_delivery import (
     EphemeralDelivery,
     ProduceResult,
     PushDelivery,
     put_and_wake,
 )
-from polybus.dialects.freud.server.ephemeral_topic import ShortPath, Tally
+from polybus.dialects.freud.server.fast_session import FastPath, MessageCounts
 from polybus.dialects.freud.server.pull_reader import PullReader, PullReaders, new_id
 from polybus.dialects.freud.server.topic_lifecycle import (
     NOTICE_PREFIX,
-    TABLE,
     EphemeralTopic,
-    Incarnation,
-    LifecycleState,
     TopicAction,
+    TopicEvent,
     TopicLifecycle,
-    TopicVerb,
 )
 from polybus.dialects.freud.server.unread_queue import Chunk, Range
+from polybus.durable.durable_bus import durable_bus
 from polybus.durable.topic_names import creator_of
 from polybus.model.access_rule import PRODUCE
 
 if TYPE_CHECKING:
+    from polybus.bus.broker import Broker
     from polybus.bus.connection import Connection
     from polybus.bus.counters import Counters
     from polybus.bus.policy import Policy
     from polybus.bus.quotas import Quotas
     from polybus.dialects.freud.limits import FreudLimits
-    from polybus.dialects.freud.server.durable_pull_reader import DurablePullReaders
     from polybus.kernel.fanout import CollectedBatch, Fanout, Source
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic as DurableTopic
@@ -82,51 +76,80 @@ class EphemeralTopics:
         self._lifecycle = TopicLifecycle(
             self._topics, fanout, self._delivery, quotas, limits, clock, wall_ns
         )
-        self.tally = Tally()  # of messages, beside those that the fan-out counts
+        self.message_counts = MessageCounts()
         self.readers = PullReaders(
-            self._lifecycle, quotas, counters, self.tally, limits.subscriber_timeout_s, clock
+            self._lifecycle,
+            quotas,
+            counters,
+            self.message_counts,
+            limits.subscriber_timeout_s,
+            clock,
         )
-        # Of a bus with durable topics, which are pulled from here, too.
+        # Both are set on a bus with durable topics: Freud clients pull from those, too.
         self.durable_readers: DurablePullReaders | None = None
         self.is_durable: Callable[[bytes], bool] = lambda name: False
-        self.short_path = ShortPath(
+        self.fast_path = FastPath(
             self._topics,
             self.readers.by_id,
             fanout,
-            self.tally,
+            self.message_counts,
             limits.max_unread_messages,
             wall_ns,
         )
 
+    @classmethod
+    def install(cls, broker: Broker, limits: FreudLimits) -> EphemeralTopics:
+        """Make the topics of a broker. Its store, if it has one, must be attached already."""
+        topics = cls(
+            broker.fanout,
+            broker.delivery,
+            broker.policy,
+            broker.quotas,
+            broker.counters,
+            limits,
+            broker.now_s,
+            broker.wall_ns,
+        )
+        durable = durable_bus(broker)
+        if durable is not None:
+            readers = DurablePullReaders(durable.topics, durable.push_readers, broker.quotas)
+            topics.durable_readers = readers
+            topics.is_durable = durable.is_durable
+            durable.names.on_removed.append(topics.on_durable_removed)
+            durable.on_commit.append(readers.on_commit)
+        broker.install_topics(topics)
+        return topics
+
     def exists(self, name: bytes) -> bool:
-        """Is the name taken: by a topic, or by what is left of one?"""
+        """Return True if the name is in use, also by a topic that is being deleted."""
         return name in self._topics
 
-    # --- the verbs
+    # --- requests
 
     def create(self, caller: Identity, name: bytes) -> RequestOutcome:
         topic = self._topics.get(name) or EphemeralTopic(name)
         if self.is_durable(name):
             return NOTHING_HAPPENED
-        if TABLE[TopicVerb.CREATE, topic.state] is TopicAction.NOTHING:
+        if self._lifecycle.find_action(TopicEvent.CREATE, topic) is TopicAction.NOTHING:
             return NOTHING_HAPPENED
         if not self._policy.allows(caller, "create", name):
             return NO
         if not self._quotas.charge(caller, TOPICS, 1):
             return over_quota(TOPICS)
-        self._lifecycle.create_incarnation(topic, caller)
+        self._lifecycle.apply(TopicEvent.CREATE, topic, caller)
         return OK
 
     def delete(self, caller: Identity, name: bytes) -> RequestOutcome:
         topic = self._topics.get(name)
         if self.is_durable(name):
             return NO
-        if topic is None or TABLE[TopicVerb.DELETE, topic.state] is TopicAction.NOTHING:
+        if self._lifecycle.find_action(TopicEvent.DELETE, topic) is TopicAction.NOTHING:
             return NOTHING_HAPPENED
+        assert topic is not None
         assert topic.current is not None
         if not self._policy.allows(caller, "delete", name, topic.current.creator):
             return NO
-        self._lifecycle.mark_for_deletion(topic, topic.current)
+        self._lifecycle.apply(TopicEvent.DELETE, topic)
         return OK
 
     def subscribe(self, caller: Identity, name: bytes) -> RequestOutcome | PullReader:
@@ -134,17 +157,21 @@ class EphemeralTopics:
         if (
             topic is None
             and self.durable_readers is not None
-            and (kept := self.durable_readers.find(name))
+            and (durable := self.durable_readers.find(name))
         ):
-            return self._subscribe_durable(self.durable_readers, caller, kept)
-        if topic is None or TABLE[TopicVerb.SUBSCRIBE, topic.state] is TopicAction.MISSING:
+            return self._subscribe_durable(self.durable_readers, caller, durable)
+        if self._lifecycle.find_action(TopicEvent.SUBSCRIBE, topic) is TopicAction.MISSING:
             return DOES_NOT_EXIST
+        assert topic is not None
         assert topic.current is not None
         if not self._policy.allows(caller, "subscribe", name, topic.current.creator):
             return NO
         if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):
             return over_quota(SUBSCRIPTIONS)
-        return self._add_reader(topic, topic.current, caller)
+        reader = PullReader(new_id(), caller, topic.current)
+        self.readers.add(reader)
+        self._lifecycle.apply(TopicEvent.SUBSCRIBE, topic, reader)
+        return reader
 
     def unsubscribe(self, reader: PullReader) -> None:
         self.readers.end(reader, "unsubscribed")
@@ -159,50 +186,59 @@ class EphemeralTopics:
         *,
         waits: bool = True,
     ) -> ProduceResult:
-        """Takes the whole batch or nothing of it.
+        """Accept the whole batch or nothing of it.
 
-        A party that does not wait for a full push reader goes past it: that reader loses it.
+        Unless the producer `waits`, a full push reader loses the batch.
         """
         topic = self._topics.get(name)
-        if topic is None or topic.current is None:
+        action = self._lifecycle.find_action(TopicEvent.PRODUCE, topic)
+        if action is TopicAction.MISSING:
             return ProduceResult(DOES_NOT_EXIST)
+        assert topic is not None
+        assert topic.current is not None
         current = topic.current
         if not self._policy.allows(party.pipe.identity, "produce", name, current.creator):
             return ProduceResult(NO)
         self._cache_verdict(party.source, name)
-        if TABLE[TopicVerb.PRODUCE, topic.state] is TopicAction.BUFFER:
-            produced = self._delivery.buffer(current, offsets, bodies, count)
+        if action is TopicAction.BUFFER:
+            result = self._delivery.buffer(current, offsets, bodies, count)
         else:
-            whom = party if waits else None
-            produced = self._delivery.deliver(whom, current, offsets, bodies, count)
-        if produced.outcome in (OK, NOTHING_HAPPENED):
-            self.tally.received += count
-            self.tally.received_bytes += len(bodies)
-        return produced
+            waiting = party if waits else None
+            result = self._delivery.deliver(waiting, current, offsets, bodies, count)
+        if result.outcome in (OK, NOTHING_HAPPENED):
+            self.message_counts.received += count
+            self.message_counts.received_bytes += len(bodies)
+        return result
 
     def count(self, caller: Identity, name: bytes) -> RequestOutcome | int:
         topic = self._topics.get(name)
         if (
             topic is None
             and self.durable_readers is not None
-            and (kept := self.durable_readers.find(name))
+            and (durable := self.durable_readers.find(name))
         ):
-            return self.durable_readers.count(kept) if self._can_see_durable(caller, kept) else NO
-        if topic is None:
+            return (
+                self.durable_readers.count(durable)
+                if self._can_see_durable(caller, durable)
+                else NO
+            )
+        if self._lifecycle.find_action(TopicEvent.COUNT, topic) is TopicAction.MISSING:
             return DOES_NOT_EXIST
+        assert topic is not None
         if not self._can_see(caller, topic):
             return NO
         pushed = self._fanout.subscriber_count(name)
         if topic.current is not None:
             return len(topic.current.readers) + pushed
-        return sum(len(one.readers) for one in topic.marked) + pushed
+        return sum(len(marked.readers) for marked in topic.marked) + pushed
 
     def names(self, caller: Identity) -> list[bytes]:
-        """Of all topics that the caller may know of, durable ones included."""
+        """Return the names of all topics visible to the caller, durable ones included, sorted."""
         seen = [topic.name for topic in self._topics.values() if self._can_see(caller, topic)]
-        kept = self.durable_readers.topics() if self.durable_readers is not None else []
+        durable = self.durable_readers.topics() if self.durable_readers is not None else []
         return sorted(
-            seen + [topic.name.encode() for topic in kept if self._can_see_durable(caller, topic)]
+            seen
+            + [topic.name.encode() for topic in durable if self._can_see_durable(caller, topic)]
         )
 
     def creator_of(self, name: bytes) -> Identity | None:
@@ -213,54 +249,61 @@ class EphemeralTopics:
 
     @property
     def known_count(self) -> int:
-        """Of names that a List has to look at."""
+        """Number of names that a List has to check."""
         return len(self._topics) + (
             self.durable_readers.topic_count if self.durable_readers is not None else 0
         )
 
     def fan_out_count(self, name: bytes) -> int:
-        """How many readers and lives a verb on this name may have to touch."""
+        """Return how many readers and incarnations a request on this name may touch."""
         topic = self._topics.get(name)
         if topic is None:
             return 0
         current = len(topic.current.readers) if topic.current is not None else 0
         return current + len(topic.marked) + self._fanout.subscriber_count(name)
 
-    # --- what the rest of the bus does
+    # --- events of the rest of the bus
 
     def on_collected(self, batch: CollectedBatch) -> None:
-        """Messages of a push dialect for a name that is collected; whoever has no room loses."""
+        """Accept messages of a push dialect. A reader without room loses them, counted."""
         topic = self._topics.get(batch.topic)
-        if topic is None or topic.current is None:
+        action = self._lifecycle.find_action(TopicEvent.COLLECT, topic)
+        if action is TopicAction.NOTHING:
             return
-        buffering = TABLE[TopicVerb.COLLECT, topic.state] is TopicAction.BUFFER
+        assert topic is not None
+        assert topic.current is not None
+        buffers = action is TopicAction.BUFFER
         self._delivery.accept_pushed(
-            topic.current, batch.first_id, batch.offsets, batch.bodies, buffering=buffering
+            topic.current, batch.first_id, batch.offsets, batch.bodies, buffers=buffers
         )
 
     def on_assembled(self, name: bytes, body: bytes) -> None:
-        """A message of a push dialect that came in pieces: push readers have had those."""
+        """Accept a message that a push dialect sent in parts; push readers got the parts."""
         topic = self._topics.get(name)
-        if topic is None or topic.current is None:
+        action = self._lifecycle.find_action(TopicEvent.COLLECT, topic)
+        if action is TopicAction.NOTHING:
             return
-        if topic.state is LifecycleState.LIVE and not topic.current.readers:
+        assert topic is not None
+        assert topic.current is not None
+        # The pull readers may have left since the first part arrived.
+        if action is TopicAction.DELIVER and not topic.current.readers:
             if not self._fanout.subscriber_count(name):
                 self._counters.count("dropped", "no_subscriber")
-            return  # those who wanted it whole have gone meanwhile
+            return
         first_id = self._fanout.next_id(name)
         self._fanout.set_next_id(name, first_id + 1)
         offsets = array("i", [0, len(body)]).tobytes()
-        buffering = TABLE[TopicVerb.COLLECT, topic.state] is TopicAction.BUFFER
-        self._delivery.accept_pushed(topic.current, first_id, offsets, body, buffering=buffering)
+        buffers = action is TopicAction.BUFFER
+        self._delivery.accept_pushed(topic.current, first_id, offsets, body, buffers=buffers)
 
     def on_push_subscribed(self, name: bytes) -> None:
-        """A push reader has come: a buffer that waited for its first reader goes to it."""
+        """A push reader subscribed: a buffer that awaits its first reader is flushed."""
         topic = self._topics.get(name)
-        if topic is not None and topic.state is LifecycleState.AWAITING:
-            self._lifecycle.go_live(topic)
+        if topic is not None:
+            self._lifecycle.apply(TopicEvent.RELEASE, topic)
 
     def end_denied(self) -> int:
-        """Ends subscriptions that the policy allows no longer; says how many those were."""
+        """End the subscriptions that the policy denies. Returns how many were ended."""
         return self.readers.end_denied(self._policy)
 
     def tick(self) -> None:
@@ -268,14 +311,24 @@ class EphemeralTopics:
         if self.durable_readers is not None:
             self.durable_readers.tick()
         self.readers.tick(now_s)
-        for one in self._lifecycle.find_overdue(now_s):
-            for reader in self._lifecycle.expire(one):
+        for incarnation in self._lifecycle.find_overdue(now_s):
+            for reader in self._lifecycle.expire(incarnation):
                 self.readers.end(reader, "deletion_timeout")
 
-    # --- inside
+    def on_durable_removed(self, durable: DurableTopic) -> None:
+        """Put a deletion notice to the readers of a durable topic that was dropped."""
+        if self.durable_readers is None:
+            return
+        for reader in self.durable_readers.readers(durable):
+            self.durable_readers.remove(reader)
+            name = reader.topic_name
+            notice = Chunk.of_notice(2**63 - 1, NOTICE_PREFIX + name, self._wall_ns())
+            put_and_wake([reader], Range(notice, 0, 1))
+
+    # --- helpers
 
     def _cache_verdict(self, source: Source, name: bytes) -> None:
-        """Where rules speak of producing, the short path needs their verdict on the class."""
+        """Cache the verdict of the rules for the fast path, which never calls Python for one."""
         if (
             self._policy.has_rules_for(PRODUCE)
             and self._fanout.verdict(source.identity, name) is None
@@ -283,47 +336,26 @@ class EphemeralTopics:
             allowed = self._policy.may_produce(source.identity, name)
             self._fanout.remember_verdict(source.identity, name, allowed)
 
-    def on_durable_removed(self, kept: DurableTopic) -> None:
-        """A durable topic was dropped: its readers are told as those of any deleted one."""
-        if self.durable_readers is None:
-            return
-        for reader in self.durable_readers.readers(kept):
-            self.durable_readers.remove(reader)
-            name = reader.topic_name
-            notice = Chunk.of_notice(2**63 - 1, NOTICE_PREFIX + name, self._wall_ns())
-            put_and_wake([reader], Range(notice, 0, 1))
-
     def _subscribe_durable(
-        self, pulling: DurablePullReaders, caller: Identity, kept: DurableTopic
+        self, readers: DurablePullReaders, caller: Identity, durable: DurableTopic
     ) -> RequestOutcome | PullReader:
-        creator = creator_of(kept)
-        if not self._policy.allows(caller, "subscribe", kept.name.encode(), creator):
+        creator = creator_of(durable)
+        if not self._policy.allows(caller, "subscribe", durable.name.encode(), creator):
             return NO
         if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):
             return over_quota(SUBSCRIPTIONS)
-        reader = pulling.add(new_id(), caller, kept)
+        reader = readers.add(new_id(), caller, durable)
         self.readers.add(reader)
         return reader
 
-    def _can_see_durable(self, caller: Identity, kept: DurableTopic) -> bool:
-        return self._may_know(caller, kept.name.encode(), creator_of(kept))
+    def _can_see_durable(self, caller: Identity, durable: DurableTopic) -> bool:
+        return self._is_visible(caller, durable.name.encode(), creator_of(durable))
 
     def _can_see(self, caller: Identity, topic: EphemeralTopic) -> bool:
-        return self._may_know(caller, topic.name, (topic.current or topic.marked[-1]).creator)
+        return self._is_visible(caller, topic.name, (topic.current or topic.marked[-1]).creator)
 
-    def _may_know(self, caller: Identity, name: bytes, creator: Identity) -> bool:
+    def _is_visible(self, caller: Identity, name: bytes, creator: Identity) -> bool:
         if caller.owns(creator):
             return True
         verbs = ("produce", "subscribe", "delete")
         return any(self._policy.allows(caller, verb, name, creator) for verb in verbs)
-
-    def _add_reader(
-        self, topic: EphemeralTopic, current: Incarnation, caller: Identity
-    ) -> PullReader:
-        reader = PullReader(new_id(), caller, current)
-        self.readers.add(reader)
-        current.readers[reader.id] = reader
-        self._lifecycle.update_fanout(topic)
-        if topic.state is LifecycleState.AWAITING:
-            self._lifecycle.go_live(topic)
-        return reader

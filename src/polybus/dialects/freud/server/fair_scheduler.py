@@ -1,15 +1,14 @@
-"""How much a Freud connection may do before everybody else has had a turn.
+"""Turns of Freud connections: how much one may execute before the others are served.
 
-A buffer of requests can be minutes of work: Lists over thousands of topics, Produces
-to thousands of readers. So each connection has a *share*, in weights that stand for
-about a microsecond each. When it is used up the connection rests, halted like one
-whose Get waits, and stands in line for a new share. A turn of the event loop serves
-the first in line alone: all who rest together take one share a turn, however many
-they are.
+One buffer of requests can be minutes of work: Lists over thousands of topics, Produces to
+thousands of readers. So each connection has a share of TURN_WEIGHT, in units of about a
+microsecond. When it is used up, the connection rests: it is halted, and queues for a new
+share. One turn of the event loop serves only the first connection in the queue, so all
+resting connections together use one share per turn.
 
-A share is renewed when it is used up, and not with every buffer that comes: so nobody
-has to know where a turn begins, and whoever asks for little rests for a moment now and
-then. One request is never cut in two; it may be heavier than a share.
+A share is renewed when it is used up, not with every received buffer, so no session needs
+to know where a turn of the loop begins; a light client rests briefly now and then. A single
+request is never split and may weigh more than a share.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-# Two milliseconds: others hardly notice, and the way round the loop is some 1 % of it.
+# Two milliseconds: a small delay for others, and a turn of the loop is about 1 % of it.
 TURN_WEIGHT = 2000
-REQUEST_WEIGHT = 8  # whatever it is, and for each piece of the messages that a Get reads
-READER_WEIGHT = 3  # that a message has to reach, or an answer to count
-NAME_WEIGHT = 1  # that List has to judge
-BYTES_PER_WEIGHT = 4096  # of messages read, for a weight of one
-SPLIT_PER_WEIGHT = 32  # messages of a batch that is taken apart, for a weight of one
-COMMIT_WEIGHT = 64  # a batch for the disk
+REQUEST_WEIGHT = 8  # each request, and each piece of messages that a Get reads
+READER_WEIGHT = 3  # each reader that a message must reach or an answer must count
+NAME_WEIGHT = 1  # each name that a List must check
+BYTES_PER_WEIGHT = 4096  # bytes of messages read per unit
+SPLIT_PER_WEIGHT = 32  # messages of a split batch per unit
+COMMIT_WEIGHT = 64  # each batch of a durable topic
 
 
 class FairScheduler:
-    """Those who rest, in the order in which they came; each is called once."""
+    """A queue of resting connections; each is resumed once, in order of arrival."""
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
         self._resting: deque[Callable[[], None]] = deque()
 
-    def join(self, go_on: Callable[[], None]) -> None:
-        self._resting.append(go_on)
+    def join(self, resume: Callable[[], None]) -> None:
+        self._resting.append(resume)
         if len(self._resting) == 1:
             self._call_soon(self._serve)
 
     def _serve(self) -> None:
-        go_on = self._resting.popleft()
+        resume = self._resting.popleft()
         if self._resting:
             self._call_soon(self._serve)
-        go_on()
+        resume()

@@ -1,28 +1,66 @@
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, final
 
 from typing_extensions import Buffer
 
-from polybus.dialects.freud.server.ephemeral_topic import ShortPath
+from polybus.dialects.freud.server.unread_queue import Unread, Writer
 from polybus.kernel.fanout import Source
+from polybus.kernel.subscriber_table import SubscriberTable
 
-class ShortSession:
-    _blocked: bool
-    _resting: bool
-    _hung_up: bool
-    _finished: bool
-    _gone: bool
-    _closing: bool
-    # What these are is said where they are set, in dialects/freud/server/session.py.
-    _waiting_on: Any
-    _todo: Any
-    _answers: Any
-    _pipe: Any
-    _unsettled: int
+LIVE: int
+OPEN: int
+NOT_HALTED: int
+
+@final
+class MessageCounts:
+    received: int
+    received_bytes: int
+    delivered: int
+    delivered_bytes: int
+
+class IncarnationBase:
+    # The types of both are narrowed by Incarnation in topic_lifecycle.py.
+    readers: dict[bytes, Any]
+    buffer: list[Any]
+    def __init__(self, name: bytes, /) -> None: ...
+    @property
+    def name(self) -> bytes: ...
+    @property
+    def writer(self) -> Writer: ...
+
+class TopicBase:
+    state: int
+    current: Any
+    marked: list[Any]
+    def __init__(self, name: bytes, /) -> None: ...
+    @property
+    def name(self) -> bytes: ...
+
+@final
+class FastPath:
+    def __init__(
+        self,
+        topics: Mapping[bytes, TopicBase],
+        readers: Mapping[bytes, Unread],
+        subscribers: SubscriberTable,
+        counts: MessageCounts,
+        max_unread_messages: int,
+        wall_ns: Callable[[], int],
+    ) -> None: ...
+
+class FastSession:
+    phase: int
+    halt: int
+    # The types of these are narrowed by FreudSession in session.py.
+    pending: Any
+    answers: Any
+    pipe: Any
+    uncommitted: int
     received_messages: int
     received_bytes: int
     sent_messages: int
     sent_bytes: int
-    def take_short_path(
-        self, path: ShortPath, source: Source, account: int | str | None, max_frame_bytes: int
+    def enable_fast_path(
+        self, path: FastPath, source: Source, account: int | str | None, max_frame_bytes: int
     ) -> None: ...
     def receive(self, buffer: Buffer, start: int, end: int) -> int: ...

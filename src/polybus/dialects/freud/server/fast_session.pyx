@@ -1,17 +1,32 @@
-"""One Freud request, answered without Python: the dialect's half of the short path.
+"""Freud's fast path: one Produce or Get, executed and answered without Python.
 
-A connection that has nothing else under way, and has sent exactly one request, is
-answered here if it is a Produce or a Get that dialects/freud/server/ephemeral_topic can carry out. All
-else goes to `receive_groups`, the long path in dialects/freud/server/session.py: several
-requests (which it serves together), anything malformed, anything but Ok.
+A program that sends a request and waits for its answer pays for every step in between.
+A connection that has no other request pending, and has sent exactly one, is answered
+here if the request is the most common case of its kind:
+
+    Produce   the topic is live and has no push reader and exactly one pull reader,
+              that reader has room, and the policy is known to allow it
+    Get       the subscription is the caller's, its connection is open, and its next
+              message is not a deletion notice
+
+Every other request goes to `receive_slow_path` in session.py, as if it had not been
+looked at: several requests (executed together), malformed ones, every answer but Ok. The rules
+are those of topic_lifecycle.py and ephemeral_delivery.py; the fast path handles a subset
+of them on the same objects, and makes every check of the slow path.
+`tests/property/bus` runs both paths against one model.
 """
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.dict cimport PyDict_Next
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from polybus.dialects.freud.server.ephemeral_topic cimport ShortPath
+from polybus.dialects.freud.server.unread_queue cimport GATHERED, Range, Unread, Writer
 from polybus.kernel.byte_order cimport load_length, load_u32, store_u32, store_u64
-from polybus.dialects.freud.server.unread_queue cimport Range, Unread
+from polybus.kernel.quota_account cimport BYTES
+from polybus.kernel.subscriber_table cimport SubscriberTable
+from polybus.kernel.topic_index cimport ALLOW, Topic
 
 cdef extern from "bytes_inline.h":
     void copy "polybus_copy"(unsigned char* out, const unsigned char* source, size_t size) noexcept nogil
@@ -30,49 +45,201 @@ cdef enum:
     OK = 0
     NOTICE_SIZE = 15
 
+# The states that the fast path tests. The Python enums take their values from these
+# constants (TopicState in topic_lifecycle.py, Phase and Halt in session.py).
+cdef enum:
+    STATE_LIVE = 1
+    PHASE_OPEN = 0
+    HALT_NONE = 0
+
+LIVE = STATE_LIVE
+OPEN = PHASE_OPEN
+NOT_HALTED = HALT_NONE
+
 cdef const unsigned char* NOTICE = b"\0FREUD\0DELETED\0"
 
 
-cdef class ShortSession:
-    """A session's state, as far as the short path must look at it; the session does the rest."""
+# --- what topics and the fast path share -------------------------------------
 
-    cdef public bint _blocked, _resting, _hung_up, _finished, _gone, _closing
-    cdef public object _waiting_on, _todo, _answers, _pipe
-    cdef public Py_ssize_t _unsettled  # requests that are carried out and not answered
-    # Messages taken from the client, and given to it, on either path.
+
+@cython.final
+cdef class MessageCounts:
+    """Messages and bytes that entered and left ephemeral topics outside the fan-out."""
+
+    cdef public uint64_t received, received_bytes, delivered, delivered_bytes
+
+
+cdef class IncarnationBase:
+    """The fields of an incarnation (topic_lifecycle.py) that the fast path reads."""
+
+    cdef readonly bytes name
+    cdef readonly dict readers  # by subscriber id
+    cdef readonly Writer writer
+    cdef public list buffer
+
+    def __cinit__(self, bytes name not None, *args, **kwargs):
+        self.name = name
+        self.readers = {}
+        self.writer = Writer()
+        self.buffer = []
+
+
+cdef class TopicBase:
+    """A topic's lifecycle state, its current incarnation, and those marked for deletion."""
+
+    cdef readonly bytes name
+    cdef public int state
+    cdef public IncarnationBase current
+    cdef readonly list marked
+
+    def __cinit__(self, bytes name not None, *args, **kwargs):
+        self.name = name
+        self.marked = []
+
+
+@cython.final
+cdef class FastPath:
+    """Produce and Get on the bus's own tables: `topics` of TopicBase, `readers` of Unread."""
+
+    cdef dict topics
+    cdef dict readers
+    cdef SubscriberTable subscribers
+    cdef MessageCounts counts
+    cdef int64_t max_unread_messages
+    cdef object wall_ns
+
+    def __init__(
+        self,
+        dict topics not None,
+        dict readers not None,
+        SubscriberTable subscribers not None,
+        MessageCounts counts not None,
+        int64_t max_unread_messages,
+        wall_ns,
+    ):
+        self.topics = topics
+        self.readers = readers
+        self.subscribers = subscribers
+        self.counts = counts
+        self.max_unread_messages = max_unread_messages
+        self.wall_ns = wall_ns
+
+    cdef bint produce(
+        self, object source, bytes name, const unsigned char* body, Py_ssize_t size, uint64_t* message_id
+    ) except -1:
+        """Put one message. Returns False, with nothing changed, if the slow path must do it."""
+        cdef TopicBase topic = self.topics.get(name)
+        cdef IncarnationBase current
+        cdef Topic* entry
+        cdef Unread reader
+        cdef Range written
+        if topic is None or topic.state != STATE_LIVE:
+            return False
+        current = topic.current
+        if len(current.readers) != 1 or size >= GATHERED:
+            return False
+        entry = self.subscribers.table.find(name, len(name))
+        if entry is NULL or entry.subscribers != 0 or not self.may_produce(source, entry):
+            return False
+        reader = only_reader(current)
+        if not self.has_room(reader, size):
+            return False
+        written = current.writer.write_one(entry.next_id, body, size, self.wall_ns())
+        reader.account.try_charge(BYTES, size)
+        message_id[0] = entry.next_id
+        entry.next_id += 1
+        reader.put(written)
+        self.counts.received += 1
+        self.counts.received_bytes += <uint64_t>size
+        if reader.waiters:
+            (<object>reader).wake()
+        return True
+
+    cdef bint may_produce(self, object source, const Topic* entry) except -1:
+        """Without rules for producing, everyone may; else the verdict that the fan-out cached."""
+        # While a buffer is being routed, its generation and verdicts may be changing.
+        if self.subscribers.routing:
+            return False
+        if not self.subscribers.has_produce_rules:
+            return True
+        return self.subscribers.table.verdict(entry, source.identity, self.subscribers.generation) == ALLOW
+
+    cdef bint has_room(self, Unread reader, Py_ssize_t size) noexcept:
+        if reader.account is None or reader.held_messages >= self.max_unread_messages:
+            return False
+        return reader.account.has_room(BYTES, size)
+
+    cdef Unread find_reader(self, object account, bytes reader_id):
+        """Return the subscription if the account owns it and it has a message to take."""
+        cdef Unread reader = self.readers.get(reader_id)
+        # Without an owning connection, its last use must be recorded: the slow path does that.
+        if reader is None or reader.account is None or not reader.is_owned or not reader.ranges:
+            return None
+        if reader.account.key != account or (<Range?>reader.ranges[0]).chunk.notice:
+            return None
+        return reader
+
+    cdef int confirm(self, Unread reader, Range taken) except -1:
+        """Count the messages as consumed: they are in the reader's socket."""
+        cdef int64_t size = taken.body_bytes()
+        if reader.gone:
+            return 0
+        reader.confirm(taken)
+        reader.account.refund(BYTES, size)
+        self.counts.delivered += <uint64_t>(taken.end - taken.start)
+        self.counts.delivered_bytes += <uint64_t>size
+        return 0
+
+
+cdef Unread only_reader(IncarnationBase current):
+    cdef PyObject* value = NULL
+    cdef Py_ssize_t place = 0
+    PyDict_Next(current.readers, &place, NULL, &value)
+    return <Unread?>value
+
+
+# --- one connection ----------------------------------------------------------
+
+
+cdef class FastSession:
+    """The state of a session that the fast path tests; session.py does everything else."""
+
+    cdef public int phase, halt
+    cdef public object pending  # deque of requests that were read and not executed
+    cdef public object answers, pipe
+    cdef public Py_ssize_t uncommitted  # Produces that wait for their commit
+    # Messages received from and sent to the client, on either path.
     cdef public uint64_t received_messages, received_bytes, sent_messages, sent_bytes
-    cdef ShortPath path
+    cdef FastPath path
     cdef object source, account
     cdef Py_ssize_t max_frame_bytes
 
     def __cinit__(self, *args, **kwargs):
-        self._todo = self._answers = self._pipe = None
+        self.pending = self.answers = self.pipe = None
 
-    def take_short_path(self, ShortPath path not None, source, account, Py_ssize_t max_frame_bytes):
-        """From now on; `account` is whose subscriptions the caller may read."""
+    def enable_fast_path(self, FastPath path not None, source, account, Py_ssize_t max_frame_bytes):
+        """Use the fast path from now on. `account` owns the subscriptions it may read."""
         self.path = path
         self.source = source
         self.account = account
         self.max_frame_bytes = max_frame_bytes
 
     def receive(self, buffer, Py_ssize_t start, Py_ssize_t end):
-        """As transports/stream_session.py has it."""
+        """Execute the requests in buffer[start:end]. Returns the number of bytes consumed."""
         if self.is_idle() and self.serve(buffer, start, end):
             return end - start
-        return self.receive_groups(buffer, start, end)
+        return self.receive_slow_path(buffer, start, end)
 
     cdef bint is_idle(self) except -1:
-        """Nothing stands in the way, and nothing is left of earlier requests."""
-        if self._blocked or self._resting or self._closing or self._unsettled:
+        """True if nothing halts the connection and no earlier request is pending."""
+        if self.phase != PHASE_OPEN or self.halt != HALT_NONE:
             return False
-        if self._hung_up or self._finished or self._gone:
+        if self.uncommitted or self.path is None or self.pending:
             return False
-        if self.path is None or self._waiting_on is not None or self._todo:
-            return False
-        return not self._answers.stalled
+        return not self.answers.stalled
 
     cdef bint serve(self, buffer, Py_ssize_t start, Py_ssize_t end) except -1:
-        """Answers the one request there is; False, with nothing done, if it is not for us."""
+        """Answer the request. Returns False, with nothing done, if the slow path must do it."""
         cdef Py_buffer view
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
         try:
@@ -111,27 +278,28 @@ cdef class ShortSession:
         size = <Py_ssize_t>(length - NAME_LENGTH - name_size)
         if size >= NOTICE_SIZE and same(at + name_size, NOTICE, NOTICE_SIZE):
             return False
-        # Of a topic that exists, so its name breaks no rule.
+        # The name needs no check: only names of existing topics are found.
         if not self.path.produce(self.source, at[:name_size], at + name_size, size, &message_id):
             return False
         self.received_messages += 1
         self.received_bytes += <uint64_t>size
         answer = PyBytes_FromStringAndSize(NULL, HEADER + MESSAGE_ID)
         store_u64(header(answer, MESSAGE_ID), message_id)
-        self._pipe.write(answer)
+        self.pipe.write(answer)
         return True
 
     cdef bint get(self, const unsigned char* at, bint record) except -1:
-        cdef Unread reader = self.path.reader(self.account, at[:SUBSCRIBER_ID])
+        cdef Unread reader = self.path.find_reader(self.account, at[:SUBSCRIBER_ID])
         cdef Range taken
         cdef bytes answer
         if reader is None:
             return False
         taken = reader.take(1, 0)
-        answer = answer_of(taken, record)
-        self._pipe.write(answer)
-        if self._answers.stalled or self._pipe.has_failed():
-            self._answers.add_written(len(answer), reader, taken, records=record)
+        answer = encode_answer(taken, record)
+        self.pipe.write(answer)
+        # A message is consumed only when the socket has taken its whole answer.
+        if self.answers.stalled or self.pipe.has_failed():
+            self.answers.add_written(len(answer), reader, taken, records=record)
         else:
             self.path.confirm(reader, taken)
             self.sent_messages += 1
@@ -144,8 +312,8 @@ cdef unsigned char* header(bytes answer, Py_ssize_t length) noexcept:
     return store_u32(store_u32(out, OK), <uint32_t>length)
 
 
-cdef bytes answer_of(Range taken, bint record):
-    """The answer that hands out one message."""
+cdef bytes encode_answer(Range taken, bint record):
+    """Return the answer that carries one message."""
     cdef Py_ssize_t size = <Py_ssize_t>taken.body_bytes()
     cdef Py_ssize_t length = size + (RECORD_HEADER if record else 0)
     cdef bytes answer = PyBytes_FromStringAndSize(NULL, HEADER + length)

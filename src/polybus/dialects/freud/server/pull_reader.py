@@ -1,21 +1,17 @@
-"""One subscription to an ephemeral topic: what it has not read, and who waits for more.
+"""Pull readers: subscriptions of Freud clients, in one table by subscriber id.
 
-What is unread, and how it is taken in two steps, is in dialects/freud/server/unread_queue.pyx.
+A reader belongs to its user and outlives its connection: any connection of the same user
+that knows the id can continue with it. It ends once, for one of these reasons:
 
+    unsubscribed           its user unsubscribed
+    deleted                it has read the notice that its topic was deleted
+    deletion_timeout       it has not read that notice within subscriber_timeout_s
+    abandoned              no connection owns it, and it was not used for subscriber_timeout_s
+    subscription_revoked   the rules deny it now
 
-All subscriptions that pull, by their ids, until something ends them.
-
-A reader belongs to its user and outlives its connection: who has the id goes on with it
-from another one. It ends once, for one of these reasons:
-
-    unsubscribed           its user said so
-    deleted                it has read the notice that its topic is gone
-    deletion_timeout       it has not read that for too long
-    abandoned              no connection owns it, and nobody has used it for too long
-    subscription_revoked   rules forbid it by now
-
-What it has not read is then dropped, and counted under the reason; what is in a log stays
-there. Whoever waits for a message of it is told.
+Its unread messages are then dropped and counted under the reason, except those of a
+durable topic, which stay in the log. Gets that wait for it are answered Doesn't Exist.
+Unread messages, and how they are taken and confirmed, are in unread_queue.pyx.
 """
 
 from __future__ import annotations
@@ -31,14 +27,14 @@ if TYPE_CHECKING:
     from polybus.bus.counters import Counters
     from polybus.bus.policy import Policy
     from polybus.bus.quotas import Quotas
-    from polybus.dialects.freud.server.ephemeral_topic import Tally
+    from polybus.dialects.freud.server.fast_session import MessageCounts
     from polybus.dialects.freud.server.topic_lifecycle import Incarnation, TopicLifecycle
     from polybus.dialects.freud.server.unread_queue import Range
     from polybus.model.identity import Identity
 
 
 class PullReader(Unread):
-    """`id` is the subscriber id; it works only for the uid that got it."""
+    """One subscription. `id` is the subscriber id; only the user that got it may use it."""
 
     def __init__(
         self, reader_id: bytes, identity: Identity, incarnation: Incarnation | None
@@ -46,12 +42,12 @@ class PullReader(Unread):
         self.id = reader_id
         self.identity = identity
         self.incarnation = incarnation
-        self.used_s = 0.0  # when it was last used; of interest once it is not owned
+        self.used_s = 0.0  # time of the last use, for readers that no connection owns
         self._waking = False
 
     @property
     def is_behind(self) -> bool:
-        """Is there more for it than it was given? Only for those that read a log (pulling.py)."""
+        """True if its log has messages that were not fetched (durable_pull_reader.py)."""
         return False
 
     @property
@@ -64,9 +60,9 @@ class PullReader(Unread):
         return bool(self.waiters)
 
     def wait(self, wake: Callable[[], None], *, polls: bool = False) -> None:
-        """`wake` is called, once, when there is something to take or the reader is gone.
+        """Call `wake` once, when there is a message to take or the reader has ended.
 
-        One that only polls is called also when it has turned out that there is nothing.
+        A waiter that only `polls` is also called when there turns out to be no message.
         """
         self.waiters[wake] = polls
 
@@ -74,9 +70,9 @@ class PullReader(Unread):
         self.waiters.pop(wake, None)
 
     def wake(self) -> None:
-        """Lets those who wait try, first come first served, while there is something to take."""
+        """Call waiters in order of arrival while there is a message to take."""
         if self._waking:
-            return  # one of them could not take it, or ended this: the rest have their turn below
+            return  # called by a waiter: the loop below continues with the next one
         self._waking = True
         try:
             while self.waiters and (self.ranges or self.gone):
@@ -87,31 +83,31 @@ class PullReader(Unread):
             self._waking = False
 
     def wake_polls(self) -> None:
-        """There is nothing to take for those who only asked."""
-        for one in [one for one, polls in self.waiters.items() if polls]:
-            if self.waiters.pop(one, False):
-                one()
+        """Call the waiters that only poll: there is no message for them."""
+        for wake in [wake for wake, polls in self.waiters.items() if polls]:
+            if self.waiters.pop(wake, False):
+                wake()
 
 
 ID_BYTES = 16
 
 
 class PullReaders:
-    """`by_id` is what the short path looks into, too."""
+    """All pull readers. The fast path reads `by_id`, too."""
 
     def __init__(
         self,
-        succession: TopicLifecycle,
+        lifecycle: TopicLifecycle,
         quotas: Quotas,
         counters: Counters,
-        tally: Tally,
+        counts: MessageCounts,
         timeout_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self._succession = succession
+        self._lifecycle = lifecycle
         self._quotas = quotas
         self._counters = counters
-        self._tally = tally
+        self._counts = counts
         self._timeout_s = timeout_s
         self._clock = clock
         self.by_id: dict[bytes, PullReader] = {}
@@ -121,12 +117,12 @@ class PullReaders:
         return len(self.by_id)
 
     def add(self, reader: PullReader) -> None:
-        """Its subscription is charged already."""
+        """Add a reader whose subscription was charged already."""
         reader.account = self._quotas.account(reader.identity)
         self.by_id[reader.id] = reader
 
     def find(self, caller: Identity, reader_id: bytes) -> PullReader | None:
-        """The subscription of this id, if it is the caller's."""
+        """Return the subscription with this id if the caller owns it, and record its use."""
         reader = self.by_id.get(reader_id)
         if reader is None or reader.identity.account != caller.account:
             return None
@@ -141,58 +137,56 @@ class PullReaders:
         self._unowned.pop(reader, None)
         if reader.incarnation is not None:
             self._counters.count("dropped", reason, lost)
-            self._succession.on_reader_ended(reader, reader.incarnation)
+            self._lifecycle.on_reader_ended(reader, reader.incarnation)
         reader.wake()
 
-    # --- what connections do
+    # --- called by connections
 
     def confirm(self, reader: PullReader, taken: Range) -> None:
-        """What was taken is in the reader's socket."""
+        """Count the messages as consumed: they are in the reader's socket."""
         if reader.gone:
             return
         reader.confirm(taken)
-        self._tally.delivered += len(taken)
-        self._tally.delivered_bytes += taken.size
+        self._counts.delivered += len(taken)
+        self._counts.delivered_bytes += taken.size
         self._quotas.release(reader.identity, BYTES, _charged(taken))
         if taken.chunk.notice:
             self.end(reader, "deleted")
 
     def give_back(self, taken: Iterable[tuple[PullReader, Range]]) -> None:
-        """Their connection ended before these reached its socket.
-
-        All are back in their places before anybody who waits is served.
-        """
+        """Return messages that did not reach the socket of a connection that ended."""
         readers: dict[PullReader, None] = {}
-        for reader, one in taken:
+        for reader, messages in taken:
             if reader.gone:
-                self._counters.count("dropped", "disconnected", _messages(one))
+                self._counters.count("dropped", "disconnected", _count_messages(messages))
             else:
-                reader.give_back(one)
+                reader.give_back(messages)
                 readers[reader] = None
+        # Only now that all are back in their order may another connection take them.
         for reader in readers:
             reader.wake()
 
     def release_readers(self, readers: Iterable[PullReader]) -> None:
-        """Their connection has closed; another may go on with them for a while."""
+        """Mark readers as unowned: their connection closed, and another may continue."""
         for reader in readers:
             if not reader.gone:
                 reader.is_owned = False
                 reader.used_s = self._clock()
                 self._unowned[reader] = None
 
-    # --- what the rest of the bus does
+    # --- called by the bus
 
     def end_denied(self, policy: Policy) -> int:
-        """Ends those that the policy allows no longer; says how many those were."""
-        lost = [
+        """End the readers that the policy denies. Returns how many were denied."""
+        denied = [
             reader
             for reader in self.by_id.values()
             if not policy.allows(reader.identity, "subscribe", reader.topic_name)
         ]
-        for reader in lost:
-            if not reader.gone:  # whoever is woken by one of these may end another itself
+        for reader in denied:
+            if not reader.gone:  # a session woken by one of these may have ended another
                 self.end(reader, "subscription_revoked")
-        return len(lost)
+        return len(denied)
 
     def tick(self, now_s: float) -> None:
         for reader in [r for r in self._unowned if r.has_waiters]:
@@ -205,7 +199,7 @@ def new_id() -> bytes:
     return os.urandom(ID_BYTES)
 
 
-def _messages(taken: Range) -> int:
+def _count_messages(taken: Range) -> int:
     return 0 if taken.chunk.notice else len(taken)
 
 

@@ -1,4 +1,4 @@
-"""Freud's single requests: each a verb of the bus and the payload of its answer."""
+"""Freud's single requests: each is a call of the bus and the payload of its answer."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from polybus.model.access_rule import PRODUCE
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.connection import Connection
+    from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
     from polybus.dialects.freud.server.request_scanner import Produces, Request
 
 Response = tuple[RequestOutcome, bytes]
 
-# Requests that change nothing: not worth the work when nobody is there to be answered.
+# Requests that change nothing: they are skipped when the client is gone.
 READ_ONLY_REQUESTS = frozenset((RequestType.LIST_TOPICS, RequestType.COUNT_SUBSCRIBERS))
 
-# Subscriptions that have ended are forgotten when this many have come together, then at twice.
+# Ended subscriptions are removed when `readers` reaches this size, then at twice the rest.
 PRUNE_FIRST_AT = 64
 
 
 class RequestExecutor:
-    """Carries out the requests of one connection. `readers` are the subscriptions it made."""
+    """Executes the requests of one connection. `readers` are the subscriptions it made."""
 
-    def __init__(self, broker: Broker, party: Connection) -> None:
+    def __init__(self, broker: Broker, topics: EphemeralTopics, party: Connection) -> None:
         self._broker = broker
-        self._topics = broker.topics
+        self._topics = topics
         self._party = party
         self._caller = party.pipe.identity
         self.readers: dict[bytes, PullReader] = {}
@@ -51,23 +52,20 @@ class RequestExecutor:
         return self._table[RequestType(request.type)](request.subject)
 
     def weight(self, request: Request) -> int:
-        """Of carrying it out (see turns.py), beside what every request weighs."""
+        """Return the weight of the request beyond REQUEST_WEIGHT (fair_scheduler.py)."""
         if request.type == RequestType.LIST_TOPICS:
             return NAME_WEIGHT * self._topics.known_count
         return READER_WEIGHT * self._topics.fan_out_count(request.subject)
 
     def can_produce(self, name: bytes) -> bool:
         broker = self._broker
-        creator = broker.topic_names.creator_of(name) if broker.topic_names else None
+        creator = broker.durable.creator_of(name)
         return broker.policy.allows(self._caller, PRODUCE, name, creator)
 
     def record_refusal(
         self, outcome: RequestOutcome, verb: str, subject: bytes, count: int = 1
     ) -> None:
-        """Refusals are counted and logged, with who was refused what.
-
-        The quotas do so themselves.
-        """
+        """Count and log a refusal. The quotas count and log theirs themselves."""
         if outcome.kind is OutcomeKind.NO:
             self._broker.count_refusal(self._party, f"{verb}_denied", subject, count)
         elif outcome.kind is OutcomeKind.OVER_QUOTA and outcome.text not in QUOTAS:
@@ -93,7 +91,7 @@ class RequestExecutor:
 
     def _add_reader(self, reader: PullReader) -> None:
         if len(self.readers) >= self._prune_at:
-            self.readers = {key: one for key, one in self.readers.items() if not one.gone}
+            self.readers = {key: kept for key, kept in self.readers.items() if not kept.gone}
             self._prune_at = 2 * len(self.readers) + PRUNE_FIRST_AT
         self.readers[reader.id] = reader
 
@@ -106,9 +104,9 @@ class RequestExecutor:
         return OK, b""
 
     def _list(self, _nothing: bytes) -> Response:
-        listed = self._topics.names(self._caller)
-        parts = [struct.pack("<I", len(listed))]
-        parts += [struct.pack("<I", len(name)) + name for name in listed]
+        names = self._topics.names(self._caller)
+        parts = [struct.pack("<I", len(names))]
+        parts += [struct.pack("<I", len(name)) + name for name in names]
         return OK, b"".join(parts)
 
     def _count(self, name: bytes) -> Response:
@@ -121,7 +119,7 @@ class RequestExecutor:
 
 @dataclass(frozen=True, slots=True)
 class ProduceSlice:
-    """Some messages of a group that had to be taken apart."""
+    """Some messages of a run of Produces that was split."""
 
     topic: bytes
     count: int
@@ -130,7 +128,7 @@ class ProduceSlice:
 
 
 def split_produces(group: Produces | ProduceSlice) -> list[ProduceSlice]:
-    """The group in two, in its order. Half by half, not one by one: what waits stays small."""
+    """Split a run in two halves, in order. Halving keeps the number of pending slices small."""
     ends = array("i")
     ends.frombytes(group.offsets)
     middle = group.count // 2

@@ -1,35 +1,22 @@
-"""One Freud connection: requests are carried out one after another, answers keep their order.
+"""One Freud connection: requests are executed one after another, answers keep their order.
 
-The kernel hands over groups of like requests. They are carried out until one of
-these stands in the way, and then the connection is *halted*:
+The compiled scanner returns runs of like requests. The session executes them until
+something halts the connection (`Halt`), or the client does not read its answers
+(`AnswerQueue.stalled`). Each halt has an event that ends it, and the session continues
+where it stopped. While it is halted, the client's further input is left unread beyond
+MAX_UNSCANNED_BYTES, so a connection holds a bounded amount of memory.
 
-    waiting   a Get waits for a message
-    stalled   the client does not take its answers
-    blocked   a Produce waits for a full push reader
-    settling  Produces are on their way to the disk, and what comes behind waits for them
-    resting   it has done so much that others come first (turns.py)
-
-Each ends by itself (a message or the time limit, the socket, the reader, its turn),
-and the session goes on where it stopped. While halted, what the client sends is left
-unread beyond a small amount, so a connection holds a bounded amount of memory.
-
-A client that hangs up is answered what it has sent, a waiting Get as if its time
-were up. What a client asked for before it vanished is carried out, but for what only
-it would have heard of: Gets, Lists, Counts. That, too, takes turns; until it is done
-the connection keeps its place among those that are counted.
-
-
-A Freud connection in the fields of `polybus connections`.
-
-The fan-out knows only what is pushed; here messages are those produced and those read.
-`outbox_bytes` are answers that the client has not taken. The state is what halts the
-connection (session.py), or `ending`: the client is gone, and what it asked for is not
-all done.
+`Phase` says how far the connection is from its end. A client that hangs up is answered
+all its requests; a waiting Get is answered as if its time were up. If the client is gone
+altogether, the session still executes the requests that it sent, except those that only
+produce an answer (Gets, Lists, Counts). Until that is done, the connection keeps its slot
+among the counted connections.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum, IntEnum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +30,7 @@ from polybus.dialects.freud.server.answer_queue import (
     ProduceSlot,
     ProduceSlots,
 )
+from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
 from polybus.dialects.freud.server.fair_scheduler import (
     COMMIT_WEIGHT,
     READER_WEIGHT,
@@ -51,7 +39,7 @@ from polybus.dialects.freud.server.fair_scheduler import (
     TURN_WEIGHT,
     FairScheduler,
 )
-from polybus.dialects.freud.server.fast_session import ShortSession
+from polybus.dialects.freud.server.fast_session import NOT_HALTED, OPEN, FastSession
 from polybus.dialects.freud.server.request_executor import (
     READ_ONLY_REQUESTS,
     ProduceSlice,
@@ -71,7 +59,7 @@ if TYPE_CHECKING:
     from polybus.dialects.freud.limits import FreudLimits
     from polybus.dialects.freud.server.pull_reader import PullReader
 
-# What a client may send behind a waiting Get before it is no longer read from.
+# Bytes that a client may send after a waiting Get before the session stops reading.
 MAX_UNSCANNED_BYTES = 64 * 1024
 
 CODES = {
@@ -83,13 +71,80 @@ CODES = {
 }
 
 
+# --- states ------------------------------------------------------------------
+
+
+class Phase(IntEnum):
+    """How far a connection is from its end. The order matters: no event goes back."""
+
+    OPEN = OPEN  # the phase that the fast path tests
+    HUNG_UP = 1  # the client hung up, but not all of its input was read
+    FINISHED = 2  # all input was read, and the client still reads answers
+    CLOSING = 3  # the bus closes the connection; no further request is executed
+    ENDING = 4  # the socket is gone; the client's requests are still executed
+    DEPARTED = 5  # the session has left the bus
+
+
+class PhaseEvent(Enum):
+    HANGUP = auto()  # the client hung up while it was not read from
+    HALF_CLOSE = auto()  # end of the client's input
+    CLOSE = auto()  # a request broke the protocol
+    ENDED = auto()  # the transport closed the socket
+    DRAINED = auto()  # all requests were executed and answered
+
+
+_PHASES: dict[tuple[Phase, PhaseEvent], Phase] = {
+    (Phase.OPEN, PhaseEvent.HANGUP): Phase.HUNG_UP,
+    (Phase.OPEN, PhaseEvent.HALF_CLOSE): Phase.FINISHED,
+    (Phase.OPEN, PhaseEvent.CLOSE): Phase.CLOSING,
+    (Phase.OPEN, PhaseEvent.ENDED): Phase.ENDING,
+    (Phase.HUNG_UP, PhaseEvent.HALF_CLOSE): Phase.FINISHED,
+    (Phase.HUNG_UP, PhaseEvent.CLOSE): Phase.CLOSING,
+    (Phase.HUNG_UP, PhaseEvent.ENDED): Phase.ENDING,
+    (Phase.FINISHED, PhaseEvent.CLOSE): Phase.CLOSING,
+    (Phase.FINISHED, PhaseEvent.ENDED): Phase.ENDING,
+    (Phase.FINISHED, PhaseEvent.DRAINED): Phase.CLOSING,
+    (Phase.CLOSING, PhaseEvent.ENDED): Phase.DEPARTED,
+    (Phase.ENDING, PhaseEvent.CLOSE): Phase.DEPARTED,
+    (Phase.ENDING, PhaseEvent.DRAINED): Phase.DEPARTED,
+}
+
+
+def next_phase(phase: int, event: PhaseEvent) -> Phase:
+    """Return the phase after an event; an event that is not in the table changes nothing."""
+    return _PHASES.get((Phase(phase), event), Phase(phase))
+
+
+class Halt(IntEnum):
+    """Why the session executes no request at the moment, beside stalled answers."""
+
+    NONE = NOT_HALTED  # the value that the fast path tests
+    WAITING = 1  # a Get waits for a message; ended by a message or its time limit
+    BLOCKED = 2  # a Produce waits for a full push reader; ended by that reader
+    SETTLING = 3  # a request waits for commits of earlier Produces; ended by those
+    RESTING = 4  # its share of the turn is used up; ended by the scheduler
+
+
+HALT_NAMES = {
+    Halt.NONE: "open",
+    Halt.WAITING: "waiting",
+    Halt.BLOCKED: "blocked",
+    Halt.SETTLING: "blocked",
+    Halt.RESTING: "resting",
+}
+
+
+# --- sessions ----------------------------------------------------------------
+
+
 class FreudServer:
-    """What all Freud connections of a bus share; called with a pipe it opens a session."""
+    """State shared by all Freud connections of a bus; a call with a pipe opens a session."""
 
     def __init__(self, broker: Broker, limits: FreudLimits, timers: Timers) -> None:
         self.broker = broker
+        self.topics = EphemeralTopics.install(broker, limits)
         self.timers = timers
-        self.line = FairScheduler(timers.call_soon)
+        self.scheduler = FairScheduler(timers.call_soon)
         self.encoding = Encoding(broker.new_encoding_number())
         self.scanner = Scanner(limits.max_frame_bytes, topic_name.is_shared)
 
@@ -97,198 +152,222 @@ class FreudServer:
         return FreudSession(self, pipe)
 
 
-class FreudSession(ShortSession):
-    def __init__(self, dialect: FreudServer, pipe: ConnectionIO) -> None:
-        self._broker = dialect.broker
-        self._topics = dialect.broker.topics
-        self._readers = dialect.broker.topics.readers
-        self._scan = dialect.scanner.scan
-        self._call_later = dialect.timers.call_later
-        self._call_soon = dialect.timers.call_soon
-        self._pipe = pipe
-        self._party = dialect.broker.join("freud", pipe, dialect.encoding)
-        self._party.on_resume = self._on_unblocked
-        self._party.describe = lambda: session_stats(self)
-        self._requests = RequestExecutor(dialect.broker, self._party)
-        self._answers: AnswerQueue = AnswerQueue(pipe, self._readers)
-        self._todo: deque[Any] = deque()
-        self._getting = GetGroup(self._answers)
+class FreudSession(FastSession):
+    pending: deque[Any]
+    answers: AnswerQueue
+    pipe: ConnectionIO
+
+    def __init__(self, server: FreudServer, pipe: ConnectionIO) -> None:
+        self._broker = server.broker
+        self._topics = server.topics
+        self._readers = server.topics.readers
+        self._scan = server.scanner.scan
+        self._call_later = server.timers.call_later
+        self._call_soon = server.timers.call_soon
+        self.pipe = pipe
+        self._connection = server.broker.join("freud", pipe, server.encoding)
+        self._connection.on_resume = self._on_unblocked
+        self._connection.describe = self._describe
+        self._requests = RequestExecutor(server.broker, server.topics, self._connection)
+        self.answers = AnswerQueue(pipe, self._readers)
+        self.pending = deque()
+        self._get_group = GetGroup(self.answers)
         self._waiting_on: PullReader | None = None
         self._timer: Timer | None = None
-        self._scheduler = dialect.line
-        self._weight_left = TURN_WEIGHT  # what is left of it
-        self._blocked = False
-        self._slots = ProduceSlots(dialect.broker.max_uncommitted_bytes)
-        self._settling = False
-        self._hung_up = False  # the client has hung up, though not all it sent was read
-        self._finished = False  # the client sends no more
-        self._gone = False  # it does not read either
-        self._closing = False
-        self.take_short_path(
-            self._topics.short_path,
-            self._party.source,
+        self._scheduler = server.scheduler
+        self._weight_left = TURN_WEIGHT
+        self._slots = ProduceSlots(server.broker.max_uncommitted_bytes)
+        self.enable_fast_path(
+            self._topics.fast_path,
+            self._connection.source,
             pipe.identity.account,
-            dialect.scanner.max_frame_bytes,
+            server.scanner.max_frame_bytes,
         )
 
-    # --- what the transport calls (`receive` is the short path's, and calls this if need be)
+    # --- called by the transport
 
-    def receive_groups(self, buffer: Buffer, start: int, end: int) -> int:
+    def receive_slow_path(self, buffer: Buffer, start: int, end: int) -> int:
+        """Execute requests that the fast path left. Returns the number of bytes consumed."""
         at = start
-        while not self._is_halted and not self._todo and not self._closing:
+        while not self._is_halted and not self.pending and not self._is_closed:
             scanned = self._scan(buffer, at, end)
             at += scanned.consumed
-            self._todo.extend(scanned.groups)
+            self.pending.extend(scanned.groups)
             self._run()
             if not scanned.more:
                 return at - start
-        if self._closing:
-            return end - start
+        if self._is_closed:
+            return end - start  # the rest is discarded
         if end - at > MAX_UNSCANNED_BYTES:
-            self._pipe.pause_reading()
-            self._pipe.watch_hangup(self.on_hangup)
+            self.pipe.pause_reading()
+            # Without reading, only this tells that the client hung up.
+            self.pipe.watch_hangup(self.on_hangup)
         return at - start
 
     def on_stalled(self) -> None:
-        self._answers.stalled = True
-        self._broker.watch_stall(self._party)
+        self.answers.stalled = True
+        self._broker.watch_stall(self._connection)
 
     def on_writable(self) -> None:
-        self._broker.end_stall(self._party)
-        self._answers.on_drained()
+        self._broker.end_stall(self._connection)
+        self.answers.on_drained()
         self._resume()
 
     def on_hangup(self) -> None:
-        self._hung_up = True
-        if self._waiting_on is not None:
+        self._change_phase(PhaseEvent.HANGUP)
+        if self.halt == Halt.WAITING:
             self._on_get_timeout()
 
     def on_half_closed(self) -> bool:
-        self._finished = True
-        self.on_hangup()
+        """Answer all requests before closing. Returns True: the socket stays open for that."""
+        self._change_phase(PhaseEvent.HALF_CLOSE)
+        if self.halt == Halt.WAITING:
+            self._on_get_timeout()
         self._resume()
         return True
 
     def on_ended(self) -> None:
-        self._gone = self._finished = True
-        self._answers.discard()
-        self._broker.end_stall(self._party)
-        self._blocked = self._settling = False
-        self._slots.clear()  # they are carried out; nobody is there to be told
-        self._unsettled = 0
+        self._change_phase(PhaseEvent.ENDED)
+        self.answers.discard()
+        self._broker.end_stall(self._connection)
+        # The commits go on, but there is no connection to answer them on.
+        self._slots.clear()
+        self.uncommitted = 0
         self._stop_waiting()
-        if self._closing:
+        if self.halt != Halt.RESTING:
+            self.halt = Halt.NONE
+        if self.phase == Phase.DEPARTED:
             self._leave_bus()
         else:
             self._finish_abandoned()
 
+    # --- phases
+
+    def _change_phase(self, event: PhaseEvent) -> None:
+        self.phase = next_phase(self.phase, event)
+
+    @property
+    def _is_closed(self) -> bool:
+        """True if no further request is executed."""
+        return self.phase in (Phase.CLOSING, Phase.DEPARTED)
+
+    @property
+    def _is_gone(self) -> bool:
+        """True if the client can receive no answer."""
+        return self.phase >= Phase.ENDING
+
     def _finish_abandoned(self) -> None:
-        """What a client that has gone left behind."""
+        """Execute the requests of a client that is gone, a turn at a time."""
         self._run()
-        self._pipe.redeliver()
-        if self._resting:
-            self._pipe.retain_slot()
+        self.pipe.redeliver()
+        if self.halt == Halt.RESTING:
+            self.pipe.retain_slot()
         else:
+            self._change_phase(PhaseEvent.DRAINED)
             self._leave_bus()
 
     def _leave_bus(self) -> None:
         self._readers.release_readers(self._requests.readers.values())
-        self._broker.leave(self._party)
-        self._pipe.release_slot()
+        self._broker.leave(self._connection)
+        self.pipe.release_slot()
 
-    # --- what is told of it (describing.py)
+    def _close(self, reason: str) -> None:
+        self.answers.flush()
+        self._change_phase(PhaseEvent.CLOSE)
+        self._broker.close(self._connection, reason)
+
+    # --- the fields of `polybus connections`
 
     @property
     def state(self) -> str:
-        states = {
-            "ending": self._gone,
-            "stalled": self._answers.stalled,
-            "blocked": self._blocked or self._settling,
-            "waiting": self._waiting_on is not None,
-            "resting": self._resting,
+        """What halts the connection, or `ending` if its client is gone."""
+        if self._is_gone:
+            return "ending"
+        if self.answers.stalled:
+            return "stalled"
+        return HALT_NAMES[Halt(self.halt)]
+
+    def _describe(self) -> dict[str, int | str]:
+        """Return the connection's own counters.
+
+        The fan-out counts only pushed messages; these are the produced and the read ones.
+        `outbox_bytes` are answers that the client has not read.
+        """
+        subscriptions = sum(not reader.gone for reader in self._requests.readers.values())
+        return {
+            "subscriptions": subscriptions,
+            "received_messages": self.received_messages,
+            "received_bytes": self.received_bytes,
+            "sent_messages": self.sent_messages + self.answers.sent_messages,
+            "sent_bytes": self.sent_bytes + self.answers.sent_bytes,
+            "outbox_bytes": self.answers.unsent_bytes,
+            "state": self.state,
         }
-        return next((state for state, holds in states.items() if holds), "open")
 
-    @property
-    def answers(self) -> AnswerQueue:
-        return self._answers
-
-    @property
-    def subscription_count(self) -> int:
-        """Of those that it made and that are still there."""
-        return sum(not reader.gone for reader in self._requests.readers.values())
-
-    # --- carrying requests out
+    # --- executing requests
 
     @property
     def _is_halted(self) -> bool:
-        halted = self._answers.stalled or self._blocked or self._settling or self._resting
-        return halted or self._waiting_on is not None
+        return self.answers.stalled or self.halt != Halt.NONE
 
     def _run(self) -> None:
-        while self._todo and not self._is_halted and not self._closing:
+        while self.pending and not self._is_halted and not self._is_closed:
             if self._weight_left <= 0:
-                self._yield_turn()
+                self.halt = Halt.RESTING
+                self._scheduler.join(self._on_turn)
                 break
-            if self._execute(self._todo[0]):
-                self._todo.popleft()
-                self._getting.unanswered = None
-            if self._answers.size >= STEP_BYTES:
-                self._answers.flush()
-        if not self._closing:
-            self._answers.flush()
-
-    def _yield_turn(self) -> None:
-        self._resting = True
-        self._scheduler.join(self._on_turn)
+            if self._execute(self.pending[0]):
+                self.pending.popleft()
+                self._get_group.unanswered = None
+            if self.answers.size >= STEP_BYTES:
+                self.answers.flush()
+        if not self._is_closed:
+            self.answers.flush()
 
     def _on_turn(self) -> None:
-        self._resting = False
+        self.halt = Halt.NONE
         self._weight_left = TURN_WEIGHT
-        if self._gone:
+        if self._is_gone:
             self._finish_abandoned()
         else:
             self._resume()
 
     def _resume(self) -> None:
-        """After a halt: the rest of the requests, then what came behind them."""
-        if self._closing or self._gone:
+        """Execute pending requests after a halt, then the input that was left unread."""
+        if self.phase >= Phase.CLOSING:
             return
         self._run()
-        if self._is_halted or self._closing:
+        if self._is_halted or self._is_closed:
             return
-        self._pipe.redeliver()
-        self._pipe.resume_reading()
-        if self._is_done():
-            self._closing = True
-            self._broker.finish(self._party)
-
-    def _is_done(self) -> bool:
-        """Everything that the client will ever send has been answered."""
-        halted = self._is_halted or bool(self._todo) or self._closing
-        return self._finished and not halted and not self._unsettled
+        self.pipe.redeliver()
+        self.pipe.resume_reading()
+        is_drained = not (self._is_halted or self.pending or self.uncommitted)
+        if self.phase == Phase.FINISHED and is_drained:
+            self._change_phase(PhaseEvent.DRAINED)
+            self._broker.finish(self._connection)
 
     def _execute(self, group: Any) -> bool:
-        """True when the group is done; else it stays at the head, with what is left of it."""
+        """Execute a run of requests. Returns False if some of it is still to be done."""
         self._weight_left -= REQUEST_WEIGHT
         is_produce = isinstance(group, Produces | ProduceSlice)
         if is_produce and self._broker.is_durable(group.topic):
             return self._produce_durable(group)
-        if self._unsettled:
-            self._settling = True
+        # Everything but a durable Produce must see the effect of earlier Produces.
+        if self.uncommitted:
+            self.halt = Halt.SETTLING
             return False
         if is_produce:
             return self._produce(group)
         if isinstance(group, Gets):
-            return self._gone or self._get(group)
+            return self._is_gone or self._get(group)
         if isinstance(group, Malformed):
             text = MALFORMED_TEXTS[group.reason].encode()
-            self._answers.add(answers(Code.MALFORMED_REQUEST, 1, text))
+            self.answers.add(answers(Code.MALFORMED_REQUEST, 1, text))
             self._broker.counters.count("refused", f"malformed_{group.reason}")
             if group.closes:
                 self._close(group.reason)
             return True
-        if self._gone and group.type in READ_ONLY_REQUESTS:
+        if self._is_gone and group.type in READ_ONLY_REQUESTS:
             return True
         self._weight_left -= self._requests.weight(group)
         outcome, payload = self._requests.execute(group)
@@ -296,27 +375,29 @@ class FreudSession(ShortSession):
         return True
 
     def _answer(self, outcome: RequestOutcome, count: int, payload: bytes = b"") -> None:
-        self._answers.add(answers(CODES[outcome.kind], count, payload or outcome.text.encode()))
+        self.answers.add(answers(CODES[outcome.kind], count, payload or outcome.text.encode()))
+
+    # --- Produce
 
     def _produce(self, group: Any) -> bool:
         self._weight_left -= READER_WEIGHT * self._topics.fan_out_count(group.topic)
         result = self._topics.produce(
-            self._party,
+            self._connection,
             group.topic,
             group.offsets,
             group.bodies,
             group.count,
-            waits=not self._gone,
+            waits=not self._is_gone,
         )
         kind = result.outcome.kind
         if kind is OutcomeKind.WAIT:
-            self._blocked = True
+            self.halt = Halt.BLOCKED
             return False
         if kind is OutcomeKind.OVER_QUOTA and group.count > 1:
-            # Together they are too much; some of them may fit.
+            # The batch as a whole exceeds the quota; some of its messages may fit.
             self._weight_left -= group.count // SPLIT_PER_WEIGHT
-            self._todo.popleft()
-            self._todo.extendleft(reversed(split_produces(group)))
+            self.pending.popleft()
+            self.pending.extendleft(reversed(split_produces(group)))
             return False
         self._answer_produces(group, result.outcome, result.first_id)
         return True
@@ -326,28 +407,29 @@ class FreudSession(ShortSession):
             self.received_messages += group.count
             self.received_bytes += len(group.bodies)
         if outcome.kind is OutcomeKind.OK:
-            self._answers.add(produced(first_id, group.count))
+            self.answers.add(produced(first_id, group.count))
         else:
             self._requests.record_refusal(outcome, "produce", group.topic, group.count)
             self._answer(outcome, group.count)
 
     def _produce_durable(self, group: Any) -> bool:
-        """Answered when it is on disk (slots.py); the next of its kind need not wait for that."""
-        assert self._broker.publisher is not None
-        keeping = self._broker.publisher
+        """Submit a run for commit. Its slot is answered once the messages are on disk."""
+        publisher = self._broker.durable
         if not self._slots.has_room_for(group):
-            self._settling = True
+            self.halt = Halt.SETTLING
             return False
         if not self._requests.can_produce(group.topic):
             self._open_slot(ProduceSlot(group, NO))
             return True
         self._weight_left -= COMMIT_WEIGHT
-        if self._gone:
-            keeping.publish(self._party, group.topic, group.offsets, group.bodies, group.count)
+        if self._is_gone:
+            publisher.publish(
+                self._connection, group.topic, group.offsets, group.bodies, group.count
+            )
             return True
         slot = ProduceSlot(group)
         self._open_slot(slot)
-        keeping.publish_with_outcome(
+        publisher.publish_with_outcome(
             group.topic, group.offsets, group.bodies, partial(self._on_committed, slot)
         )
         return True
@@ -360,46 +442,49 @@ class FreudSession(ShortSession):
         for slot in self._slots.take_filled():
             assert slot.outcome is not None
             self._answer_produces(slot.group, slot.outcome, slot.first_id)
-        self._unsettled = len(self._slots)
+        self.uncommitted = len(self._slots)
 
     def _on_committed(self, slot: ProduceSlot, outcome: RequestOutcome, first_id: int) -> None:
-        if self._gone:
+        if self._is_gone:
             if outcome.kind is not OutcomeKind.OK:
                 reason = outcome.text or outcome.kind.value
                 self._broker.counters.count("dropped", reason, slot.group.count)
             return
         slot.outcome, slot.first_id = outcome, first_id
         self._answer_slots()
-        self._settling = False  # whatever still has to wait says so again
-        if not self._answers.stalled:
+        # If the request at the head still has to wait, executing it halts again.
+        if self.halt == Halt.SETTLING:
+            self.halt = Halt.NONE
+        if not self.answers.stalled:
             self._resume()
 
+    # --- Get
+
     def _get(self, group: Gets) -> bool:
-        getting = self._getting
-        if getting.unanswered is None:
-            getting.unanswered = group.count
-        while getting.unanswered > 0 and self._weight_left > 0 and not self._answers.stalled:
-            reader = self._readers.find(self._pipe.identity, group.subscriber)
+        gets = self._get_group
+        if gets.unanswered is None:
+            gets.unanswered = group.count
+        while gets.unanswered > 0 and self._weight_left > 0 and not self.answers.stalled:
+            reader = self._readers.find(self.pipe.identity, group.subscriber)
             if reader is None:
-                return getting.answer_all(Code.DOESNT_EXIST)
-            weight = getting.answer_messages(group, reader)
+                return gets.answer_all(Code.DOESNT_EXIST)
+            weight = gets.answer_messages(group, reader)
             if not weight:
-                polls = group.max_blocking_s == 0 or self._hung_up
+                polls = group.max_blocking_s == 0 or self.phase != Phase.OPEN
                 if polls and not reader.is_behind:
-                    return getting.answer_all(Code.NOTHING_HAPPENED)
+                    return gets.answer_all(Code.NOTHING_HAPPENED)
                 self._wait(reader, group.max_blocking_s, polls=polls)
                 return False
             self._weight_left -= weight
-            if self._answers.size >= STEP_BYTES:
-                self._answers.flush()
-        return getting.unanswered == 0
-
-    # --- waiting
+            if self.answers.size >= STEP_BYTES:
+                self.answers.flush()
+        return gets.unanswered == 0
 
     def _wait(self, reader: PullReader, max_blocking_s: int, *, polls: bool) -> None:
-        self._answers.flush()
-        if self._answers.stalled:
-            return
+        self.answers.flush()
+        if self.answers.stalled:
+            return  # the Get is executed again when the client reads
+        self.halt = Halt.WAITING
         self._waiting_on = reader
         reader.wait(self._on_message, polls=polls)
         if max_blocking_s > 0:
@@ -412,49 +497,32 @@ class FreudSession(ShortSession):
         if self._waiting_on is not None:
             self._waiting_on.stop_waiting(self._on_message)
             self._waiting_on = None
+            self.halt = Halt.NONE
 
     def _on_message(self) -> None:
-        """There is a message, or the subscription is gone. The rest of our requests comes later:
-
-        whoever wakes us is in the middle of its own.
-        """
+        """Answer one waiting Get: a message arrived, or the subscription ended."""
         reader = self._waiting_on
         assert reader is not None
         self._stop_waiting()
         if reader.gone:
-            self._getting.answer_one(Code.DOESNT_EXIST)
-        elif weight := self._getting.answer_messages(self._todo[0], reader, most=1):
+            self._get_group.answer_one(Code.DOESNT_EXIST)
+        elif weight := self._get_group.answer_messages(self.pending[0], reader, most=1):
             self._weight_left -= weight
-        else:  # it polls, and there is nothing
-            self._getting.answer_one(Code.NOTHING_HAPPENED)
-        self._answers.flush()
+        else:  # a poll of a durable topic whose log has no further message
+            self._get_group.answer_one(Code.NOTHING_HAPPENED)
+        self.answers.flush()
+        # Not at once: the producer that woke this session is in the middle of its request.
         self._call_soon(self._resume)
 
     def _on_get_timeout(self) -> None:
         self._stop_waiting()
-        self._getting.answer_one(Code.NOTHING_HAPPENED)
+        self._get_group.answer_one(Code.NOTHING_HAPPENED)
         self._resume()
 
     def _on_unblocked(self) -> None:
-        self._blocked = False
+        if self.halt == Halt.BLOCKED:
+            self.halt = Halt.NONE
         self._resume()
-        if not self._blocked:
-            self._pipe.resume_reading()  # also if a Get waits by now: its client may hang up
-
-    def _close(self, reason: str) -> None:
-        self._answers.flush()
-        self._closing = True
-        self._broker.close(self._party, reason)
-
-
-def session_stats(session: FreudSession) -> dict[str, int | str]:
-    answers = session.answers
-    return {
-        "subscriptions": session.subscription_count,
-        "received_messages": session.received_messages,
-        "received_bytes": session.received_bytes,
-        "sent_messages": session.sent_messages + answers.sent_messages,
-        "sent_bytes": session.sent_bytes + answers.sent_bytes,
-        "outbox_bytes": answers.unsent_bytes,
-        "state": session.state,
-    }
+        if self.halt != Halt.BLOCKED:
+            # Also if a Get waits now: reading is how a hangup of its client is noticed.
+            self.pipe.resume_reading()
