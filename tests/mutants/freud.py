@@ -19,10 +19,10 @@ from tests.mutants.bus import mutants  # noqa: E402
 
 SUITES: dict[str, tuple[str, ...]] = {
     "unit": (
-        "tests/unit/bus/test_topics.py",
+        "tests/unit/freud/test_ephemeral_topics.py",
         "tests/unit/freud/test_session.py",
-        "tests/unit/freud/test_turns.py",
-        "tests/unit/freud/test_describing.py",
+        "tests/unit/freud/test_fair_scheduler.py",
+        "tests/unit/freud/test_session_stats.py",
         "tests/property/bus/test_freud_model.py",
     ),
     "live": (

@@ -36,7 +36,7 @@ TESTS = (
     *(f"tests/property/kernel/test_{name}.py" for name in ("fanout_programs", "fuzz_targets")),
     *(f"tests/property/kernel/test_{name}.py" for name in ("accounts", "inbox", "unread")),
     *("tests/unit/kernel/test_outlet.py", "tests/unit/transports/test_inbox.py"),
-    *("tests/unit/freud/test_short_path.py", "tests/unit/bus/test_topics.py"),
+    *("tests/unit/freud/test_fast_path.py", "tests/unit/freud/test_ephemeral_topics.py"),
     "tests/property/bus/test_freud_model.py",
 )
 PYTEST = ("-x", "-q", "--tb=line", "--timeout=0")

@@ -13,7 +13,7 @@ from polybus import rqueue
 from polybus.dialects.rqueue import codec
 from polybus.errors import InvalidTopic, NotConnected, TooLarge, UsageError
 from polybus.model.limits import KIB, MIB
-from tests.unit.rqueue.waiting import contents, receive, until
+from tests.unit.rqueue.polling import contents, receive, until
 
 
 async def test_what_is_published_comes_back_in_order(address, topic):

@@ -23,7 +23,7 @@ from polybus.errors import AddressError, BadFrame, ConnectionLost, NotConnected
 from polybus.model.address import Address
 from polybus.model.limits import MIB
 from tests.rig.oracle.rqueue_server import OracleServer
-from tests.unit.rqueue.waiting import contents, receive, until
+from tests.unit.rqueue.polling import contents, receive, until
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

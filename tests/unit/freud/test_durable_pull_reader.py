@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from polybus.dialects.freud.limits import FreudLimits
 from polybus.dialects.freud.server import durable_pull_reader
 from polybus.model.identity import Identity
-from polybus.model.limits import FreudLimits, QuotaLimits
+from polybus.model.limits import QuotaLimits
 from tests.rig.freud_client import (
     DOESNT_EXIST,
     FOR_EVER,
@@ -111,8 +112,7 @@ def test_news_that_comes_before_the_answer_to_whoever_wrote_it_wakes_too(bus: Me
     bus.connect().deliver(publish(b"t", b"a"))
     commit, future = bus.store.waiting.popleft()
     super(type(bus.store), bus.store).commit(commit).result()
-    assert bus.broker.durable is not None
-    assert bus.broker.durable.next_id(topic) == 1
+    assert bus.durable.topics.next_id(topic) == 1
     bus.settle()
     assert answers(client) == [Answer(OK, b"a")]
     assert not future.done()
@@ -215,8 +215,8 @@ def test_an_abandoned_reader_goes(bus: MemoryBus):
     bus.pass_time(FreudLimits().subscriber_timeout_s + 1)
     other = bus.connect_freud(identity=ALICE)
     assert ask(bus, other, get(me)) == [Answer(DOESNT_EXIST)]
-    assert bus.broker.topics.durable_readers is not None
-    assert bus.broker.topics.durable_readers.count(topic) == 0
+    assert bus.topics.durable_readers is not None
+    assert bus.topics.durable_readers.count(topic) == 0
     assert bus.broker.quotas.used(1, "quota_subscriptions") == 0
 
 

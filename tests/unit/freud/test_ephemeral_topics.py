@@ -252,7 +252,7 @@ def test_small_messages_in_a_buffer_are_kept_together():
     recreating(bench)
     for _ in range(50):
         bench.ask(bench.bob, produce(b"t", b"x"))
-    current = bench.bus.broker.topics._topics[b"t"].current
+    current = bench.bus.topics._topics[b"t"].current
     assert current is not None
     assert len(current.buffer) == 1
 
@@ -361,7 +361,7 @@ def test_what_fits_of_a_batch_does_not_keep_the_rest(buffering: bool):
     )
     if buffering:
         key = bench.ask(bench.alice, get(old), subscribe(b"t"))[1].payload
-    reader = bench.bus.broker.topics.readers.find(ALICE, key)
+    reader = bench.bus.topics.readers.find(ALICE, key)
     assert reader is not None
     assert [len(one.chunk) for one in reader.ranges] == [1]
 
@@ -434,7 +434,7 @@ def test_pieces_that_come_whole_after_their_reader_has_gone_are_counted():
     pusher.deliver(rqueue_client.publish_part(b"t", bytes(16), 1, 2, b" and half"))
     assert bench.ask(bench.alice, get(other)) == [(OK, b"half and half")]
     pusher.deliver(rqueue_client.publish_part(b"t", b"1" * 16, 0, 2, b"half"))
-    topics = bench.bus.broker.topics
+    topics = bench.bus.topics
     topics.unsubscribe(topics.readers.by_id[other])
     topics.on_assembled(b"t", b"nobody reads it")
     assert bench.bus.stats("dropped") == {"no_subscriber": 1}
