@@ -280,7 +280,7 @@ def test_tokens(folder):
         assert shown(client, "Bearer 0123456789abcdef-ops") == "denied"
         tokens(folder, "ops short\n")
         bus.signal(signal.SIGHUP)
-        until(lambda: log_lines(bus, event="reload failed", what="native port"), "the log says so")
+        until(lambda: log_lines(bus, event="reload failed", what="native"), "the log says so")
         assert shown(client, "Bearer 0123456789abcdef-new") == "key:ops"
 
 

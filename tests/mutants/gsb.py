@@ -320,7 +320,7 @@ REST = [
         ("who waits for the disk waits forever", "        self._session.schedule_retry()\n", ""),
     ),
     *mutants(
-        "bus/sender_tracker.py",
+        "dialects/gsb/server/sender_tracker.py",
         (
             "callers are not told",
             "            encoding.caller = caller\n",

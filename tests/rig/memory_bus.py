@@ -31,13 +31,17 @@ from typing import Any, TypeVar
 
 from polybus.bus.broker import Broker
 from polybus.bus.policy import Policy
+from polybus.dialects.freud.limits import FreudLimits
 from polybus.dialects.freud.server.fair_scheduler import FairScheduler
 from polybus.dialects.freud.server.session import FreudServer
+from polybus.dialects.gsb.limits import GsbLimits
 from polybus.dialects.gsb.server.session import GsbServer
+from polybus.dialects.rqueue.limits import RqueueLimits
 from polybus.dialects.rqueue.server.session import RqueueServer
+from polybus.durable.durable_bus import DurableBus, attach_store, durable_bus
 from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.model.limits import FreudLimits, GsbLimits, Limits, QuotaLimits, RqueueLimits
+from polybus.model.limits import Limits, QuotaLimits
 from polybus.model.topic import Topic
 from tests.rig.memory_pipe import MemoryPipe
 from tests.rig.store.stepped_store import SteppedStore
@@ -100,18 +104,18 @@ class MemoryBus:
             self._soon.append,
             self.log,
             wall_ns=self.wall_ns,
-            freud=freud,
             quotas=quotas,
             policy=policy,
         )
-        self._rqueue = RqueueServer(self.broker, rqueue or RqueueLimits())
-        self._freud = FreudServer(self.broker, freud or FreudLimits(), self)
         self._sessions: dict[object, int] = {}  # in the order of their connections
         self._reads: deque[Callable[[], None]] = deque()
         if durable:
             self.store = SteppedStore(wall_ns=self.wall_ns, clock_s=lambda: self.now_s)
-            self.broker.attach_store(self.store, self._soon.append, self._read_later)
-        # Last: its log of calls is a durable topic.
+            attach_store(self.broker, self.store, self._soon.append, self._read_later)
+        # After the store: sessions of all dialects use durable topics.
+        self._rqueue = RqueueServer(self.broker, rqueue or RqueueLimits())
+        self._freud = FreudServer(self.broker, freud or FreudLimits(), self)
+        self.topics = self._freud.topics
         self.gsb = GsbServer(self.broker, gsb or GsbLimits(), self, ANONYMOUS)
 
     def connect(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:
@@ -158,12 +162,17 @@ class MemoryBus:
 
     # What has to do with durable topics.
 
+    @property
+    def durable(self) -> DurableBus:
+        found = durable_bus(self.broker)
+        assert found is not None
+        return found
+
     def make(
         self, name: str, shards: int = 1, creator: Identity = ANONYMOUS, **settings: object
     ) -> Topic:
         """A durable topic, bound as the native port does it."""
-        binding = self.broker.topic_names
-        assert binding is not None
+        binding = self.durable.names
         reservation, _ = binding.reserve(creator, name)
         assert isinstance(reservation, NameReservation), "there is one of this name"
         topic = self.store.create(name, shards, {CREATOR: creator_record(creator), **settings})
@@ -171,9 +180,8 @@ class MemoryBus:
         return topic
 
     def drop(self, topic: Topic) -> None:
-        assert self.broker.topic_names is not None
         self.store.drop(topic.name)
-        self.broker.topic_names.remove(topic)
+        self.durable.names.remove(topic)
 
     def commit(self, count: int | None = None) -> None:
         """So many of the commits that wait for the disk are carried out, or all."""

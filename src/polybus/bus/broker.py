@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polybus.bus.connection import Connection
 from polybus.bus.counters import Counters
 from polybus.bus.delivery import Delivery
+from polybus.bus.durable_hooks import DurableHooks, NoDurableTopics
 from polybus.bus.outbox import LoopTurn, Outbox
 from polybus.bus.overview import Overview
 from polybus.bus.policy import OVERFLOW, Policy
 from polybus.bus.policy_enforcer import PolicyEnforcer
+from polybus.bus.pull_topics import NoPullTopics, PullTopics
 from polybus.bus.quotas import Quotas
 from polybus.bus.stall_monitor import StallMonitor
 from polybus.bus.subscriptions import SubscribeResult, Subscriptions
-from polybus.dialects.freud.server.durable_pull_reader import DurablePullReaders
-from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
-from polybus.dialects.gsb.server.sender_tracker import SenderTracker
-from polybus.durable.publisher import CallOnLoop, DurablePublisher
-from polybus.durable.push_readers import BlockingWorkRunner, PushReaders
-from polybus.durable.topic_names import TopicNames
-from polybus.durable.topic_registry import DurableTopics
 from polybus.kernel.fanout import Fanout, Source
-from polybus.model.limits import FreudLimits, QuotaLimits
+from polybus.model.limits import QuotaLimits
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from polybus.bus.connection import ConnectionIO
-    from polybus.kernel.fanout import Collected, Routed
+    from polybus.kernel.fanout import CollectedBatch, RouteResult
     from polybus.kernel.framing import Encoding, Framing
     from polybus.model.limits import Limits
-    from polybus.store.contract import ShardEnd, Store
 
 
 class Logger(Protocol):
@@ -59,7 +53,6 @@ class Broker:
         log: Logger,
         *,
         wall_ns: Callable[[], int],
-        freud: FreudLimits | None = None,
         quotas: QuotaLimits | None = None,
         policy: Policy | None = None,
     ) -> None:
@@ -71,17 +64,15 @@ class Broker:
         policy = self.policy = policy or Policy()
         self.quotas = Quotas(quotas or QuotaLimits(), counters, log)
         self.turn = LoopTurn(call_soon)
-        self.senders = SenderTracker()
         self._connections: dict[int, Connection] = {}
         self._accepted_count = 0
         self._encodings = 0
-        fanout = self._fanout = Fanout(self._may_produce)
-        delivery = self._delivery = Delivery(fanout, self.turn, limits, self.cut)
+        fanout = self.fanout = Fanout(self._may_produce)
+        delivery = self.delivery = Delivery(fanout, self.turn, limits, self.cut)
         delivery.on_collected = self._on_collected
         subscriptions = self._subscriptions = Subscriptions(fanout, policy, limits)
-        self.topics = EphemeralTopics(
-            fanout, delivery, policy, self.quotas, counters, freud or FreudLimits(), clock, wall_ns
-        )
+        self.topics: PullTopics = NoPullTopics()
+        self.durable: DurableHooks = NoDurableTopics()
         self._enforcer = PolicyEnforcer(
             policy, fanout, self._connections, subscriptions, self.topics, self._on_revoked
         )
@@ -90,40 +81,18 @@ class Broker:
             fanout, delivery, self.topics, subscriptions, counters, self._connections, clock
         )
         self.on_tick: list[Callable[[float], None]] = []  # of dialects with deadlines of their own
-        # Of a bus with a store (see `keep`).
-        self.durable: DurableTopics | None = None
-        self.topic_names: TopicNames | None = None
-        self.push_readers: PushReaders | None = None
-        self.publisher: DurablePublisher | None = None
-        self.run_blocking: BlockingWorkRunner | None = None
         # The hot path, without a step in between.
-        self.route: Callable[[Connection, Framing, Buffer, int, int], Routed] = delivery.route
+        self.route: Callable[[Connection, Framing, Buffer, int, int], RouteResult] = delivery.route
         self.publish = delivery.publish
 
-    def attach_store(self, store: Store, soon: CallOnLoop, readers: BlockingWorkRunner) -> None:
-        """There are durable topics from now on; to be called before anybody is served.
+    def install_durable(self, durable: DurableHooks) -> None:
+        """Use these durable topics; must be called before the first connection."""
+        self.durable = durable
+        self._enforcer.on_unsubscribed = durable.on_unsubscribed
 
-        `soon` brings a step to the loop from any thread, `readers` reads on others.
-        """
-        durable = self.durable = DurableTopics(store)
-        self.overview.traffic = durable.traffic
-        self.run_blocking = readers
-        self.topic_names = TopicNames(durable, self.policy, self.quotas, self.topics.exists)
-        following = self.push_readers = PushReaders(
-            durable, self._fanout, self._delivery.relay_committed, readers, self.senders, self.log
-        )
-        limit = self.max_uncommitted_bytes
-        self.publisher = DurablePublisher(
-            durable, self.counters, limit, soon, self.wall_ns, self.log
-        )
-        self.topic_names.on_bound.append(following.on_bound)
-        self.topic_names.on_removed.append(following.on_removed)
-        self.topic_names.on_removed.append(self.topics.on_durable_removed)
-        self.topics.is_durable = self.topic_names.is_durable
-        pulling = self.topics.durable_readers = DurablePullReaders(durable, following, self.quotas)
-        self._delivery.on_room_again = following.on_room
-        self._enforcer.on_unsubscribed = following.on_unsubscribed
-        store.watch(lambda news: soon(lambda: _notify_readers(news, following, pulling)))
+    def install_topics(self, topics: PullTopics) -> None:
+        """Use a dialect's topics for pull readers; must be called before the first connection."""
+        self.topics = self._enforcer.topics = self.overview.topics = topics
 
     @property
     def max_uncommitted_bytes(self) -> int:
@@ -150,8 +119,8 @@ class Broker:
         before it and takes what the fan-out pushes.
         """
         self._accepted_count += 1
-        outbox = outbox or self._delivery.open_outbox(pipe)
-        number = self._fanout.add_subscriber(reader or outbox, encoding)
+        outbox = outbox or self.delivery.open_outbox(pipe)
+        number = self.fanout.add_subscriber(reader or outbox, encoding)
         source = Source(OVERFLOW)
         party = Connection(
             id=self._accepted_count,
@@ -176,29 +145,26 @@ class Broker:
             self.count_refusal(party, "subscribe_denied", topic)
         elif result is SubscribeResult.NEW:
             self.topics.on_push_subscribed(topic)
-            if self.push_readers is not None:
-                self.push_readers.on_subscribed(party, topic)
+            self.durable.on_subscribed(party, topic)
         return result
 
     def unsubscribe(self, party: Connection, topic: bytes) -> bool:
         removed = self._subscriptions.remove(party, topic)
-        if removed and self.push_readers is not None:
-            self.push_readers.on_unsubscribed(party, topic)
+        if removed:
+            self.durable.on_unsubscribed(party, topic)
         return removed
 
     def unsubscribe_all(self, party: Connection) -> None:
         self._subscriptions.clear(party)
-        if self.push_readers is not None:
-            self.push_readers.on_left(party)
+        self.durable.on_left(party)
 
     def is_durable(self, topic: bytes) -> bool:
-        return self.topic_names is not None and self.topic_names.is_durable(topic)
+        return self.durable.is_durable(topic)
 
     def publish_assembled(self, party: Connection, topic: bytes, body: bytes) -> None:
         """A message that came in pieces, for readers who want it whole."""
         if self.is_durable(topic):
-            assert self.publisher is not None
-            self.publisher.publish(party, topic, array("i", [0, len(body)]), body, 1)
+            self.durable.publish(party, topic, array("i", [0, len(body)]), body, 1)
         else:
             self.topics.on_assembled(topic, body)
 
@@ -267,7 +233,7 @@ class Broker:
     def tick(self) -> None:
         """To be called a few times a second: everything that depends on time passing."""
         now_s = self._clock()
-        self._delivery.tick(now_s)
+        self.delivery.tick(now_s)
         self._stalls.tick(now_s)
         self.topics.tick()
         self._enforcer.tick()
@@ -287,16 +253,15 @@ class Broker:
         self.counters.count("closed", reason)
         del self._connections[party.id]
         self.unsubscribe_all(party)
-        self._fanout.remove_subscriber(party.number)
+        self.fanout.remove_subscriber(party.number)
         party.outbox.close(send_held=send_held)
-        self._delivery.forget(party)
+        self.delivery.forget(party)
         self._stalls.forget(party)
         return True
 
-    def _on_collected(self, party: Connection, batch: Collected) -> None:
+    def _on_collected(self, party: Connection, batch: CollectedBatch) -> None:
         if self.is_durable(batch.topic):
-            assert self.publisher is not None
-            self.publisher.publish(party, batch.topic, batch.offsets, batch.bodies, batch.count)
+            self.durable.publish(party, batch.topic, batch.offsets, batch.bodies, batch.count)
         else:
             self.topics.on_collected(batch)
 
@@ -307,8 +272,8 @@ class Broker:
     def _may_produce(self, identity_class: int, topic: bytes) -> bool:
         """The fan-out asks once per class and topic, and counts the messages itself."""
         allowed = self.policy.may_produce(identity_class, topic)
-        if not allowed and self._delivery.sender is not None:
-            self._log_refusal(self._delivery.sender, "produce_denied", topic)
+        if not allowed and self.delivery.sender is not None:
+            self._log_refusal(self.delivery.sender, "produce_denied", topic)
         return allowed
 
     def _on_revoked(self, count: int) -> None:
@@ -317,14 +282,6 @@ class Broker:
 
     def _unsent_messages(self, party: Connection) -> int:
         return sum(party.encoding.count(chunk, sent) for chunk, sent in party.outbox.unsent())
-
-
-def _notify_readers(
-    news: Sequence[ShardEnd], following: PushReaders, pulling: DurablePullReaders
-) -> None:
-    numbers = {one.topic for one in news}
-    following.on_commit(numbers)
-    pulling.on_commit(numbers)
 
 
 def _log_fields(party: Connection) -> dict[str, str]:

@@ -61,7 +61,9 @@ class Delivery:
         self._push_outputs(party, routed)
         return routed
 
-    def publish(self, party: Connection, topic: bytes, offsets: Buffer, bodies: Buffer) -> RouteResult:
+    def publish(
+        self, party: Connection, topic: bytes, offsets: Buffer, bodies: Buffer
+    ) -> RouteResult:
         """The same for messages that are not in frames of the fan-out's."""
         self.sender = party
         routed = self._fanout.publish(party.source, topic, offsets, bodies)

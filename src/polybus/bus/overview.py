@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from polybus.bus.connection import Connection
     from polybus.bus.counters import Counters
     from polybus.bus.delivery import Delivery
+    from polybus.bus.pull_topics import PullTopics
     from polybus.bus.subscriptions import Subscriptions
     from polybus.bus.traffic import SharedTraffic
-    from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
     from polybus.kernel.fanout import Fanout
 
 
@@ -26,7 +26,7 @@ class Overview:
         self,
         fanout: Fanout,
         delivery: Delivery,
-        topics: EphemeralTopics,
+        topics: PullTopics,
         subscriptions: Subscriptions,
         counters: Counters,
         parties: Mapping[int, Connection],
@@ -34,7 +34,7 @@ class Overview:
     ) -> None:
         self._fanout = fanout
         self._delivery = delivery
-        self._topics = topics
+        self.topics = topics
         self._subscriptions = subscriptions
         self._counters = counters
         self._parties = parties
@@ -51,7 +51,7 @@ class Overview:
             "uptime_s": round(self._clock() - self._started_s, 3),
             "messages": self._messages(),
             "topics": self._subscriptions.topics,
-            "subscriptions": self._subscriptions.count + len(self._topics.readers),
+            "subscriptions": self._subscriptions.count + len(self.topics.readers),
             "connections": {
                 "open": len(self._parties) + sum(len(tell()) for tell in self.other_connections),
                 "accepted": accepted,
@@ -69,7 +69,7 @@ class Overview:
         return own + [one for tell in self.other_connections for one in tell()]
 
     def _messages(self) -> dict[str, int]:
-        fanout, pulled, others = self._fanout, self._topics.tally, self._other_totals()
+        fanout, pulled, others = self._fanout, self.topics.message_counts, self._other_totals()
         relayed, relayed_bytes = self._delivery.relayed
         received = fanout.messages - relayed + pulled.received
         received_bytes = fanout.bytes - relayed_bytes + pulled.received_bytes

@@ -20,8 +20,8 @@ from polybus.model.access_rule import PRODUCE, SUBSCRIBE
 if TYPE_CHECKING:
     from polybus.bus.connection import Connection
     from polybus.bus.policy import Policy
+    from polybus.bus.pull_topics import PullTopics
     from polybus.bus.subscriptions import Subscriptions
-    from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
     from polybus.kernel.fanout import Fanout
 
 
@@ -34,14 +34,14 @@ class PolicyEnforcer:
         fanout: Fanout,
         parties: Mapping[int, Connection],
         subscriptions: Subscriptions,
-        topics: EphemeralTopics,
+        topics: PullTopics,
         revoked: Callable[[int], None],
     ) -> None:
         self._policy = policy
         self._fanout = fanout
         self._parties = parties
         self._subscriptions = subscriptions
-        self._topics = topics
+        self.topics = topics
         self._revoked = revoked
         self.on_unsubscribed: Callable[[Connection, bytes], None] = lambda party, topic: None
         self._in_doubt: list[Connection] = []
@@ -68,7 +68,7 @@ class PolicyEnforcer:
             self._revoke()
 
     def _revoke(self) -> None:
-        ended = self._topics.end_denied()
+        ended = self.topics.end_denied()
         may = cache(self._policy.may_subscribe)  # many read the same topics
         for party in list(self._parties.values()):
             lost = self._subscriptions.end_denied(party, may)

@@ -4,7 +4,7 @@ Loading everything for `polybus --help` would take seconds once Arrow and Spark
 are part of it. So `NOUNS` has the one-line help of every command, and only the
 module of the command that was typed is imported; the others are stubs that the
 help lists and nothing ever runs. A new command is one line here and one module
-with a `register(root)`.
+with a `register(root, name, help_line)`. Dialects register their own commands.
 """
 
 from __future__ import annotations
@@ -19,30 +19,9 @@ import typer
 from polybus import __version__
 from polybus.cli import exit_status
 
-# command → (its module, what `polybus --help` says of it)
+# command → (its module, its line in `polybus --help`)
 NOUNS = {
     "serve": ("polybus.cli.serve_command", "Run the bus: every dialect at its address."),
-    "rqueue": (
-        "polybus.dialects.rqueue.cli",
-        "Run the rqueue server alone; its sink and pusher.",
-    ),
-    "freud": (
-        "polybus.dialects.freud.cli",
-        "Freud's topics: create, publish, subscribe.",
-    ),
-    "gsb": (
-        "polybus.dialects.gsb.cli",
-        "Services that call each other: call, ls, serve, ping.",
-    ),
-    "fdq": ("polybus.dialects.fdq.cli", "Sharded queues: produce, consume, replay."),
-    "pirate": (
-        "polybus.dialects.pirate.cli",
-        "A shell for durable topics, exactly once: SUB, PUT, GET.",
-    ),
-    "keys": (
-        "polybus.dialects.pirate.cli",
-        "CURVE keys: make them, let clients in, shut them out.",
-    ),
     "topic": ("polybus.cli.topic_command", "Make, list, trim and remove durable topics."),
     "group": ("polybus.cli.group_command", "Consumer groups: list, look at, move and remove them."),
     "pipeline": (
@@ -88,12 +67,22 @@ def build(args: Sequence[str]) -> typer.Typer:
     root = typer.Typer(help=ABOUT, invoke_without_command=True, **PLAIN)  # type: ignore[arg-type]
     root.callback()(_root)
     typed = next((word for word in args if not word.startswith("-")), None)
-    for name, (module, help_line) in NOUNS.items():
+    # A command of the table does not need the registry, which takes some 30 ms to read.
+    commands = NOUNS if typed in NOUNS else all_commands()
+    for name, (module, help_line) in commands.items():
         if name == typed:
             import_module(module).register(root, name, help_line)
         else:
             root.command(name, help=help_line)(_stub)
     return root
+
+
+def all_commands() -> dict[str, tuple[str, str]]:
+    """Return the commands of the table and of the installed dialects."""
+    from polybus.bus.dialect_registry import installed_dialects
+
+    dialects = {one.name: (one.module, one.help_line) for one in installed_dialects().commands}
+    return {**dialects, **NOUNS}
 
 
 def _stub() -> None:

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -31,9 +32,8 @@ from polybus.model.topic import ALL
 if TYPE_CHECKING:
     from polybus.bus.broker import Logger
     from polybus.bus.connection import Connection
-    from polybus.dialects.gsb.server.sender_tracker import SenderTracker
     from polybus.durable.topic_registry import DurableTopics
-    from polybus.kernel.fanout import Fanout, Routed
+    from polybus.kernel.fanout import Fanout, RouteResult
     from polybus.model.rows import Rows
     from polybus.model.topic import Topic
 
@@ -53,7 +53,44 @@ class BlockingWorkRunner(Protocol):
 
 
 # Sends messages of a topic to all push readers; what was published, and who is full.
-Relay = Callable[[bytes, memoryview, "bytes | memoryview"], "Routed"]
+Relay = Callable[[bytes, memoryview, "bytes | memoryview"], "RouteResult"]
+
+
+class SenderNames(Protocol):
+    """The senders of recent messages, for encodings that name them."""
+
+    def when_resolved(self, name: bytes, then: Callable[[], None]) -> None:
+        """Call `then` when the ids of all messages in flight to the topic are known."""
+
+    def names_senders(self, encoding: object) -> bool:
+        """Return True if readers with this encoding get the sender of a message."""
+
+    def sending_as(self, caller: bytes) -> AbstractContextManager[None]:
+        """Encode messages inside the context as sent by this caller."""
+
+    def split_by_sender(self, name: bytes, rows: Rows) -> list[tuple[int, int, bytes]]:
+        """Return runs of rows of one sender: start, end (exclusive), sender."""
+
+    def forget_before(self, name: bytes, before_id: int) -> None: ...
+
+
+class NoSenderNames:
+    """No encoding names senders."""
+
+    def when_resolved(self, name: bytes, then: Callable[[], None]) -> None:
+        then()
+
+    def names_senders(self, encoding: object) -> bool:
+        return False
+
+    def sending_as(self, caller: bytes) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def split_by_sender(self, name: bytes, rows: Rows) -> list[tuple[int, int, bytes]]:
+        return [(0, rows.count, b"")]
+
+    def forget_before(self, name: bytes, before_id: int) -> None:
+        """Do nothing."""
 
 
 class LogCursor(ABC):
@@ -96,7 +133,7 @@ class LogCursor(ABC):
 
     def _on_read(self, future: Future[Rows], until: int | None) -> None:
         if not future.cancelled():  # else the bus is stopping
-            self._following.callers.when_resolved(
+            self._following.senders.when_resolved(
                 self.name, partial(self._on_senders_known, future, until)
             )
 
@@ -197,15 +234,14 @@ class PushReaders:
         fanout: Fanout,
         relay: Relay,
         readers: BlockingWorkRunner,
-        callers: SenderTracker,
         log: Logger,
     ) -> None:
         self._durable = durable
         self._fanout = fanout
         self._relay = relay
         self._readers = readers
-        self.callers = callers
-        callers.has_push_reader = self.is_read_by_push
+        # A dialect that names the senders of messages installs its own.
+        self.senders: SenderNames = NoSenderNames()
         self._log = log
         self._tails: dict[int, TailCursor] = {}
         for topic in durable.topics():
@@ -291,7 +327,7 @@ class PushReaders:
             tail.joining or tail.behind or self._fanout.subscriber_count(tail.name)
         ):
             del self._tails[tail.topic.number]
-            self.callers.forget_before(tail.name, NO_ID)
+            self.senders.forget_before(tail.name, NO_ID)
             return False
         return is_current
 
@@ -303,8 +339,8 @@ class PushReaders:
 
     def relay(self, tail: TailCursor, rows: Rows) -> None:
         """To all who keep up; who is full falls behind, and the others go on."""
-        for start, end, caller in self.callers.split_by_sender(tail.name, rows):
-            with self.callers.sending_as(caller):
+        for start, end, caller in self.senders.split_by_sender(tail.name, rows):
+            with self.senders.sending_as(caller):
                 self._relay_run(tail, rows, start, end)
 
     def _relay_run(self, tail: TailCursor, rows: Rows, done: int, end: int) -> None:
@@ -321,9 +357,9 @@ class PushReaders:
 
     def send_rows(self, party: Connection, name: bytes, rows: Rows) -> None:
         offsets = memoryview(rows.body_offsets)
-        for start, end, caller in self.callers.split_by_sender(name, rows):
+        for start, end, caller in self.senders.split_by_sender(name, rows):
             ends = offsets[start * INT32_BYTES : (end + 1) * INT32_BYTES]
-            with self.callers.sending_as(caller):
+            with self.senders.sending_as(caller):
                 data = self._fanout.encode_for(party.number, name, ends, rows.bodies)
             if data:
                 party.outbox.push(data)
@@ -331,8 +367,8 @@ class PushReaders:
     def forget_senders(self, tail: TailCursor) -> None:
         """Who sent what all have heard need not be known any more."""
         behind = tail.behind.values()
-        told = [one.at_id for one in behind if self.callers.names_senders(one.party.encoding)]
-        self.callers.forget_before(tail.name, min([tail.at_id, *told]))
+        told = [one.at_id for one in behind if self.senders.names_senders(one.party.encoding)]
+        self.senders.forget_before(tail.name, min([tail.at_id, *told]))
 
     def attach(self, tail: TailCursor, party: Connection) -> None:
         self._fanout.attach(party.number, tail.name)

@@ -1,12 +1,14 @@
-"""The bus as a process: the one file that knows all.
+"""The bus as a process: store, dialects, admin socket, signals.
 
-It starts all or nothing. Everything that is opened (the data folder's lock, each
-listener, each socket file) goes on one stack, and whatever ends the run, a taken
-port at the start or a SIGTERM after a year, unwinds it. Only when all listeners
-are open does it say so, one line each and then `ready`.
+The start is all or nothing. Everything that is opened (the lock of the data folder, each
+listener, each socket file) goes on one exit stack, which unwinds whether a port is taken at
+the start or a SIGTERM arrives later. When all listeners are open, the process prints one
+line for each and then `ready`.
 
-An error that nobody foresaw is logged and counted, and the bus goes on: one
-connection's trouble is not everyone's.
+Dialects come from the registry of installed dialects; none is named here.
+
+An unexpected error is logged and counted, and the bus continues: an error on one connection
+must not end the others.
 """
 
 from __future__ import annotations
@@ -18,43 +20,42 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from polybus import __version__
 from polybus.bus.admin_verb import AdminError, AdminVerb, Request
 from polybus.bus.broker import Broker
+from polybus.bus.dialect import ServerContext
+from polybus.bus.dialect_registry import installed_dialects
 from polybus.bus.policy import Policy
-from polybus.dialects.pirate.server.subscriber_admin import SubscriberAdmin
 from polybus.errors import ConfigError
-from polybus.model.address import Address
 from polybus.model.identity import Identity
 from polybus.server import folders, process_tuning, socket_files
 from polybus.server.acl_admin import AclAdmin
 from polybus.server.acl_file import ACL_NAME
 from polybus.server.admin import ROOT_UID, AdminServer
-from polybus.server.dialect_registry import NATIVE, PIRATE
 from polybus.server.durable_service import DurableService
 from polybus.server.folder_lock import FolderLock
 from polybus.server.lifecycle import Lifecycle, Ticker
-from polybus.server.listener_plan import ListenerSpec
+from polybus.server.listener_plan import ADMIN
 from polybus.server.logs import Logs
-from polybus.server.program import ServerPlan, locate_curve_keys
+from polybus.server.program import ServerPlan
 from polybus.server.stream_server import StreamServer
 from polybus.server.switch_interval import SwitchInterval
 from polybus.server.systemd_notify import SystemdNotifier
 from polybus.server.user_directory import UserDirectory
 
 if TYPE_CHECKING:
-    from polybus.dialects.pirate.server.pirate_server import PirateServer
+    from polybus.bus.dialect import DialectListener, DialectServer
 
 SHUTDOWN = "shutdown"
 UNEXPECTED = "unexpected_error"
 
 
 def run(program: ServerPlan) -> int:
-    """Serve until told to stop; the exit code. Raises what kept the bus from starting."""
+    """Serve until a signal stops the bus. Returns the exit code; raises if it cannot start."""
     descriptors = process_tuning.prepare_process()
     logs = Logs(program.loaded.settings.log, time.monotonic)
     try:
@@ -65,20 +66,8 @@ def run(program: ServerPlan) -> int:
     return 0
 
 
-class OpenedListener(Protocol):
-    """What is common to the listeners of all dialects."""
-
-    address: Address
-
-    def close(self) -> None: ...
-    async def drain(self, timeout_s: float) -> None: ...
-
-
-Open = Callable[[AsyncExitStack, ListenerSpec], Awaitable[OpenedListener]]
-
-
 class App:
-    """One bus. `live` is its whole life."""
+    """One bus; `serve` runs it from start to stop."""
 
     def __init__(
         self, program: ServerPlan, logs: Logs, descriptors: process_tuning.DescriptorLimit
@@ -90,7 +79,8 @@ class App:
         self._descriptors = descriptors
         self._limits = process_tuning.fit_limits(self._settings.limits, descriptors)
         self._notifier = SystemdNotifier(os.environ, self._log)
-        self._listeners: list[tuple[str, OpenedListener]] = []
+        self._listeners: list[tuple[str, DialectListener]] = []
+        self._servers: dict[str, DialectServer] = {}  # of dialects that listen
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -102,12 +92,10 @@ class App:
             loop.call_soon,
             self._log,
             wall_ns=time.time_ns,
-            freud=self._settings.freud,
             policy=Policy((ROOT_UID, self._program.uid), directory.groups_of),
         )
         self._broker.quotas.describe = directory.describe
         self._acl = self._open_acl()
-        self._admin = self._open_admin()
         self._streams = StreamServer(
             self._broker,
             self._settings,
@@ -115,17 +103,17 @@ class App:
             self._program.uid,
             self._log,
             self._program.listeners,
-            self._admin.open,
         )
+        self._contexts = {one.name: self._context(one.name) for one in installed_dialects()}
+        self._admin = self._open_admin()
         shared = self._streams.shared
         self._turns = turns = SwitchInterval(self._count_received)
         self._durable_service = DurableService(
-            self._broker, self._settings, self._log, lambda: turns.note_reads(shared.reads)
+            self._broker, self._settings, lambda: turns.note_reads(shared.reads)
         )
-        self._pirate_server: PirateServer | None = None
         lifecycle = Lifecycle(self._reload, self._log, self._logs.close)
         async with AsyncExitStack() as stack:
-            lifecycle.watch()  # first: a SIGTERM while starting is a clean stop, too
+            lifecycle.watch()  # first: a SIGTERM during the start must be a clean stop, too
             await self._start(stack)
             self._announce()
             await lifecycle.until_stopped()
@@ -139,7 +127,8 @@ class App:
             stack.enter_context(FolderLock(self._program.data))
         if self._program.engine is not None:
             stack.push_async_callback(self._durable_service.close)
-            await self._durable_service.open(self._program.engine)
+            dialects = [(one, self._contexts[one.name]) for one in installed_dialects()]
+            await self._durable_service.open(self._program.engine, dialects)
         self._acl.start(self._program.loaded)
         await self._start_listeners(stack)
         steps = (self._broker.tick, self._admin.tick, self._logs.tick, self._turns.tick)
@@ -149,40 +138,43 @@ class App:
         stack.callback(self._streams.close)
 
     def _count_received(self) -> int:
-        """Counts what the loop's connections bring: reads, and requests of pirates."""
-        pirates = sum(one.received for one in self._broker.overview.other_totals)
-        return self._streams.shared.reads + pirates
+        """Count what connections of the loop sent: reads of streams, and requests of others."""
+        others = sum(one.received for one in self._broker.overview.other_totals)
+        return self._streams.shared.reads + others
+
+    def _context(self, dialect: str) -> ServerContext:
+        """Return the parts of this bus that the server side of a dialect may use."""
+        return ServerContext(
+            broker=self._broker,
+            section=self._settings.section(dialect),
+            tls=self._settings.tls,
+            log=self._log,
+            data=self._program.data,
+            connections=self._streams.connection_limit,
+            serve_streams=self._streams.serve,
+            stats=self._stats,
+            rule_verbs=self._acl.verbs(),
+            on_fault=partial(self._fault, dialect),
+        )
 
     async def _start_listeners(self, stack: AsyncExitStack) -> None:
-        own: dict[str, Open] = {NATIVE: self._open_port, PIRATE: self._open_pirate}
         for wanted in self._program.listeners:
-            open_one = own.get(wanted.dialect, self._streams.listen)
-            self._listeners.append((wanted.dialect, await open_one(stack, wanted)))
+            server = self._servers.get(wanted.dialect)
+            if server is None:
+                server = self._servers[wanted.dialect] = await self._open_server(wanted.dialect)
+                stack.push_async_callback(server.close)
+            with socket_files.prepared_path(stack, wanted, self._program.uid):
+                listener = await server.listen(wanted.address)
+            stack.push_async_callback(listener.drain, 0)
+            stack.callback(listener.close)
+            self._listeners.append((wanted.dialect, listener))
 
-    async def _open_port(self, stack: AsyncExitStack, wanted: ListenerSpec) -> OpenedListener:
-        side, on_fault = self._durable_service, partial(self._fault, "native")
-        listener = await asyncio.to_thread(
-            side.listen, wanted.address, self._stats, self._acl.verbs(), on_fault
-        )
-        stack.push_async_callback(listener.drain, 0)
-        return listener
-
-    async def _open_pirate(self, stack: AsyncExitStack, wanted: ListenerSpec) -> OpenedListener:
-        if self._pirate_server is None:
-            from polybus.dialects.pirate.server.pirate_server import PirateServer
-
-            subscribers, gate = self._durable_service.subscribers, self._streams.connection_limit
-            assert subscribers is not None
-            keys = locate_curve_keys(self._program.loaded, os.environ)
-            self._pirate_server = side = PirateServer(
-                self._broker, subscribers, self._settings, gate, keys, self._log
-            )
-            stack.push_async_callback(side.close)
-            await side.open()
-        with socket_files.prepared_path(stack, wanted, self._program.uid):
-            listener = self._pirate_server.listen(wanted.address)
-        stack.push_async_callback(listener.drain, 0)
-        return listener
+    async def _open_server(self, dialect: str) -> DialectServer:
+        if dialect == ADMIN:
+            return self._streams.serve_admin(self._admin.open)
+        open_server = installed_dialects()[dialect].open_server
+        assert open_server is not None  # the listener plan checks it
+        return await open_server(self._contexts[dialect])
 
     def _open_acl(self) -> AclAdmin:
         data, broker = self._program.data, self._broker
@@ -190,9 +182,7 @@ class App:
         return AclAdmin(broker.policy, broker.quotas, self._creator_of, path, self._log)
 
     def _creator_of(self, name: bytes) -> Identity | None:
-        binding = self._broker.topic_names
-        found = self._broker.topics.creator_of(name)
-        return binding.creator_of(name) if found is None and binding else found
+        return self._broker.topics.creator_of(name) or self._broker.durable.creator_of(name)
 
     def _open_admin(self) -> AdminServer:
         server = self._settings.server
@@ -202,7 +192,7 @@ class App:
                 "connections": AdminVerb(lambda *_: self._broker.connections()),
                 "store_compact": AdminVerb(self._compact, keys=frozenset({"folder"})),
                 **self._acl.verbs(),
-                **SubscriberAdmin(lambda: self._durable_service).verbs(),
+                **self._dialect_verbs(),
             },
             own_uid=self._program.uid,
             max_connections=server.max_admin_connections,
@@ -212,10 +202,18 @@ class App:
             made_admin=self._acl.is_admin,
         )
 
+    def _dialect_verbs(self) -> dict[str, AdminVerb]:
+        return {
+            name: verb
+            for dialect in installed_dialects()
+            if dialect.admin_verbs is not None
+            for name, verb in dialect.admin_verbs(self._contexts[dialect.name]).items()
+        }
+
     async def _compact(self, request: Request, _identity: Identity) -> dict[str, Any]:
-        """Of the store that the caller means, so that it is not done to another's."""
+        """Compact the store, if it is the one that the caller named."""
         own = self._program.engine
-        if own is None or f"lmdb:{request.get('folder')}" != own:
+        if own is None or request.get("folder") != own.partition(":")[2]:
             raise AdminError("not_found", f"the store of this bus is {own or 'none'}")
         return await asyncio.to_thread(self._durable_service.compact)
 
@@ -227,6 +225,8 @@ class App:
         process_tuning.freeze_heap()
         lines = [f"listening {dialect} {one.address}\n" for dialect, one in self._listeners]
         _print("".join([*lines, "ready\n"]))
+        for reason in installed_dialects().skipped:
+            self._log.warning("dialect skipped", reason=reason)
         for warning in self._program.loaded.warnings:
             self._log.warning("ignored variable", text=warning)
         self._log.info(
@@ -243,23 +243,20 @@ class App:
         self._notifier.ready(len(self._listeners))
 
     async def _drain(self) -> None:
-        """Accept no one, take nothing more, and give what is owed a bounded time to leave."""
+        """Stop accepting and reading; give pending output a bounded time to be sent."""
         for _dialect, listener in self._listeners:
             listener.close()
-        self._durable_service.release_waiters()
+        for server in self._servers.values():
+            server.stop()
         self._broker.close_all(SHUTDOWN)
         self._admin.close_all()
         timeout_s = self._settings.server.drain_timeout_s
         await asyncio.gather(*(listener.drain(timeout_s) for _, listener in self._listeners))
 
     async def _reload(self) -> None:
-        """SIGHUP: whatever can be read again. What is broken leaves the old in force."""
-        again: dict[str, Callable[[], Awaitable[None]]] = {
-            "policy": self._reload_policy,
-            "native port": partial(asyncio.to_thread, self._durable_service.reload),
-        }
-        if self._pirate_server is not None:
-            again["pirate keys"] = self._pirate_server.reload
+        """Read all files again (SIGHUP). An invalid file leaves the former values in force."""
+        again: dict[str, Callable[[], Awaitable[None]]] = {"policy": self._reload_policy}
+        again.update((name, server.reload) for name, server in self._servers.items())
         again["certificates"] = self._streams.reload
         self._notifier.reloading()
         for what, reload in again.items():
@@ -282,7 +279,7 @@ class App:
 
 
 def _print(text: str) -> None:
-    """On stdout, at once. Whoever started us may have closed it: that is no reason to stop."""
+    """Print on stdout and flush. A closed stdout must not stop the bus."""
     if sys.stdout is None:
         return
     try:

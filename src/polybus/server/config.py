@@ -18,14 +18,15 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from polybus.bus.dialect_registry import installed_dialects
 from polybus.errors import ConfigError, InvalidRule
 from polybus.server.config_values import InvalidValue, check_bounds, from_text, from_toml
-from polybus.server.settings import BOUNDS, Settings
+from polybus.server.settings import BOUNDS, CORE_SECTIONS, Settings
 
 PREFIX = "POLYBUS_"
 # Variables that are not settings: the client's default bus, the file itself, tracebacks.
@@ -77,8 +78,8 @@ class LoadedSettings:
 
     def rows(self) -> Iterator[tuple[SettingKey, Any, str]]:
         """(key, value, source) of every setting, top level first."""
-        for key in KEYS.values():
-            place = getattr(self.settings, key.section) if key.section else self.settings
+        for key in setting_keys().values():
+            place = self.settings.section(key.section) if key.section else self.settings
             yield key, getattr(place, key.name), self.sources.get(key.dotted, DEFAULT)
 
 
@@ -103,27 +104,44 @@ def load(
     return LoadedSettings(settings, sources, tuple(_unknown_variables(environ)), again)
 
 
-def _keys() -> dict[str, SettingKey]:
-    """Every setting by its dotted name, in the order it is written in `Settings`."""
-    top: list[SettingKey] = []
-    inner: list[SettingKey] = []
-    for name, kind in get_type_hints(Settings).items():
-        if is_dataclass(kind):
-            inner += [SettingKey(name, sub, its) for sub, its in get_type_hints(kind).items()]
-        else:
-            top.append(SettingKey("", name, kind))
-    return {key.dotted: key for key in top + inner}
+@cache
+def section_types() -> dict[str, type]:
+    """Return the class of each section, the dialects' last."""
+    hints = get_type_hints(Settings)
+    dialects = {one.name: one.limits for one in installed_dialects() if one.limits is not None}
+    return {**{name: hints[name] for name in CORE_SECTIONS}, **dialects}
 
 
-KEYS = _keys()
-SECTIONS = tuple(dict.fromkeys(key.section for key in KEYS.values() if key.section))
+@cache
+def setting_keys() -> dict[str, SettingKey]:
+    """Return every setting by its dotted name, the top level first."""
+    keys = [
+        SettingKey("", name, kind)
+        for name, kind in get_type_hints(Settings).items()
+        if name not in (*CORE_SECTIONS, "dialects")
+    ]
+    for section, its_type in section_types().items():
+        keys += [SettingKey(section, name, kind) for name, kind in get_type_hints(its_type).items()]
+    return {key.dotted: key for key in keys}
+
+
+@cache
+def setting_bounds() -> dict[str, tuple[float, float]]:
+    """Return (lowest, highest) by dotted name, of the settings that have bounds of their own."""
+    dialects = {
+        f"{one.name}.{key}": bounds
+        for one in installed_dialects()
+        for key, bounds in one.bounds.items()
+    }
+    return {**BOUNDS, **dialects}
+
 
 Layer = Iterator[tuple[SettingKey, Any, str]]
 
 
 def _of_file(path: Path) -> Layer:
     for name, value in _read(path).items():
-        if name in SECTIONS:
+        if name in section_types():
             if not isinstance(value, dict):
                 raise ConfigError(f"{path}: [{name}] is a section, not a value")
             for inner, its in value.items():
@@ -151,12 +169,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _known(path: Path, section: str, name: str) -> SettingKey:
     dotted = f"{section}.{name}" if section else name
-    if dotted in KEYS:
-        return KEYS[dotted]
+    keys = setting_keys()
+    if dotted in keys:
+        return keys[dotted]
     if section:
-        siblings = [key.name for key in KEYS.values() if key.section == section]
+        siblings = [key.name for key in keys.values() if key.section == section]
         raise ConfigError(f"{path}: [{section}] has no key {name!r}{_hint(name, siblings)}")
-    places = [*SECTIONS, *(key.name for key in KEYS.values() if not key.section)]
+    places = [*section_types(), *(key.name for key in keys.values() if not key.section)]
     raise ConfigError(f"{path}: no section or key is called {name!r}{_hint(name, places)}")
 
 
@@ -170,7 +189,7 @@ def _from_file(path: Path, key: SettingKey, value: Any) -> tuple[SettingKey, Any
 
 
 def _of_environment(environ: Mapping[str, str]) -> Layer:
-    for key in KEYS.values():
+    for key in setting_keys().values():
         text = environ.get(key.variable)
         if text:
             source = f"${key.variable}"
@@ -179,7 +198,7 @@ def _of_environment(environ: Mapping[str, str]) -> Layer:
 
 def _of_flags(flags: Mapping[str, Flag]) -> Layer:
     for dotted, flag in flags.items():
-        key, value = KEYS[dotted], flag.value
+        key, value = setting_keys()[dotted], flag.value
         if value is None:
             continue
         read = _reader(value, key) if isinstance(value, str) else (lambda value=value: value)
@@ -193,7 +212,7 @@ def _reader(text: str, key: SettingKey) -> Any:
 def _checked(key: SettingKey, source: str, found: Any, read: Any) -> Any:
     try:
         value = read()
-        check_bounds(value, key.kind, BOUNDS.get(key.dotted))
+        check_bounds(value, key.kind, setting_bounds().get(key.dotted))
     except InvalidValue as unfit:
         raise ConfigError(f"{source}: {key}: expected {unfit}, found {_shown(found)}") from None
     except InvalidRule as error:
@@ -207,17 +226,17 @@ def _shown(found: Any) -> str:
 
 
 def _build(values: Mapping[str, Any]) -> Settings:
-    parts: dict[str, Any] = {}
-    for part in fields(Settings):
-        if part.name in SECTIONS:
-            kind = get_type_hints(Settings)[part.name]
-            own = {one.name for one in fields(kind)}
-            parts[part.name] = kind(
-                **{n: values[f"{part.name}.{n}"] for n in own if f"{part.name}.{n}" in values}
-            )
-        elif part.name in values:
-            parts[part.name] = values[part.name]
-    return Settings(**parts)
+    parts: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
+    sections: dict[str, Any] = {}
+    for section, its_type in section_types().items():
+        given = {
+            key.name: values[key.dotted]
+            for key in setting_keys().values()
+            if key.section == section and key.dotted in values
+        }
+        sections[section] = its_type(**given)
+    parts.update((name, sections.pop(name)) for name in CORE_SECTIONS)
+    return Settings(**parts, dialects=sections)
 
 
 def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
@@ -231,14 +250,12 @@ def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
             limits.outbox_high_water_bytes,
             limits.outbox_max_bytes,
         )
-    if settings.rqueue.max_payload >= limits.outbox_max_bytes:
-        raise _contradiction(
-            sources,
-            "rqueue.max_payload",
-            "below [limits] outbox_max_bytes",
-            settings.rqueue.max_payload,
-            limits.outbox_max_bytes,
-        )
+    for dialect in installed_dialects():
+        if dialect.check_settings is not None:
+            wrong = dialect.check_settings(settings.section(dialect.name), limits)
+            if wrong is not None:
+                key, rule, value, bound = wrong
+                raise _contradiction(sources, f"{dialect.name}.{key}", rule, value, bound)
     if (settings.tls.certificate is None) != (settings.tls.key is None):
         given = "certificate" if settings.tls.certificate else "key"
         source = sources.get(f"tls.{given}", DEFAULT)
@@ -249,11 +266,13 @@ def _contradiction(
     sources: Mapping[str, str], dotted: str, rule: str, value: int, bound: int
 ) -> ConfigError:
     source = sources.get(dotted, DEFAULT)
-    return ConfigError(f"{source}: {KEYS[dotted]}: expected {rule} ({bound}), found {value}")
+    return ConfigError(
+        f"{source}: {setting_keys()[dotted]}: expected {rule} ({bound}), found {value}"
+    )
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    known = {key.variable for key in KEYS.values()} | NOT_SETTINGS
+    known = {key.variable for key in setting_keys().values()} | NOT_SETTINGS
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             # All share the prefix, so only a very close name is worth suggesting.

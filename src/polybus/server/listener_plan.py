@@ -16,22 +16,18 @@ import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from polybus.bus.dialect import RUNTIME
+from polybus.bus.dialect_registry import installed_dialects
 from polybus.errors import AddressError, ConfigError
 from polybus.model.address import Address
 from polybus.server.config import DEFAULT, LoadedSettings
-from polybus.server.dialect_registry import (
-    ADMIN,
-    ADMIN_DEFAULT,
-    ADMIN_SCHEMES,
-    DIALECTS,
-    PIRATE,
-    RUNTIME,
-)
 from polybus.server.settings import Settings
 
+# The admin socket is not a dialect, but it is configured and listed like one.
+ADMIN = "admin"
+ADMIN_DEFAULT = f"unix:{RUNTIME}/admin.sock"
+ADMIN_SCHEMES = ("unix",)
 LOCALHOST = "localhost"
-# How a dialect is encrypted, where that is no scheme of its address.
-ENCRYPTED = {PIRATE: "set curve = true in [pirate]"}
 LOOPBACKS = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 
 
@@ -64,8 +60,8 @@ def plan_listeners(
 def _defaults(runtime: Path) -> list[ListenerSpec]:
     return [
         ListenerSpec(row.name, _default(text, runtime), listed=False)
-        for row in DIALECTS.values()
-        for text in row.defaults
+        for row in installed_dialects().listening
+        for text in row.default_addresses
     ]
 
 
@@ -77,9 +73,9 @@ def _parse(item: str, source: str) -> ListenerSpec:
     name, equals, text = item.partition("=")
     if not equals:
         raise ConfigError(f"{source}: {item!r} is not DIALECT=ADDRESS")
-    if name != ADMIN and name not in DIALECTS:
-        known = ", ".join([*DIALECTS, ADMIN])
-        raise ConfigError(f"{source}: unknown dialect {name!r}: this bus has {known}")
+    known = [*(one.name for one in installed_dialects().listening), ADMIN]
+    if name not in known:
+        raise ConfigError(f"{source}: unknown dialect {name!r}: this bus has {', '.join(known)}")
     try:
         address = Address.parse(text)
         if address.is_unix:  # so that what is printed is right in any folder
@@ -108,7 +104,8 @@ def _is_here(host: str, family: socket.AddressFamily) -> bool:
 
 
 def _check(one: ListenerSpec, settings: Settings) -> None:
-    schemes = ADMIN_SCHEMES if one.dialect == ADMIN else DIALECTS[one.dialect].schemes
+    dialect = None if one.dialect == ADMIN else installed_dialects()[one.dialect]
+    schemes = ADMIN_SCHEMES if dialect is None else dialect.schemes
     address = one.address
     if address.scheme not in schemes:
         raise ConfigError(
@@ -118,13 +115,13 @@ def _check(one: ListenerSpec, settings: Settings) -> None:
         raise ConfigError(
             f"{one.dialect} on {address} needs a certificate: set certificate and key in [tls]"
         )
-    if one.dialect == PIRATE and settings.pirate.curve:
+    if address.is_loopback or address.is_encrypted or settings.insecure or dialect is None:
         return
-    if not (address.is_loopback or address.is_encrypted or settings.insecure):
+    # Some dialects encrypt by themselves, whatever the scheme.
+    if dialect.is_encrypted is None or not dialect.is_encrypted(settings.section(dialect.name)):
         raise ConfigError(
             f"{one.dialect} on {address} could be reached by other machines, and nothing on it"
-            f" is encrypted: {ENCRYPTED.get(one.dialect, 'use a tls scheme')}, or say"
-            " insecure = true (--insecure)"
+            f" is encrypted: {dialect.encryption_hint}, or say insecure = true (--insecure)"
         )
 
 

@@ -8,20 +8,17 @@ throws it away.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from polybus.bus.dialect_registry import installed_dialects
 from polybus.errors import ConfigError
 from polybus.model.socket_path import runtime_folder
 from polybus.server.config import DEFAULT, Flag, LoadedSettings
 from polybus.server.folders import data_folder
 from polybus.server.listener_plan import ListenerSpec, plan_listeners
-
-ENGINES = ("memory", "lmdb", "nats")
-PIRATE_KEYS = "pirate"  # the folder in the data folder where CURVE keys are
-STORE_NAME = "store"  # the folder in the data folder where durable topics are
+from polybus.store.engine_registry import default_url, schemes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +42,8 @@ def plan_serve(loaded: LoadedSettings, environ: Mapping[str, str]) -> ServerPlan
     uid = os.getuid()
     runtime = runtime_folder(environ, uid)
     data = (loaded.settings.data or data_folder(environ, uid)).absolute()
-    engine = loaded.settings.engine or f"lmdb:{data / STORE_NAME}"
+    engine = loaded.settings.engine or default_url(data)
     return ServerPlan(loaded, plan_listeners(loaded, runtime), runtime, data, uid, engine)
-
-
-def locate_curve_keys(loaded: LoadedSettings, environ: Mapping[str, str]) -> Path:
-    """The folder of the CURVE keys of a bus."""
-    data = loaded.settings.data or data_folder(environ, os.getuid())
-    return (loaded.settings.pirate.keys or data / PIRATE_KEYS).absolute()
 
 
 def plan_without_store(
@@ -79,14 +70,10 @@ def check_files(loaded: LoadedSettings) -> None:
         from polybus.server.certificates import Certificates
 
         Certificates(loaded.settings.tls)
-    if loaded.settings.pirate.curve:
-        from polybus.dialects.pirate.server.curve_key_folder import CurveKeyFolder
-
-        CurveKeyFolder(locate_curve_keys(loaded, os.environ)).allowed()
-    if loaded.settings.native.tokens is not None:
-        from polybus.transports.flight.authentication import TokenFile
-
-        TokenFile(loaded.settings.native.tokens, time.time)
+    data = (loaded.settings.data or data_folder(os.environ, os.getuid())).absolute()
+    for dialect in installed_dialects():
+        if dialect.check_files is not None:
+            dialect.check_files(loaded.settings.section(dialect.name), data)
 
 
 def _check_engine(loaded: LoadedSettings) -> None:
@@ -95,8 +82,8 @@ def _check_engine(loaded: LoadedSettings) -> None:
         return
     source = loaded.sources.get("engine", DEFAULT)
     scheme = url.partition(":")[0]
-    if scheme not in ENGINES:
-        known = ", ".join(ENGINES)
-        raise ConfigError(f"{source}: unknown engine {url!r}: the engines are {known}")
     if scheme == "nats":
         raise ConfigError(f"{source}: engine {url!r} is still to come")
+    if scheme not in schemes():
+        known = ", ".join(schemes())
+        raise ConfigError(f"{source}: unknown engine {url!r}: the engines are {known}")

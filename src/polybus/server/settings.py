@@ -1,30 +1,22 @@
 """Every setting of the bus: its name, type, default, bounds and the reason for them.
 
-A section is a frozen dataclass, a key is a field of it. All the rest (reading
-TOML, `POLYBUS_*` variables, range checks, `polybus config show`) is derived
-from here, so a new dialect adds its section with one line in `Settings`.
+A section is a frozen dataclass, a key is a field of it. Reading TOML, `POLYBUS_*`
+variables, range checks and `polybus config show` are derived from these classes. The
+section of a dialect is the class `Dialect.limits` of its registration.
 
-A number is at least 1 (a float: above 0) unless `BOUNDS` says otherwise.
+A number must be at least 1 (a float: above 0) unless `BOUNDS` has a row for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from polybus.bus.dialect_registry import installed_dialects
 from polybus.model.access_rule import Rule
-from polybus.model.limits import (
-    KIB,
-    MIB,
-    FreudLimits,
-    GsbLimits,
-    Limits,
-    NativeLimits,
-    PirateLimits,
-    QuotaLimits,
-    RqueueLimits,
-)
+from polybus.model.limits import KIB, Limits, QuotaLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,41 +50,26 @@ class TlsSettings:
     key: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NativeSettings(NativeLimits):
-    """The native port: its bounds, and who its callers are (`[native]`)."""
-
-    # Lines of NAME TOKEN [EXPIRES], mode 0600; read again on SIGHUP.
-    tokens: Path | None = None
-    # Clients of grpc+tls must show a certificate that one of these has signed.
-    client_authorities: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PirateSettings(PirateLimits):
-    """Pirate: its bounds, and who its callers are (`[pirate]`)."""
-
-    # Clients must show a CURVE key that `polybus keys allow` has let in; needed beyond loopback.
-    curve: bool = False
-    # The folder of the bus's own key and of those it lets in; None: `pirate` in the data folder.
-    keys: Path | None = None
+def default_sections() -> dict[str, Any]:
+    """Return the section of each installed dialect that has one, with its defaults."""
+    return {one.name: one.limits() for one in installed_dialects() if one.limits is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole configuration: the top-level keys, then one field a section."""
+    """The whole configuration: the top-level keys, one field per section, then the dialects'."""
 
-    # DIALECT=ADDRESS each; empty: every dialect at its default address.
+    # DIALECT=ADDRESS each; empty: every dialect at its default addresses.
     listen: tuple[str, ...] = ()
-    # None: see `runtime.data_folder`.
+    # None: see `folders.data_folder`.
     data: Path | None = None
     engine: str = ""
     durability: Literal["fsync", "interval"] = "fsync"
-    # With `interval`, what a crash may take: as long as a person takes for "at once".
+    # With `interval`, the commits that a power cut may lose: short enough to be "at once".
     commit_interval_ms: int = 50
-    # Listeners beyond loopback without TLS must be asked for by name.
+    # Listeners beyond loopback without encryption must be requested explicitly.
     insecure: bool = False
-    # Rules of the policy. `polybus acl add` keeps its own in the data folder.
+    # Rules of the policy. `polybus acl add` stores its own in the data folder.
     acl: tuple[Rule, ...] = ()
 
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -100,13 +77,15 @@ class Settings:
     tls: TlsSettings = field(default_factory=TlsSettings)
     limits: Limits = field(default_factory=Limits)
     quotas: QuotaLimits = field(default_factory=QuotaLimits)
-    rqueue: RqueueLimits = field(default_factory=RqueueLimits)
-    freud: FreudLimits = field(default_factory=FreudLimits)
-    gsb: GsbLimits = field(default_factory=GsbLimits)
-    native: NativeSettings = field(default_factory=NativeSettings)
-    pirate: PirateSettings = field(default_factory=PirateSettings)
+    # Dialect → an instance of its `limits`: the section of the dialect's name.
+    dialects: Mapping[str, Any] = field(default_factory=default_sections)
+
+    def section(self, name: str) -> Any:
+        """Return a section by its name, None if the dialect has no settings."""
+        return getattr(self, name) if name in CORE_SECTIONS else self.dialects.get(name)
 
 
+CORE_SECTIONS = ("server", "log", "tls", "limits", "quotas")
 UNBOUNDED = float("inf")
 
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -130,40 +109,4 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "quotas.quota_subscriptions": (0, UNBOUNDED),
     "quotas.quota_topics": (0, UNBOUNDED),
     "quotas.quota_connections": (0, UNBOUNDED),
-    # A PART of one byte under the longest topic must fit: the kernel insists on it.
-    "rqueue.max_payload": (282, 64 * MIB),
-    "rqueue.max_message_bytes": (1, 64 * MIB),
-    # A message of 64 MiB must fit, and a block holds no more.
-    # 0: subscribers are never dropped for being away.
-    "pirate.subscriber_ttl_s": (0, UNBOUNDED),
-    # A message of the largest size must come through.
-    "pirate.max_unfinished_bytes": (66 * MIB, UNBOUNDED),
-    "pirate.max_unread_bytes": (66 * MIB, UNBOUNDED),
-    "pirate.max_uncommitted_bytes": (65 * MIB, UNBOUNDED),
-    "native.max_batch_bytes": (65 * MIB, 255 * MIB),
-    "native.max_uncommitted_bytes": (65 * MIB, UNBOUNDED),
-    "native.max_action_bytes": (64 * KIB, 64 * MIB),
-    # A batch must be answered again as long as its producer may send it again.
-    "native.max_batches_in_flight": (1, 1024),
-    "native.max_bytes_in_flight": (64 * KIB, UNBOUNDED),
-    "native.max_calls": (1, 65_536),
-    "native.max_connections": (1, 1_000_000),
-    "native.max_waits": (1, 65_536),
-    "native.max_wait_s": (0, 3600),
-    "native.default_shards": (1, 512),
-    "native.max_groups": (1, 65_536),
-    "native.max_user_groups": (1, 65_536),
-    "native.max_members": (1, 1024),  # a roster is one record
-    "native.max_fetch_rows": (1, 1_048_576),
-    "native.max_fetch_bytes": (64 * KIB, 256 * MIB),
-    # A message of one byte under the longest name must fit, and no reader takes one over 64 MiB.
-    "freud.max_frame_bytes": (260, 64 * MIB),
-    # A call with the longest address and id must fit, and an outbox must hold one.
-    "gsb.max_packet_bytes": (4 * KIB, 64 * MIB),
-    "gsb.deadline_ms": (1, 2**32 - 1),
-    # Below a receive buffer every burst would stop a stream.
-    "gsb.outbox_full_bytes": (64 * KIB, 16 * MIB),
-    "gsb.outbox_free_bytes": (0, 16 * MIB),
-    "gsb.free_partials": (1, 65_536),
-    "gsb.free_bytes": (1, 16 * MIB),
 }

@@ -1,8 +1,7 @@
-"""Everything that comes over a stream: dialects with sessions, and the admin socket.
+"""Listeners on byte streams: dialects with stream sessions, and the admin socket.
 
-What their listeners share is here: one buffer to read into, one bound of connections, one
-certificate, one look-out for peers that hang up. (The native port and ZeroMQ bring their
-own connections: port.py, pirate.py.)
+They share one receive buffer, one bound on connections, one certificate and one monitor of
+peers that hang up.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.bus.quotas import ConnectionQuota
 from polybus.kernel.receive_buffer import SharedBuffer
-from polybus.server import folders, socket_files
+from polybus.server import folders
 from polybus.server.certificates import Certificates
-from polybus.server.dialect_registry import ADMIN, DIALECTS
 from polybus.transports.hangup_monitor import HangupMonitor
 from polybus.transports.stream_listener import (
     ConnectionLimit,
@@ -26,15 +24,39 @@ from polybus.transports.stream_listener import (
 )
 
 if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
-
     from polybus.bus.broker import Broker
+    from polybus.model.address import Address
     from polybus.server.listener_plan import ListenerSpec
     from polybus.server.settings import Settings
 
 
+class StreamListeners:
+    """The stream listeners of one dialect: a `DialectServer`."""
+
+    def __init__(self, open_session: OpenSession, options: ListenOptions) -> None:
+        self._open_session = open_session
+        self._options = options
+
+    async def listen(self, address: Address) -> StreamListener:
+        return await listen(address, self._open_session, self._options)
+
+    async def reload(self) -> None:
+        """Do nothing: the certificate is shared, `StreamServer` reads it again."""
+
+    def stop(self) -> None:
+        """Do nothing: the broker ends the connections."""
+
+    async def close(self) -> None:
+        close = getattr(self._open_session, "close", None)
+        if close is not None:
+            close()
+
+
 class StreamServer:
-    """`gate` counts the connections of all dialects together, `shared` what they bring."""
+    """The parts that all stream listeners share.
+
+    `connection_limit` counts the connections of all dialects, `shared` the bytes they send.
+    """
 
     def __init__(
         self,
@@ -44,37 +66,33 @@ class StreamServer:
         uid: int,
         log: Any,
         listeners: Iterable[ListenerSpec],
-        admin: OpenSession,
     ) -> None:
         self._broker = broker
-        self._settings = settings
         self._uid = uid
         self._log = log
         self.connection_limit = ConnectionLimit(
             max_connections, self._refusal_handler("max_connections")
         )
-        # The admin's places are apart, so that a flood of clients cannot keep the owner of
-        # the bus from looking at it.
-        places = settings.server.max_admin_connections
-        self._admin_gate = ConnectionLimit(places, self._refusal_handler("max_admin_connections"))
+        # Admin connections have a bound of their own, so that a flood of clients cannot keep
+        # the owner of the bus from inspecting it.
+        self._admin_limit = ConnectionLimit(
+            settings.server.max_admin_connections, self._refusal_handler("max_admin_connections")
+        )
         encrypted = any(wanted.address.is_encrypted for wanted in listeners)
         self._certificates = Certificates(settings.tls) if encrypted else None
         self.shared = SharedBuffer()
         self._hangups = HangupMonitor()
-        self._openers = {ADMIN: admin}
 
-    async def listen(self, stack: AsyncExitStack, wanted: ListenerSpec) -> StreamListener:
-        """Opens it; the stack gets what is to be done at its end."""
-        opener = self._opener(stack, wanted.dialect)
-        options = self._options(wanted)
-        with socket_files.prepared_path(stack, wanted, self._uid):
-            listener = await listen(wanted.address, opener, options)
-        stack.push_async_callback(listener.drain, 0)
-        stack.callback(listener.close)
-        return listener
+    def serve(self, open_session: OpenSession, *, charge_user: bool = False) -> StreamListeners:
+        """Return the listeners of a dialect; `charge_user` applies quota_connections."""
+        quota = ConnectionQuota(self._broker.quotas) if charge_user else None
+        return StreamListeners(open_session, self._options(self.connection_limit, quota))
+
+    def serve_admin(self, open_session: OpenSession) -> StreamListeners:
+        return StreamListeners(open_session, self._options(self._admin_limit, None))
 
     async def reload(self) -> None:
-        """SIGHUP: certificates are read again; `ConfigError` if they are no good."""
+        """Read the certificate again. Raises `ConfigError` if it is invalid."""
         if self._certificates is not None:
             await asyncio.to_thread(self._certificates.reload)
             self._log.info("reloaded", what="certificates")
@@ -82,30 +100,19 @@ class StreamServer:
     def close(self) -> None:
         self._hangups.close()
 
-    def _opener(self, stack: AsyncExitStack, dialect: str) -> OpenSession:
-        """All listeners of a dialect share one."""
-        if dialect not in self._openers:
-            sessions = DIALECTS[dialect].sessions
-            assert sessions is not None
-            opener = self._openers[dialect] = sessions(self._broker, self._settings)
-            if (close := getattr(opener, "close", None)) is not None:
-                stack.callback(close)
-        return self._openers[dialect]
-
-    def _options(self, wanted: ListenerSpec) -> ListenOptions:
-        counted = wanted.dialect != ADMIN and DIALECTS[wanted.dialect].counts_places
+    def _options(self, limit: ConnectionLimit, quota: ConnectionQuota | None) -> ListenOptions:
         return ListenOptions(
-            connection_limit=self._admin_gate if wanted.dialect == ADMIN else self.connection_limit,
+            connection_limit=limit,
             shared=self.shared,
             tls=self._certificates.context if self._certificates else None,
             unix_mode=folders.socket_mode(self._uid),
             hangups=self._hangups,
-            caller_limit=ConnectionQuota(self._broker.quotas) if counted else None,
+            caller_limit=quota,
             on_handshake_failed=self._on_handshake_failed,
         )
 
     def _refusal_handler(self, setting: str) -> Callable[[str], None]:
-        """What happens to a connection over a limit, besides being closed."""
+        """Return the callback that counts and logs a connection over a limit."""
 
         def refused(peer: str) -> None:
             self._broker.counters.count("refused", setting)

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polybus.bus.rule_table import PlacedRule
+from polybus.dialects.rqueue.limits import RqueueLimits
 from polybus.durable import push_readers
 from polybus.errors import StoreFault
 from polybus.model.access_rule import Rule
-from polybus.model.limits import Limits, RqueueLimits
+from polybus.model.limits import Limits
 from polybus.model.rows import Rows
 from tests.rig import freud_client
 from tests.rig.memory_bus import MemoryBus
@@ -281,8 +282,7 @@ def test_unsubscribing_while_behind(bus: MemoryBus, goodbye: bytes):
     slow.eat()
     bus.settle()
     assert bodies(slow) == [BIG, BIG]
-    assert bus.broker.push_readers is not None
-    assert bus.broker.push_readers.count(topic) == 0
+    assert bus.durable.push_readers.count(topic) == 0
 
 
 @pytest.mark.parametrize("how", ["hang_up", "shut_down"])
@@ -298,8 +298,7 @@ def test_leaving_while_behind_and_while_joining(bus: MemoryBus, how: str):
     getattr(slow, how)()
     bus.settle()
     assert bodies(quick) == [b"x"]
-    assert bus.broker.push_readers is not None
-    assert bus.broker.push_readers.count(topic) == 1
+    assert bus.durable.push_readers.count(topic) == 1
 
 
 def test_one_that_may_no_longer_read_gets_nothing_of_what_it_missed():
@@ -473,8 +472,7 @@ class World:
 
     @property
     def end(self) -> int:
-        assert self.bus.broker.durable is not None
-        return self.bus.broker.durable.next_id(self.topic)
+        return self.bus.durable.topics.next_id(self.topic)
 
     def do(self, step: tuple) -> None:
         verb, *rest = step

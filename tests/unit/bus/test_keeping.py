@@ -230,7 +230,7 @@ def test_an_end_while_committing_does_nothing_twice(bus: MemoryBus):
     client.hang_up()
     bus.settle()
     assert stored(bus, topic.number) == [b"a", b"b"]
-    assert bus.broker.topics.exists(b"e")
+    assert bus.topics.exists(b"e")
     assert answers(client) == []
 
 

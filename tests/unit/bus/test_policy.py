@@ -400,7 +400,7 @@ def test_who_loses_the_right_to_read_loses_the_subscription():
 
 def test_a_freud_subscription_ends_as_well_and_whoever_waits_is_told():
     bus = MemoryBus()
-    topics = bus.broker.topics
+    topics = bus.topics
     topics.create(BOB, b"t")
     readers = [topics.subscribe(who, b"t") for who in (ALICE, BOB)]
     alice, bob = (reader for reader in readers if isinstance(reader, PullReader))

@@ -9,11 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polybus.dialects.rqueue.limits import RqueueLimits
 from polybus.errors import ConfigError
 from polybus.model.access_rule import Rule
-from polybus.model.limits import Limits, RqueueLimits
-from polybus.server.config import DEFAULT, KEYS, NOT_SETTINGS, Flag, load
-from polybus.server.settings import BOUNDS, Settings
+from polybus.model.limits import Limits
+from polybus.server.config import (
+    DEFAULT,
+    NOT_SETTINGS,
+    Flag,
+    load,
+    setting_bounds,
+    setting_keys,
+)
+from polybus.server.settings import Settings
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -82,7 +90,7 @@ def test_every_kind_of_value_from_a_file(tmp_path):
     assert settings.data == tmp_path / "somewhere"
     assert settings.durability == "interval"
     assert settings.insecure is True
-    assert settings.rqueue == RqueueLimits(max_payload=4096, part_timeout_s=3.0)
+    assert settings.section("rqueue") == RqueueLimits(max_payload=4096, part_timeout_s=3.0)
     assert settings.tls.certificate == Path("/abs/cert.pem")
     assert settings.tls.key == tmp_path / "key.pem"
 
@@ -100,7 +108,7 @@ def test_every_kind_of_value_from_the_environment():
     assert settings.listen == ("rqueue=tcp://127.0.0.1:0", "admin=unix:/x")
     assert settings.data == Path("somewhere")
     assert settings.insecure is True
-    assert settings.rqueue == RqueueLimits(max_payload=4096, part_timeout_s=1.5)
+    assert settings.section("rqueue") == RqueueLimits(max_payload=4096, part_timeout_s=1.5)
     assert settings.log.format == "json"
 
 
@@ -240,26 +248,26 @@ def test_variables_that_are_no_settings_do_not_warn():
 
 
 def test_no_two_settings_share_a_variable():
-    names = [key.variable for key in KEYS.values()]
+    names = [key.variable for key in setting_keys().values()]
     assert len(set(names)) == len(names)
     assert not NOT_SETTINGS & set(names)
 
 
 def test_every_bound_is_of_a_setting_and_holds_for_its_default():
     values = {key.dotted: value for key, value, _ in load().rows()}
-    for dotted, (low, high) in BOUNDS.items():
+    for dotted, (low, high) in setting_bounds().items():
         assert low <= values[dotted] <= high
 
 
 def test_every_limit_is_a_setting():
     for section, kind in (("limits", Limits), ("rqueue", RqueueLimits)):
         for field in dataclasses.fields(kind):
-            assert f"{section}.{field.name}" in KEYS
+            assert f"{section}.{field.name}" in setting_keys()
 
 
-@given(st.sampled_from(sorted(KEYS)), st.text(min_size=1, max_size=20))
+@given(st.sampled_from(sorted(setting_keys())), st.text(min_size=1, max_size=20))
 def test_any_text_in_any_variable_is_a_value_or_one_clear_line(dotted, text):
-    key = KEYS[dotted]
+    key = setting_keys()[dotted]
     said, source = "", ""
     try:
         source = load(None, {key.variable: text}).sources[dotted]

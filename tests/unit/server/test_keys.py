@@ -103,7 +103,7 @@ def test_a_name_is_a_files_and_nothing_else(tmp_path, name):
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 39, "x" * 41, "ä" * 40, "\x7f" * 40])
 def test_what_is_no_key_is_told(text):
-    with pytest.raises(UsageError, match="is no key"):
+    with pytest.raises(UsageError, match="invalid key"):
         curve_key_folder.parse_key(text)
 
 
@@ -124,7 +124,7 @@ def test_the_commands(tmp_path, capsys):
     assert run(["keys", "new", "laptop", "--keys", own]) == 0
     assert "client id" in capsys.readouterr().out
     assert run(["keys", "ls", "--data", data]) == 0
-    assert "no key is let in" in capsys.readouterr().out
+    assert "no key is allowed" in capsys.readouterr().out
     assert run(["keys", "allow", f"{own}/laptop.key", "--data", data]) == 0
     assert capsys.readouterr().out.startswith("allowed: laptop, client ")
     text = AllowedKey("", KEY).text

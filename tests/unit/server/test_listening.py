@@ -35,12 +35,12 @@ def refusal(*listen: str) -> str:
 
 def test_nothing_listed_is_everything_at_its_default():
     assert planned() == [
-        "rqueue tcp://127.0.0.1:6567",
         "freud unix:/run/polybus/freud.sock",
         "gsb tcp://127.0.0.1:6569",
         "gsb ipc:///run/polybus/gsb.sock",
-        "pirate tcp://127.0.0.1:6568",
         "native grpc://127.0.0.1:6570",
+        "pirate tcp://127.0.0.1:6568",
+        "rqueue tcp://127.0.0.1:6567",
         "admin unix:/run/polybus/admin.sock",
     ]
 
@@ -81,7 +81,7 @@ def test_a_relative_socket_path_is_made_absolute(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["console", "RQUEUE", "", "x"])
 def test_what_is_not_built_is_an_unknown_dialect(name):
     said = refusal(f"{name}=tcp://127.0.0.1:1")
-    known = "rqueue, freud, gsb, pirate, native, admin"
+    known = "freud, gsb, native, pirate, rqueue, admin"
     assert said == f"--listen: unknown dialect {name!r}: this bus has {known}"
 
 

@@ -19,7 +19,6 @@ from polybus.errors import UsageError
 if TYPE_CHECKING:
     from polybus.dialects.gsb.client.client import Client
 
-# DOC `polybus gsb`: its commands are in the dialect's own folder.
 
 EXIT_CODES = """\b
 Exit codes:

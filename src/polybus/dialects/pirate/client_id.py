@@ -1,12 +1,13 @@
-"""What a pirate client is called: 1 to 64 bytes, on the wire as they are.
+"""Client ids: 1 to 64 bytes.
 
-People see text: printable UTF-8 without spaces as it is, anything else as `hex:` and its
-bytes. Text that begins with `hex:` is always read as bytes, so the two never mix.
+As text, printable UTF-8 without spaces is shown as it is, and any other id as `hex:` and its
+bytes. Text that begins with `hex:` is always parsed as bytes, so the two forms never mix.
 """
 
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -15,26 +16,29 @@ from polybus.errors import UsageError
 MAX_ID_BYTES: Final = 64
 RANDOM_ID_BYTES: Final = 16
 HEX: Final = "hex:"
+KNOWN_KEYS: Final = 4096  # cached fingerprints, some 200 bytes each
 
 
 def random_id() -> bytes:
-    """As many bytes as no two clients will ever share."""
+    """Return an id that no two clients share."""
     return os.urandom(RANDOM_ID_BYTES)
 
 
+@lru_cache(KNOWN_KEYS)
 def fingerprint(public_key: bytes) -> bytes:
-    """The id of whoever holds this CURVE key (its 32 raw bytes)."""
+    """Return the id of the client with this CURVE key (32 raw bytes)."""
     return sha256(public_key).digest()[:RANDOM_ID_BYTES]
 
 
 def check_client_id(client_id: bytes) -> bytes:
+    """Return the id. Raises `UsageError` if its length is not allowed."""
     if not 1 <= len(client_id) <= MAX_ID_BYTES:
-        raise UsageError(f"a client's id has 1 to {MAX_ID_BYTES} bytes, not {len(client_id)}")
+        raise UsageError(f"a client id must have 1 to {MAX_ID_BYTES} bytes, got {len(client_id)}")
     return client_id
 
 
 def format_client_id(client_id: bytes) -> str:
-    """For people; `parsed` gives the bytes back."""
+    """Return an id as text. `parse_client_id` is the inverse."""
     try:
         text = client_id.decode("utf-8")
     except UnicodeDecodeError:
@@ -49,4 +53,6 @@ def parse_client_id(text: str) -> bytes:
     try:
         return check_client_id(bytes.fromhex(text.removeprefix(HEX)))
     except ValueError:
-        raise UsageError(f"{text!r} is no client's id: after {HEX} come hex digits") from None
+        raise UsageError(
+            f"invalid client id {text!r}: {HEX} must be followed by hex digits"
+        ) from None

@@ -36,11 +36,6 @@ from polybus.errors import Fenced, PolybusError, Refused, UsageError, error_from
 if TYPE_CHECKING:
     from polybus.dialects.pirate.client.pirate_blocking import BlockingClient
 
-# DOC The shell of `polybus pirate`, on a terminal and as a script.
-# DOC
-# DOC Answers go to stdout, one line each, and are out before the next command is read; words for
-# DOC people (notices, the greeting) go to stderr. On a terminal lines can be edited, and the
-# DOC history is kept in the state folder.
 
 USAGE: Final = {
     "SUB": "SUB <topic>",

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from polybus.dialects.rqueue.client.notification_batch import encode_publishes
+from polybus.dialects.rqueue.limits import RqueueLimits
 from polybus.errors import InvalidTopic, TooLarge, UsageError
-from polybus.model.limits import RqueueLimits
 from polybus.model.topic_name import MAX_NAME_BYTES
 
 if TYPE_CHECKING:

@@ -28,8 +28,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polybus.dialects.rqueue.client.notification_batch import PART_INDEX, Part
+from polybus.dialects.rqueue.limits import RqueueLimits
 from polybus.errors import BadFrame
-from polybus.model.limits import MIB, RqueueLimits
+from polybus.model.limits import MIB
 
 Reason = Literal["expired", "inconsistent", "too_large", "no_room"]
 REASONS: tuple[Reason, ...] = ("expired", "inconsistent", "too_large", "no_room")

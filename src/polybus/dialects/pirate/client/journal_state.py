@@ -29,10 +29,6 @@ from typing import Final, NamedTuple
 
 from polybus.dialects.pirate import client_id
 
-# DOC What a client tells people when the two sides remember differently, and what to do.
-# DOC
-# DOC Not errors: the client can go on, and says how it does.
-
 SUB: Final = "SUB"
 UNSUB: Final = "UNSUB"
 PUT: Final = "PUT"

@@ -37,11 +37,6 @@ from polybus.errors import (
 )
 from polybus.model import tcp_info
 
-# DOC Whether a connection still moves: how much has come and gone by it, as the kernel counts.
-# DOC
-# DOC A message of 64 MiB takes a slow link longer than an answer may take. ZeroMQ tells of it when
-# DOC it is whole; the kernel tells that it is on its way.
-
 MIN_PROGRESS_BYTES: Final = 16 << 10  # between two looks: less is no large message on its way
 
 

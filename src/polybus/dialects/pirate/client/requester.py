@@ -55,12 +55,6 @@ from polybus.errors import (
     Unavailable,
 )
 
-# DOC A message as its reader gets it.
-# DOC What the bus says no with, as errors.
-# DOC
-# DOC A counted request ends with an answer of `ENDS`, a refusal among them; `STORED` are those
-# DOC that use its counter up at the bus. All else leaves it unknown.
-
 
 class Message(NamedTuple):
     """`id` is the topic's, from 1; `timestamp_ns` is the bus's, of its commit."""
@@ -245,9 +239,7 @@ class Requester:
     async def _answer(self, asked: Request, request: Pending) -> OkReply | ErrorReply:
         """The answer to it; with any other its outcome is as unknown as without one."""
         try:
-            reply = await self._exchange(
-                self._counted_channel, asked, describe_request(request)
-            )
+            reply = await self._exchange(self._counted_channel, asked, describe_request(request))
             if isinstance(reply, OkReply) and reply.first == request.counter:
                 return reply
             if not isinstance(reply, ErrorReply):

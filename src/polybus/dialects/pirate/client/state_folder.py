@@ -34,11 +34,6 @@ from polybus.dialects.pirate.client.journal_state import (
 )
 from polybus.errors import ConfigError, DataFolderInUse, LimitReached, NotConnected, UsageError
 
-# DOC Work for a thread that is finished once it was begun, also if whoever waits is cancelled.
-# DOC
-# DOC A change of the journal that goes on behind a cancelled task would meet the next one there.
-# DOC So the cancellation waits, as long as a disk needs.
-
 T = TypeVar("T")
 
 

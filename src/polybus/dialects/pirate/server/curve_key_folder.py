@@ -1,10 +1,10 @@
-"""CURVE keys on disk: the bus's own pair, and whom it lets in.
+"""CURVE keys on disk: the bus's own pair, and the allowed keys of clients.
 
-    <folder>/server.key, server.key_secret    the bus's own; made when first needed
-    <folder>/allowed/NAME.key                 a client's public key: it is `key:NAME`
+    <folder>/server.key, server.key_secret    the bus's own pair; created on first use
+    <folder>/allowed/NAME.key                 a client's public key, `key:NAME` in rules
 
-The files are those of `zmq.auth`. What is allowed is what is in the folder: whoever can
-write there can let in and revoke, and a running bus notices it within a second.
+The files have the format of `zmq.auth`. The folder is the list of allowed keys: a user who can
+write to it can allow and revoke keys, and a running bus applies changes within a second.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from polybus.dialects.pirate import client_id
 from polybus.errors import AlreadyExists, ConfigError, DoesNotExist, UsageError
 
 SERVER_KEY_NAME: Final = "server"
@@ -23,18 +23,17 @@ ALLOWED: Final = "allowed"
 PUBLIC, SECRET = ".key", ".key_secret"
 KEY_BYTES: Final = 32
 KEY_CHARS: Final = 40  # in Z85
-FINGERPRINT_BYTES: Final = 16
 NOT_FOR_OTHERS: Final = 0o077
 MAX_KEYS: Final = 65_536
-# A name is a file's, and a word in rules: nothing that either would take for something else.
+# A name is a file name and a word in rules, so it must be valid as both.
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
-# Of each file: its name, inode, size, and when it was written.
+# For each file: name, inode, size and modification time.
 FolderFingerprint = frozenset[tuple[str, int, int, int]]
 
 
 class CurveKeyPair(NamedTuple):
-    """In Z85, as ZeroMQ wants them."""
+    """A key pair in Z85, the encoding that ZeroMQ takes."""
 
     public: bytes
     secret: bytes
@@ -46,8 +45,8 @@ class AllowedKey(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """The client's id, in hex."""
-        return sha256(self.key).hexdigest()[: 2 * FINGERPRINT_BYTES]
+        """The client id, in hex."""
+        return client_id.fingerprint(self.key).hex()
 
     @property
     def text(self) -> str:
@@ -57,8 +56,11 @@ class AllowedKey(NamedTuple):
 
 
 def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
-    """A new pair in two files, the secret one for its owner alone."""
-    import zmq  # here and below: help for the commands does without
+    """Write a new pair to two files. Returns the public and the secret path.
+
+    Raises `AlreadyExists` if one of the files exists.
+    """
+    import zmq  # here and below: `--help` must not import ZeroMQ
 
     _check_name(name)
     _make_folder(folder)
@@ -66,36 +68,38 @@ def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
     paths = folder / (name + PUBLIC), folder / (name + SECRET)
     for path in paths:
         if os.path.lexists(path):
-            raise AlreadyExists(f"{path} is there already: take another name, or remove it")
+            raise AlreadyExists(f"{path} already exists; choose another name or remove it")
     _write(paths[1], _text(public, secret), 0o600)
     _write(paths[0], _text(public), 0o644)
     return paths
 
 
 def read_public(path: Path) -> bytes:
-    """The 32 bytes of a public key in a file."""
+    """Return the 32 bytes of the public key in a file. Raises `ConfigError`."""
     public, _ = _load(path)
     try:
         key = _decoded(public)
     except ValueError as error:
-        raise ConfigError(f"{path}: no key can be read: {error}") from None
+        raise ConfigError(f"cannot read a key from {path}: {error}") from None
     if len(key) != KEY_BYTES:
-        raise ConfigError(f"{path}: a key has {KEY_BYTES} bytes, not {len(key)}")
+        raise ConfigError(f"{path}: a key must have {KEY_BYTES} bytes, got {len(key)}")
     return key
 
 
 def parse_key(text: str) -> bytes:
-    """The 32 bytes of a public key as people write it, in Z85."""
+    """Return the 32 bytes of a public key in Z85. Raises `UsageError`."""
     try:
         key = _decoded(text.encode("ascii"))
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise UsageError(f"{text[:64]!r} is no key: it has {KEY_CHARS} characters in Z85")
+        raise UsageError(f"invalid key {text[:64]!r}: a key has {KEY_CHARS} characters in Z85")
     return bytes(key)
 
 
 class CurveKeyFolder:
+    """The key folder of a bus."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.allowed_folder = folder / ALLOWED
@@ -105,20 +109,20 @@ class CurveKeyFolder:
         return self.folder / (SERVER_KEY_NAME + PUBLIC)
 
     def load_own_pair(self) -> CurveKeyPair:
-        """The bus's own pair, made if it has none."""
+        """Return the pair of the bus. Creates it if there is none."""
         secret = self.folder / (SERVER_KEY_NAME + SECRET)
         if not os.path.lexists(secret):
             self.own_public.unlink(missing_ok=True)
             make_pair(self.folder, SERVER_KEY_NAME)
         if secret.stat().st_mode & NOT_FOR_OTHERS:
-            raise ConfigError(f"{secret} can be read by other users: chmod 600 {secret}")
+            raise ConfigError(f"{secret} is readable by other users; run: chmod 600 {secret}")
         public, private = _load(secret)
         if private is None:
             raise ConfigError(f"{secret} has no secret key")
         return CurveKeyPair(public, private)
 
     def allowed(self) -> list[AllowedKey]:
-        """All that are let in, by name; `ConfigError` if one of them cannot be read."""
+        """Return the allowed keys, sorted by name. Raises `ConfigError` if one is invalid."""
         if not self.allowed_folder.is_dir():
             return []
         paths = sorted(self.allowed_folder.glob("*" + PUBLIC))
@@ -130,60 +134,60 @@ class CurveKeyFolder:
         _check_name(name)
         for other in self.allowed():
             if other.key == key:
-                raise AlreadyExists(f"this key is let in already, as {other.name!r}")
+                raise AlreadyExists(f"this key is already allowed as {other.name!r}")
             if other.name == name:
-                raise AlreadyExists(f"{name!r} is the name of another key: take another")
+                raise AlreadyExists(f"{name!r} is the name of another key; choose another name")
         _make_folder(self.allowed_folder)
         new = AllowedKey(name, key)
         _write(self.allowed_folder / (name + PUBLIC), _text(new.text.encode()), 0o644)
         return new
 
     def revoke(self, which: str) -> AllowedKey:
-        """By name, fingerprint or the key itself."""
-        for one in self.allowed():
-            if which in (one.name, one.fingerprint, one.text):
-                (self.allowed_folder / (one.name + PUBLIC)).unlink()
-                return one
-        raise DoesNotExist(f"no key {which!r} is let in: see 'polybus keys ls'")
+        """Revoke a key by name, fingerprint or the key itself. Raises `DoesNotExist`."""
+        for key in self.allowed():
+            if which in (key.name, key.fingerprint, key.text):
+                (self.allowed_folder / (key.name + PUBLIC)).unlink()
+                return key
+        raise DoesNotExist(f"no key {which!r} is allowed; see 'polybus keys ls'")
 
     def read_fingerprint(self) -> FolderFingerprint:
-        """Another one after a key was let in, revoked or replaced, whoever did it."""
+        """Return a value that changes when a key is allowed, revoked or replaced."""
         with contextlib.suppress(OSError), os.scandir(self.allowed_folder) as files:
-            found = [(one.name, one.stat()) for one in files]
-            return frozenset((name, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in found)
+            stats = [(file.name, file.stat()) for file in files]
+            return frozenset((name, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in stats)
         return frozenset()
 
 
 def _load(path: Path) -> tuple[bytes, bytes | None]:
-    """Public and secret key of a file, in Z85."""
+    """Return the public and secret key of a file, in Z85."""
     import zmq.auth
 
     try:
         return zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no key can be read: {error}") from None
+        raise ConfigError(f"cannot read a key from {path}: {error}") from None
 
 
 def _decoded(text: bytes) -> bytes:
-    """`ValueError` if it is no Z85."""
+    """Decode Z85. Raises ValueError."""
     from zmq.utils import z85
 
     try:
         return bytes(z85.decode(text))
     except (KeyError, IndexError) as error:
-        raise ValueError(f"no Z85: {error}") from None
+        raise ValueError(f"not Z85: {error}") from None
 
 
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
-        raise UsageError(f"{name[:64]!r} is no name of a key: letters, digits and _.@- are")
+        raise UsageError(f"invalid key name {name[:64]!r}: use letters, digits and _.@-")
 
 
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be made: {error.strerror}") from None
+        raise ConfigError(f"cannot create {folder}: {error.strerror}") from None
 
 
 def _text(public: bytes, secret: bytes | None = None) -> str:
@@ -194,7 +198,7 @@ def _text(public: bytes, secret: bytes | None = None) -> str:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Whole or not at all, and never over another file."""
+    """Write a file atomically. Never overwrites another file."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "w") as file:
@@ -204,4 +208,4 @@ def _write(path: Path, text: str, mode: int) -> None:
         draft.rename(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None

@@ -34,15 +34,6 @@ if TYPE_CHECKING:
     from polybus.model.rows import Column, Rows
     from polybus.model.topic import Topic
 
-# DOC Messages at hand for GET: what was read from a log, kept for the next who asks.
-# DOC
-# DOC A subscriber that catches up asks for one message after the other, and others of the
-# DOC same topic ask for the same ones; reading the log for each would be a look at the disk a
-# DOC message. So a read brings a stretch of the log, and stretches stay until others were
-# DOC used since. What is kept is bounded in bytes, whatever the number of subscribers.
-# DOC
-# DOC How large a message is, is known once it was read. So few are read at once, and another when
-# DOC the loop has taken one of them: else all that subscribers ask for would lie here at some time.
 
 MAX_BYTES: Final = 32 << 20
 READ_ROWS: Final = 512

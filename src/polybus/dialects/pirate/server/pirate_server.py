@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from polybus.dialects.pirate.limits import PirateSettings
     from polybus.model.address import Address
 
-# DOC Memory that was freed goes back to the system, once it is much.
-# DOC
-# DOC The allocator keeps what is freed for whoever needs memory next (`kernel/allocator`): that is for
-# DOC buffers that come and go all the time. Messages of many megabytes do not, and what they leave
-# DOC behind would be kept for ever. Looking for it takes some milliseconds, so it is done seldom.
 
 TRIM_THRESHOLD_BYTES: Final = 64 << 20
 EVERY_S: Final = 5.0

@@ -268,7 +268,9 @@ class PutHandler:
             # The topic went while the message was on its way: that is the answer, and stored.
             put.client.in_flight -= 1
             refusal = DoesNotExist(f"there is no topic {put.topic!r} any more")
-            self._enqueue(put, Commit(stamp=put.stamp, note=subscriber_records.encode_refusal(refusal)))
+            self._enqueue(
+                put, Commit(stamp=put.stamp, note=subscriber_records.encode_refusal(refusal))
+            )
         else:
             put.then(Stale(STALE) if isinstance(came, Stale) else came)
             self._clients.finish_shared(put.client, 0)

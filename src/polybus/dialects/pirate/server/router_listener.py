@@ -1,10 +1,9 @@
-"""A ROUTER socket as one of the bus's listeners: bound, drained from the loop, closed.
+"""A ROUTER socket as a listener of the bus: bound, drained from the loop, closed.
 
-The socket's descriptor becomes readable when its state changes, and only then: so it is
-drained until nothing is left, at most so many messages a turn, and looked at again
-after anything was sent. Messages come whole; one turn's are handed over one by one, and
-then the session is told that the turn is over, so that it can put together what belongs
-together.
+The socket's descriptor becomes readable only when the state of the socket changes. So the
+listener drains it until it is empty, at most TURN_MESSAGES per turn, and checks it again after
+each send. Messages are complete. The session gets them one by one, and then `on_turn_end`, so
+that it can commit the requests of a turn together.
 """
 
 from __future__ import annotations
@@ -32,57 +31,38 @@ from polybus.transports.zmq.router_connections import (
 )
 from polybus.transports.zmq.zap import DOMAIN
 
-# DOC What a ROUTER's session and transport know of each other: nothing but these.
-
-
-class RouterSessionPeer(Protocol):
-    """One connection, as its messages tell."""
-
-    @property
-    def identity(self) -> Identity: ...
-
-    @property
-    def key(self) -> bytes | None:
-        """The CURVE key that it has shown, its 32 bytes."""
-
-    def is_full(self) -> bool:
-        """Does it leave too much of what it was sent?"""
-
-    def send(self, envelope: list[bytes], frames: list[bytes]) -> None:
-        """An answer: the envelope of the request, an empty frame, and these."""
-
 
 class RouterSession(Protocol):
-    """The dialect behind a ROUTER: one for all its peers."""
+    """The dialect behind a ROUTER: one session for all its peers."""
 
-    def receive(self, peer: RouterSessionPeer, frames: list[bytes]) -> None:
-        """One message, its envelope first."""
+    def receive(self, peer: RouterConnection, frames: list[bytes]) -> None:
+        """Handle one message, which begins with its envelope."""
 
     def on_turn_end(self) -> None:
-        """All that had come by now was received."""
+        """All messages of this turn were handled."""
 
     @property
     def unanswered(self) -> int:
-        """Requests that wait for the disk."""
+        """Number of requests without a reply."""
 
 
 TURN_MESSAGES: Final = 256
-# With large ones a turn is over sooner: what it takes is memory, and time that all others wait.
+# Large messages end a turn sooner: they take memory, and time from all other connections.
 TURN_BYTES: Final = 8 << 20
-# One frame over what a body's may have is still read, and answered; a larger one is cut.
+# A frame one byte over the largest message is read and refused. A larger one ends the connection.
 MAX_FRAME_BYTES: Final = (64 << 20) + 1
-CURVE_OVERHEAD_BYTES: Final = 33  # with CURVE each frame has so many more, and they count
-# Whole messages of one connection that wait to be read. One, since libzmq counts no bytes, and
-# one may have 64 MiB: with two, three peers that push took half a gigabyte more. Whoever sends
-# more is not read from meanwhile; clients that wait for their answers do not notice.
+CURVE_OVERHEAD_BYTES: Final = 33  # added to each frame by CURVE; libzmq counts them
+# Complete messages of one connection in libzmq's queue. libzmq counts no bytes and a message may
+# have 64 MiB: with two, three pushing peers took half a gigabyte more. A peer that sends more is
+# not read until then, which clients that wait for their replies do not notice.
 RECEIVE_HWM: Final = 1
-# With CURVE libzmq puts the peer's User-Id before its messages, as one that is counted when it
-# comes and not when it is taken: with room for one alone, nothing would ever follow it.
+# With CURVE libzmq queues the peer's User-Id as a message that is counted when it arrives and
+# not when it is read. With room for one alone, no message could ever follow it.
 COUNTED_USER_ID: Final = 1
-# Frames of one message: what a body may have at most, with its head and its envelope, and one
-# more, by which the session knows that there were too many.
+# Frames of one message: the most that a body, its head and its envelope may have, and one more,
+# by which the session detects a message with too many.
 MAX_FRAMES: Final = 4096 + 6 + 65 + 1
-COPIED_BYTES: Final = 64 << 10  # larger answers are not copied on the loop
+COPIED_BYTES: Final = 64 << 10  # larger replies are sent without a copy
 SETTLE_S: Final = 0.01
 EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _EVENT = Struct("=Hi")
@@ -90,7 +70,7 @@ _EVENT = Struct("=Hi")
 
 @dataclass(frozen=True, slots=True)
 class CurveSettings:
-    """The bus's secret key (Z85), whom keys are, and whether they may come in."""
+    """The secret key of the bus (Z85), and callbacks that identify and check client keys."""
 
     secret: bytes
     identify: Callable[[bytes], Identity]
@@ -98,7 +78,7 @@ class CurveSettings:
 
 
 class RouterListener:
-    """`count(family, reason)` books what is dropped; `curve` is how keys are asked for."""
+    """`count(family, reason)` counts drops; `curve` is None on a listener without CURVE."""
 
     def __init__(
         self,
@@ -130,14 +110,14 @@ class RouterListener:
             self.address = _bind(socket, address)
         except BaseException:
             socket.disable_monitor()
-            self._monitor.close(0)  # the context ends when all its sockets have
+            self._monitor.close(0)  # the context terminates only after all its sockets are closed
             socket.close(0)
             raise
         self._router = Router(_zmq.__file__, socket.underlying)
         self._loop.add_reader(socket.FD, self._read)
         self._loop.add_reader(self._monitor.FD, self._on_monitor_event)
         self._reading = True
-        self._is_read_scheduled = False  # to be looked at again, by the next turn
+        self._is_read_scheduled = False
         self._schedule_read()
         self._memory_timer = self._loop.call_later(CHECK_INTERVAL_S, self._check_memory)
 
@@ -160,7 +140,7 @@ class RouterListener:
                 continue
             try:
                 receive(connection, frames)
-            except Exception as error:  # one message's trouble is not the others'
+            except Exception as error:  # one message must not affect the others
                 self._loop.call_exception_handler({"message": "pirate", "exception": error})
         if messages:  # there may be more
             self._schedule_read()
@@ -171,9 +151,10 @@ class RouterListener:
     def _authenticate(
         self, curve: CurveSettings, connection: RouterConnection, shown: str | None
     ) -> bool:
-        """Whether the key with which a message came is let in now; libzmq vouches for the key.
+        """Return True if the key of a message is still allowed. libzmq has verified the key.
 
-        It was when the connection began. One that had sent nothing until then was nobody's.
+        It was allowed when the connection began. A connection has no identity before its first
+        message.
         """
         key = bytes.fromhex(shown or "")
         if connection.key != key:
@@ -185,14 +166,14 @@ class RouterListener:
         return False
 
     def enforce(self) -> None:
-        """Ends the connections of keys that are no longer let in; others may have a new name."""
-        for one in self.connections.open():
-            if self._curve is None or one.key is None:
+        """Close the connections of revoked keys and update the names of the others."""
+        for connection in self.connections.open():
+            if self._curve is None or connection.key is None:
                 continue
-            if self._curve.is_allowed(one.key):
-                one.identity = self._curve.identify(one.key)
+            if self._curve.is_allowed(connection.key):
+                connection.identity = self._curve.identify(connection.key)
             else:
-                self._cut_revoked(one)
+                self._cut_revoked(connection)
 
     def _cut_revoked(self, connection: RouterConnection) -> None:
         if connection.cut():
@@ -227,7 +208,7 @@ class RouterListener:
             self._schedule_read()
 
     def _send_large(self, frames: list[bytes]) -> int:
-        """Without copying what is large; its size, or below 0 why it was refused."""
+        """Send without copying. Returns the size, or a negative errno."""
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
@@ -252,7 +233,7 @@ class RouterListener:
         events: Any = self._socket.EVENTS
         if not events & zmq.POLLIN:
             return False
-        self._schedule_read()  # whoever asks takes the descriptor's signal: it will not come again
+        self._schedule_read()  # reading EVENTS clears the descriptor's signal
         return True
 
     def _cut(self, connection: RouterConnection, reason: str) -> None:
@@ -262,21 +243,21 @@ class RouterListener:
         )
 
     def _read_monitor(self) -> list[tuple[int, bool]]:
-        told: list[tuple[int, bool]] = []
+        events: list[tuple[int, bool]] = []
         while True:
             try:
                 event = self._monitor.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return told
-            self._monitor.recv(zmq.NOBLOCK)  # the address, which is our own
+                return events
+            self._monitor.recv(zmq.NOBLOCK)  # the address of this socket
             kind, fd = _EVENT.unpack(event)
             if kind in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
-                told.append((fd, kind == zmq.EVENT_ACCEPTED))
+                events.append((fd, kind == zmq.EVENT_ACCEPTED))
 
     # --- the end
 
     def close(self) -> None:
-        """Takes nothing more; what was taken is still answered."""
+        """Stop receiving. Received requests are still answered."""
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._socket.FD)
@@ -284,12 +265,12 @@ class RouterListener:
             self._socket.unbind(endpoint)
 
     async def drain(self, timeout_s: float) -> None:
-        """Waits until nobody is owed an answer, gives them a moment to leave, and ends all."""
+        """Wait until all requests are answered and sent, at most `timeout_s`, and close."""
         self.close()
         if self._socket.closed:
             return
         end_s = self._loop.time() + timeout_s
-        # A session knows no loop, so it is asked a few times.
+        # A session has no loop to notify, so it is polled.
         while self._session.unanswered and self._loop.time() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(SETTLE_S)
         self._memory_timer.cancel()
@@ -302,7 +283,7 @@ class RouterListener:
 
 
 def configure(socket: zmq.Socket[bytes], address: Address) -> None:
-    socket.ROUTER_MANDATORY = 1  # to know what is dropped
+    socket.ROUTER_MANDATORY = 1  # a reply to a closed connection is an error, and so is counted
     socket.MAXMSGSIZE = MAX_FRAME_BYTES
     socket.RCVHWM = RECEIVE_HWM
     socket.IPV6 = ":" in address.host
@@ -316,7 +297,7 @@ def configure_curve(socket: zmq.Socket[bytes], secret: bytes) -> None:
     socket.CURVE_SERVER = 1
     socket.CURVE_SECRETKEY = secret
     socket.ZAP_DOMAIN = DOMAIN.encode()
-    socket.ZAP_ENFORCE_DOMAIN = 1  # if nobody is there to be asked, nobody comes in
+    socket.ZAP_ENFORCE_DOMAIN = 1  # without a ZAP handler every connection is refused
     socket.MAXMSGSIZE = MAX_FRAME_BYTES + CURVE_OVERHEAD_BYTES
     socket.RCVHWM = RECEIVE_HWM + COUNTED_USER_ID
 
@@ -326,8 +307,8 @@ def _bind(socket: zmq.Socket[bytes], address: Address) -> Address:
         socket.bind(str(address) if address.is_unix else _endpoint(address))
     except zmq.ZMQError as error:
         if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(f"{address}: something else listens there already") from None
-        raise AddressError(f"{address}: cannot be listened on: {error.strerror}") from None
+            raise AddressInUse(f"{address} is in use by another listener") from None
+        raise AddressError(f"cannot listen on {address}: {error.strerror}") from None
     if address.is_unix:
         return address
     bound: Any = socket.last_endpoint

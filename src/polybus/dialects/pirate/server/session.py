@@ -1,19 +1,19 @@
-"""Pirate's session: requests become verbs of the bus, what comes of them becomes replies.
+"""The pirate session: decodes requests, executes them, and encodes the replies.
 
-One session serves all connections of all listeners: who a client is stands in the
-request, not in the connection. Nothing is answered before it is on disk; requests that
-wait for that are counted, so that a bus that stops can wait for them.
+One session serves all connections of all listeners: the request names the client, not the
+connection. No request is answered before its result is on disk. Unanswered requests are
+counted, so that a stopping bus can wait for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
-from hashlib import sha256
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polybus.bus.traffic import LoopTraffic
 from polybus.dialects.pirate import codec
+from polybus.dialects.pirate.client_id import fingerprint
 from polybus.dialects.pirate.server.client_table import HelloResult
 from polybus.errors import (
     Denied,
@@ -31,23 +31,29 @@ if TYPE_CHECKING:
     from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
     from polybus.model.identity import Identity
 
-FINGERPRINT_BYTES = 16
-KNOWN_KEYS = 4096  # whose fingerprints were made lately; some 200 bytes each
-OUTBOX_FULL_TEXT = "answers sent before were not taken yet"
+OUTBOX_FULL_TEXT = "earlier replies have not been received yet"
 
 
 class RouterPeer(Protocol):
-    """The connection by which a request came."""
+    """The connection from which a request result."""
 
     @property
     def identity(self) -> Identity: ...
+
     @property
-    def key(self) -> bytes | None: ...
-    def is_full(self) -> bool: ...
-    def send(self, envelope: list[bytes], frames: list[bytes]) -> None: ...
+    def key(self) -> bytes | None:
+        """The CURVE key of the peer, 32 raw bytes."""
+
+    def is_full(self) -> bool:
+        """Return True if the peer has left too many sent bytes unread."""
+
+    def send(self, envelope: list[bytes], frames: list[bytes]) -> None:
+        """Send a reply: the envelope of the request, an empty frame, and `frames`."""
 
 
 class PirateSession:
+    """All pirate connections of a bus."""
+
     def __init__(self, bus: DurableSubscribers, counters: Counters) -> None:
         self._counters = counters
         self.totals = LoopTraffic()
@@ -65,6 +71,7 @@ class PirateSession:
 
     def receive(self, peer: RouterPeer, frames: list[bytes]) -> None:
         key = peer.key
+        # With CURVE the client id must be the fingerprint of the key.
         only = None if key is None else fingerprint(key)
         if self._take_put(self, peer, frames, only):
             self.requests[codec.PUT] += 1
@@ -80,7 +87,7 @@ class PirateSession:
             self._refuse(peer, envelope, request.code, request.text)
             return
         if only is not None and request.client != only:
-            text = "the client's id is not the fingerprint of its key"
+            text = "the client id must be the fingerprint of the key"
             self._refuse(peer, envelope, codec.DENIED, text)
             return
         if request.op == codec.GET and peer.is_full():
@@ -96,44 +103,44 @@ class PirateSession:
         self._subscribers.on_turn_end()
 
     def on_put_committed(self, size: int) -> None:
-        """A message of so many bytes was put, and is being answered."""
+        """Count a committed PUT of `size` bytes."""
         self.unanswered -= 1
         self.totals.received += 1
         self.totals.received_bytes += size
 
     def answer(
-        self, peer: RouterPeer, envelope: list[bytes], op: bytes, counter: int, size: int, came: Any
+        self,
+        peer: RouterPeer,
+        envelope: list[bytes],
+        op: bytes,
+        counter: int,
+        size: int,
+        result: Any,
     ) -> None:
-        """What came of a request; `size` is that of its body."""
-        if isinstance(came, int) and op == codec.PUT:
+        """Send the reply of a request. `size` is the size of its body."""
+        if isinstance(result, int) and op == codec.PUT:
             self.on_put_committed(size)
-            peer.send(envelope, codec.encode_ok(counter, came))
+            peer.send(envelope, codec.encode_ok(counter, result))
             return
         self.unanswered -= 1
-        if isinstance(came, int):
-            peer.send(envelope, codec.encode_ok(counter, came))
-        elif came is None:
+        if isinstance(result, int):
+            peer.send(envelope, codec.encode_ok(counter, result))
+        elif result is None:
             peer.send(envelope, codec.encode_none())
-        elif isinstance(came, PolybusError):
-            self._refuse(peer, envelope, error_code(came, op), str(came))
-        elif isinstance(came, HelloResult):
-            peer.send(envelope, codec.encode_ok(came.epoch, came.counter))
-        elif peer.is_full():  # by what was sent since it asked: many may be asked for at once
+        elif isinstance(result, PolybusError):
+            self._refuse(peer, envelope, error_code(result, op), str(result))
+        elif isinstance(result, HelloResult):
+            peer.send(envelope, codec.encode_ok(result.epoch, result.counter))
+        elif peer.is_full():  # it may have sent many GETs at once
             self._refuse(peer, envelope, codec.BUSY, OUTBOX_FULL_TEXT)
         else:
             self.totals.delivered += 1
-            self.totals.delivered_bytes += len(came.body)
-            peer.send(envelope, codec.encode_message(came.id, came.timestamp_ns, came.body))
+            self.totals.delivered_bytes += len(result.body)
+            peer.send(envelope, codec.encode_message(result.id, result.timestamp_ns, result.body))
 
     def _refuse(self, peer: RouterPeer, envelope: list[bytes], code: str, text: str) -> None:
         self._counters.count("refused", f"pirate_{code.lower()}")
         peer.send(envelope, codec.encode_error(code, text))
-
-
-@lru_cache(KNOWN_KEYS)
-def fingerprint(key: bytes) -> bytes:
-    """The id of the client that holds a CURVE key."""
-    return sha256(key).digest()[:FINGERPRINT_BYTES]
 
 
 _CODES: tuple[tuple[type[PolybusError], str], ...] = (
@@ -147,7 +154,7 @@ _CODES: tuple[tuple[type[PolybusError], str], ...] = (
 
 
 def error_code(error: PolybusError, op: bytes) -> str:
-    """The word on the wire; whatever may go better another time is BUSY."""
+    """Return the error code on the wire. Errors that a retry may fix are BUSY."""
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

@@ -138,7 +138,9 @@ class SubscribeHandler:
         found = self._table.find(topic.number, client.id)
         if found is not None:
             found.seen_s = self._means.clock()
-            self._commit_counter(client, request, subscriber_records.encode_number(found.last), then)
+            self._commit_counter(
+                client, request, subscriber_records.encode_number(found.last), then
+            )
             return
         newest = self._means.durable.next_id(topic) - 1
         place = SubscriptionKey(topic.number, client.id)
@@ -176,7 +178,9 @@ class SubscribeHandler:
                 self._on_unsubscribed(topic, found)
 
         changes = subscriber_records.unsubscribe_changes(found.place)
-        self._commit_counter(client, request, subscriber_records.encode_number(1), then, changes, left)
+        self._commit_counter(
+            client, request, subscriber_records.encode_number(1), then, changes, left
+        )
 
     def drop(self, client: ClientEntry, gone: Sequence[Subscription], then: OnResult) -> None:
         """Ends subscriptions without their client, which will find out; goes alone.

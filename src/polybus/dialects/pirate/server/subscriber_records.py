@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from polybus.model.topic import Bounds, Topic
     from polybus.store.contract import Store
 
-# DOC Stored answers: what a stamp's note says, so that a repeat is answered as the first time.
-# DOC
-# DOC (none)          a message was put: its id is in the commit's result
-# DOC N number        the number that was answered: LAST of a SUB, 0 or 1 of an UNSUB
-# DOC E code 0 text   the refusal that used the counter up
-# DOC What `topic.stats` tells of a topic's subscribers: read from the store, as all it tells.
 
 SUBSCRIPTIONS: Final = b"pirate/subscription/"
 LASTS: Final = b"pirate/last/"

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from polybus.model.commit import CommitResult
     from polybus.store.contract import Store
 
-# DOC Writing down what subscribers have read: many of them in one commit.
-# DOC
-# DOC What one turn of the loop brings goes together. Whoever moved a LAST is told when it is
-# DOC on disk, so that no answer rests on what a crash could take back.
-
 
 class Subscription:
     """`last` is what was said to be read, `saved` how much of that is on disk."""

@@ -1,0 +1,98 @@
+"""The durable topics of a running bus: registry, names, push readers and publisher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from polybus.durable.publisher import CallOnLoop, DurablePublisher
+from polybus.durable.push_readers import BlockingWorkRunner, PushReaders
+from polybus.durable.topic_names import TopicNames
+from polybus.durable.topic_registry import DurableTopics
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from polybus.bus.broker import Broker
+    from polybus.bus.connection import Connection
+    from polybus.bus.durable_hooks import OnOutcome
+    from polybus.model.identity import Identity
+    from polybus.store.contract import ShardEnd, Store
+
+
+class DurableBus:
+    """The `DurableHooks` of a bus with a store, and the parts behind them."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        store: Store,
+        call_on_loop: CallOnLoop,
+        run_blocking: BlockingWorkRunner,
+    ) -> None:
+        self.run_blocking = run_blocking
+        self.topics = DurableTopics(store)
+        # A dialect may install its topics later, so the broker is asked each time.
+        self.names = TopicNames(
+            self.topics, broker.policy, broker.quotas, lambda name: broker.topics.exists(name)
+        )
+        self.push_readers = PushReaders(
+            self.topics, broker.fanout, broker.delivery.relay_committed, run_blocking, broker.log
+        )
+        self.publisher = DurablePublisher(
+            self.topics,
+            broker.counters,
+            broker.max_uncommitted_bytes,
+            call_on_loop,
+            broker.wall_ns,
+            broker.log,
+        )
+        # Called on the loop with the numbers of topics that have new messages.
+        self.on_commit: list[Callable[[set[int]], None]] = [self.push_readers.on_commit]
+        self.names.on_bound.append(self.push_readers.on_bound)
+        self.names.on_removed.append(self.push_readers.on_removed)
+        # Per batch: without a step in between.
+        self.is_durable = self.names.is_durable
+        self.publish = self.publisher.publish
+        store.watch(lambda ends: call_on_loop(lambda: self._notify(ends)))
+
+    def creator_of(self, name: bytes) -> Identity | None:
+        return self.names.creator_of(name)
+
+    def publish_with_outcome(
+        self, name: bytes, offsets: Buffer, bodies: bytes, then: OnOutcome
+    ) -> None:
+        self.publisher.publish_with_outcome(name, offsets, bodies, then)
+
+    def on_subscribed(self, party: Connection, name: bytes) -> None:
+        self.push_readers.on_subscribed(party, name)
+
+    def on_unsubscribed(self, party: Connection, name: bytes) -> None:
+        self.push_readers.on_unsubscribed(party, name)
+
+    def on_left(self, party: Connection) -> None:
+        self.push_readers.on_left(party)
+
+    def _notify(self, ends: Sequence[ShardEnd]) -> None:
+        numbers = {end.topic for end in ends}
+        for on_commit in self.on_commit:
+            on_commit(numbers)
+
+
+def attach_store(
+    broker: Broker, store: Store, call_on_loop: CallOnLoop, run_blocking: BlockingWorkRunner
+) -> DurableBus:
+    """Give a broker durable topics; must be called before the first connection.
+
+    `call_on_loop` may be called from any thread; `run_blocking` reads on other threads.
+    """
+    durable = DurableBus(broker, store, call_on_loop, run_blocking)
+    broker.overview.traffic = durable.topics.traffic
+    broker.delivery.on_room_again = durable.push_readers.on_room
+    broker.install_durable(durable)
+    return durable
+
+
+def durable_bus(broker: Broker) -> DurableBus | None:
+    """Return the durable topics of a broker, None on a bus without a store."""
+    return broker.durable if isinstance(broker.durable, DurableBus) else None
