@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polybus.store.contract import Store
-from polybus.store.engine_registry import Durability
+from polybus.store.engine import Durability
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance import Check, Engine, checks, name_of
 

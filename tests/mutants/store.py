@@ -65,8 +65,8 @@ LOG = mutants(
     ("the first id stays 1", "default=self.next_id)\n        shards", "default=1)\n        shards"),
     (
         "nothing found is id 1",
-        "for one in found if one is not None), default=self.next_id",
-        "for one in found if one is not None), default=1",
+        "for first in ids if first is not None), default=self.next_id",
+        "for first in ids if first is not None), default=1",
     ),
 )
 

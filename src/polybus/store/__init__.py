@@ -1,1 +1,1 @@
-"""The store: what durable topics stand on. `contract` says what, each engine how."""
+"""The store below durable topics: its contract, the engine registry and the engines."""

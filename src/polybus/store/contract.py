@@ -1,22 +1,22 @@
-"""The contract that every engine keeps; `polybus.testing.conformance` checks each by it.
+"""The contract of a store; `polybus.testing.conformance` checks an engine against it.
 
-What holds for all of it:
+Rules for all methods:
 
-- Every method may be called from any thread, and blocks until it is done; `commit`
-  and `stage` give a Future instead, so that many can be under way at once.
-- What a method answered is on disk (`durability="interval"`: queued; then a crash may
-  lose the last moments, whole commits only, the newest first).
-- What one thread hands over takes effect in that order.
-- Futures are resolved on a thread of the engine's, one at a time: a callback must be quick,
-  and must not wait for the store. One that was cancelled in time was not done.
-- Errors are those of `polybus.errors`, and mean that nothing was changed; but for
-  `ConnectionLost`, after which the same stamp tells what became of it. Those of
-  `commit` and `stage` come by the Future, all of them.
+- A method may be called from any thread and blocks until it is done. `commit` and
+  `stage` return a Future instead, so that one thread can have many in flight.
+- When a method returns or its Future resolves, the change is on disk. With
+  `durability="interval"` it is queued: a crash may lose the newest commits, each as a whole.
+- Requests of one thread take effect in the order of the calls.
+- Futures resolve on a thread of the engine, one at a time. A callback must be quick and
+  must not wait for the store. A Future that was cancelled in time was not executed.
+- Errors are those of `polybus.errors` and mean that nothing was changed. The exception is
+  `ConnectionLost`, after which a commit with the same stamp returns the outcome. `commit`
+  and `stage` report every error by their Future.
 
-A topic is known by its number; a number that no topic has any more is
-`DoesNotExist`, also while its data is still being removed. A shard that the topic
-never had is a `UsageError`, as is all that breaks a limit or makes no sense in itself
-(`polybus.store.request_checks`); appending to a sealed one is `ShardSealed`.
+Methods take a topic by its number. They raise `DoesNotExist` if no topic has the number,
+also while the data of a dropped topic is being removed. They raise `UsageError` if the topic
+never had the shard and if a request exceeds a limit or is malformed
+(`polybus.store.request_checks`), and `ShardSealed` for an append to a sealed shard.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_READ_BYTES = 16 << 20
 
 
 class ShardEnd(NamedTuple):
-    """A shard has messages up to `end` (exclusive)."""
+    """The end offset of a shard (exclusive)."""
 
     topic: int
     shard: int
@@ -52,7 +52,7 @@ class ShardEnd(NamedTuple):
 
 
 class ShardRange(NamedTuple):
-    """Messages of a shard from `start` to `end` (exclusive), at most `max_rows`."""
+    """Messages of a shard from `start` to `end` (exclusive), at most `max_rows` of them."""
 
     shard: int
     start: int
@@ -72,102 +72,103 @@ def no_progress(done: int, total: int) -> None:
 
 
 class Store(ABC):
-    """One namespace: topics, producers and records that one commit can change together."""
+    """One namespace: topics, producers and records that one commit can change atomically."""
 
     # --- topics
 
     @abstractmethod
     def create(self, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
-        """A new topic. `AlreadyExists` if it is there.
+        """Create a topic. Raises `AlreadyExists` if the name is taken.
 
-        Ids and offsets of a name that was dropped before go on where they ended: each
-        shard at the highest offset that a shard of its number ever had.
+        If a topic of this name was dropped before, ids and offsets continue: each shard
+        starts at the highest end that a shard of its number ever had.
         """
 
     @abstractmethod
     def configure(self, name: str, settings: Mapping[str, object], *, add_shards: int = 0) -> Topic:
-        """Replaces the settings; with `add_shards` seals all shards and opens so many new ones.
+        """Replace the settings. With `add_shards`, seal all shards and open that many new ones.
 
-        Sealed shards can be read and trimmed as before.
+        Sealed shards can still be read and trimmed.
         """
 
     @abstractmethod
     def topics(self) -> list[Topic]:
-        """All topics there are, by name."""
+        """Return all topics, sorted by name."""
 
     @abstractmethod
     def drop(self, name: str) -> None:
-        """Removes a topic and its messages. Its name's next id and offsets are kept.
+        """Remove a topic and its messages. The store keeps the next id and offsets of the name.
 
-        A stage with blocks for it can no longer be published, only discarded.
+        A stage with blocks for the topic can no longer be published, only discarded.
         """
 
     # --- writing
 
     @abstractmethod
     def commit(self, commit: Commit) -> Future[CommitResult]:
-        """Does all of it or nothing; a repeated stamp gives the first result again.
+        """Execute all of a commit or nothing. A repeated stamp returns the first result again.
 
-        The form is judged first, then the stamp, then all else: a repeat is known as one
-        also if its topic or stage is gone by now. The digest alone tells two requests of
-        one counter apart, their content is not compared. An empty commit uses its stamp
-        up. Which of several faults is named is the engine's choice.
+        The engine checks the form first, then the stamp, then the rest: a repeat is
+        recognised even if its topic or stage no longer exists. Two requests with the same
+        counter differ only by their digest; the content is not compared. An empty commit
+        consumes its stamp. If a commit has several faults, the engine may report any of them.
         """
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Future[CommitResult]]:
-        """As many calls of `commit`, each by itself; an engine may take them in one step."""
-        return [self.commit(one) for one in commits]
+        """Call `commit` for each. An engine may take all of them over in one step."""
+        return [self.commit(commit) for commit in commits]
 
     @abstractmethod
     def open_producer(self, name: str, options: ProducerOptions) -> ProducerEpoch:
-        """Makes the producer if need be, and raises its epoch: stamps of older ones are fenced."""
+        """Create the producer if it is missing and raise its epoch, which fences older stamps."""
 
     @abstractmethod
     def look_up_producer(self, name: str) -> ProducerEpoch | None:
-        """The producer as it is, with nothing raised; None if nobody has opened it."""
+        """Return the producer without raising its epoch, or None if it does not exist."""
 
     @abstractmethod
     def close_producer(self, name: str, epoch: int) -> None:
-        """Forgets a producer for good: opened again, it starts anew.
+        """Remove a producer. If it is opened again, its epoch and counter start from zero.
 
-        `Fenced` if somebody has opened it since; `UnknownProducer` if it is not there.
+        Raises `Fenced` if its epoch is newer and `UnknownProducer` if it does not exist.
         """
 
     @abstractmethod
     def open_stage(self, lease_s: float = LEASE_S) -> str:
-        """A new, empty stage, which may be published as it is.
+        """Create an empty stage and return its name. It may be published while empty.
 
-        Once its lease has run out (0: at once), it is gone for everyone; its blocks are
-        collected some time later.
+        When the lease expires (with 0, immediately), the stage is gone; the engine removes
+        its blocks later.
         """
 
     @abstractmethod
     def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
-        """Stores blocks that nobody sees until the stage is published by a commit.
+        """Store blocks that stay invisible until a commit publishes the stage.
 
-        The shards must be open now, and again when it is published. `StageGone` if it
-        was published, discarded or its lease has run out.
+        The shards must be open now and when the stage is published. Raises `StageGone` if
+        the stage was published or discarded, or if its lease expired.
         """
 
     @abstractmethod
     def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
-        """The lease runs from now on. `StageGone` if it was collected."""
+        """Restart the lease. Raises `StageGone` if the stage no longer exists."""
 
     @abstractmethod
     def discard(self, stage: str) -> None:
-        """Removes a stage; one that is gone already is left alone."""
+        """Remove a stage. Does nothing if it no longer exists."""
 
     @abstractmethod
     def trim(self, topic: int, before: Mapping[int, int]) -> None:
-        """Removes the messages of each shard before an offset, at most all there are.
+        """Remove the messages of each shard before an offset, which is limited to its end.
 
-        Never moves a start back: an offset before it does nothing.
+        An offset before the start of the shard has no effect.
         """
 
     # --- reading
 
     @abstractmethod
-    def bounds(self, topic: int) -> Bounds: ...
+    def bounds(self, topic: int) -> Bounds:
+        """Return the range of ids of a topic, and the range of offsets of each shard."""
 
     @abstractmethod
     def read(
@@ -180,12 +181,12 @@ class Store(ABC):
         max_rows: int = MAX_ROWS,
         max_bytes: int = MAX_READ_BYTES,
     ) -> Rows:
-        """Messages from `start` to `end` (exclusive): offsets of a shard, ids of `ALL`.
+        """Return messages from `start` to `end` (exclusive): offsets of a shard, ids of `ALL`.
 
-        At least one if there is any, then as many as the bounds allow; an engine may give
-        fewer, and gives none only if there are none: also from beyond the end, or if
-        `end` is not behind `start`. A shard's messages that were trimmed are `Trimmed`;
-        `ALL` passes over them.
+        If there are messages in the range, the result has at least one, even if it exceeds
+        `max_bytes`, and at most `max_rows`; an engine may return fewer. The result is empty
+        if `start` is at or after the end of the shard, or not before `end`. Raises `Trimmed`
+        if `start` is before the start of the shard; with `ALL`, trimmed ids are skipped.
         """
 
     def read_parts(
@@ -196,9 +197,9 @@ class Store(ABC):
         max_rows: int = MAX_ROWS,
         max_bytes: int = MAX_READ_BYTES,
     ) -> Rows:
-        """The same of several shards, one after the other in the order of the parts.
+        """Read from several shards, one after the other in the order of the parts.
 
-        The bounds are for all of them together. `Trimmed` if a part begins before its shard.
+        The limits apply to the whole result. Raises `Trimmed` if a part starts before its shard.
         """
         for shard, start, end, most in parts:
             bounds = {"max_rows": min(max_rows, most), "max_bytes": max_bytes}
@@ -209,23 +210,25 @@ class Store(ABC):
 
     @abstractmethod
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
-        """The first offset (id, of `ALL`) that came at this time or later; the end if none.
+        """Return the first offset (for `ALL`, id) with this time or a later one.
 
-        Only what is still there counts.
+        Returns the end if there is none. Trimmed messages do not count.
         """
 
     @abstractmethod
-    def get(self, key: bytes) -> StoredRecord | None: ...
+    def get(self, key: bytes) -> StoredRecord | None:
+        """Return a record, or None if there is none."""
 
     @abstractmethod
     def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[StoredRecord]:
-        """Records whose keys begin so and come behind `after`, in order; at most `limit`."""
+        """Return at most `limit` records with this prefix and keys after `after`, in order."""
 
     @abstractmethod
     def watch(self, listener: Listener) -> Callable[[], None]:
-        """Calls the listener with what has become visible, until the answer is called.
+        """Call the listener after commits become visible. Returns a function that ends this.
 
-        The messages can be read by then. A listener that raises is logged, and stays.
+        The messages can be read when the listener is called. If it raises, the engine logs
+        the error and keeps the listener.
         """
 
     # --- maintenance, for engines that have use for it
@@ -250,13 +253,13 @@ class Store(ABC):
         """
         raise NotSupported("this engine has no files to back up")
 
-    # --- the end
+    # --- close
 
     @abstractmethod
     def close(self) -> None:
-        """Finishes what was handed over, and lets go. Later calls are `StoreClosed`.
+        """Finish the submitted requests and release the store.
 
-        Closing again does nothing, nor does ending a watch after that.
+        Later calls raise `StoreClosed`. Closing again and ending a watch do nothing.
         """
 
     def __enter__(self) -> Self:

@@ -1,9 +1,9 @@
-"""What every engine asks of its callers before it does anything: the form of requests.
+"""Checks of the form of requests, which every engine makes before it executes one.
 
-Nothing here knows what is stored, but for a `Topic` that the engine found. Each
-function returns what is good, and raises `UsageError` (of shards also `ShardSealed`)
-with the limit that was passed. Engines call them first, so that a request that can
-never succeed changes nothing, uses up no stamp, and is refused by all in the same way.
+The checks know the stored data only as a `Topic` that the engine passes. Each function
+returns the valid value or raises `UsageError` (for shards also `ShardSealed`) with the
+limit. Engines call them first, so that a request that can never succeed changes nothing,
+consumes no stamp, and is refused by all engines in the same way.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ if TYPE_CHECKING:
 MAX_NUMBER = (1 << 63) - 1  # positions, epochs and times are stored as int64
 MAX_COUNTER = (1 << 64) - 1  # pirate's clients may use all of them
 
-# A read's columns are addressed by int32: more than this does not fit into one answer.
+# Columns of a read are addressed by int32, which limits the size of one result.
 MAX_ANSWER_BYTES = 1 << 30
 
-# Shards that get messages by one commit, by way of stages; its result is kept with its stamp.
+# Shards that one commit may append to through stages: the result, which lists them, is
+# stored with the stamp and counts them in 16 bits.
 MAX_SPANS = (1 << 16) - 1
 
 
@@ -60,40 +61,40 @@ def require(holds: bool, text: str) -> None:
 def new_topic(
     name: str, shards: int, settings: Mapping[str, object]
 ) -> tuple[str, int, dict[str, object]]:
-    """The name, shards and settings of a topic to be made; `InvalidTopic` for the name."""
+    """Return the checked name, shards and settings. Raises `InvalidTopic` for the name."""
     topic_name.check_topic_name(name)
-    require(1 <= shards <= MAX_SHARDS, f"a topic has 1 to {MAX_SHARDS} shards, not {shards}")
+    require(1 <= shards <= MAX_SHARDS, f"shards must be 1 to {MAX_SHARDS}, got {shards}")
     return name, shards, topic_settings(settings)
 
 
 def new_shards(count: int) -> int:
-    require(0 <= count <= MAX_SHARDS, f"0 to {MAX_SHARDS} shards can be added, not {count}")
+    require(0 <= count <= MAX_SHARDS, f"add_shards must be 0 to {MAX_SHARDS}, got {count}")
     return count
 
 
 def topic_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """A copy that shares nothing with what the caller holds."""
+    """Return a deep copy, which the caller cannot change later."""
     try:
         copy = json.loads(json.dumps(dict(settings), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"settings of a topic must fit into JSON: {error}") from None
-    require(list(copy) == list(settings), "names of settings must be strings")
+        raise UsageError(f"settings of a topic must be JSON values: {error}") from None
+    require(list(copy) == list(settings), "names of topic settings must be strings")
     return {name: copy[name] for name in copy}
 
 
 def shard_of(topic: Topic, shard: int | All) -> int | All:
-    """A shard that the topic has, or `ALL`."""
+    """Return the shard if the topic has it, or `ALL`."""
     return ALL if shard == ALL else single_shard(topic, shard)
 
 
 def single_shard(topic: Topic, shard: int) -> int:
     known = f"0 to {len(topic.shards) - 1}"
-    require(shard in topic.shards, f"topic {topic.name!r} has shards {known}, not {shard!r}")
+    require(shard in topic.shards, f"shard of topic {topic.name!r} must be {known}, got {shard!r}")
     return shard
 
 
 def open_shard(topic: Topic, shard: int) -> int:
-    """A shard that can be appended to."""
+    """Return the shard if it can be appended to. Raises `ShardSealed` if not."""
     single_shard(topic, shard)
     if shard not in topic.open_shards:
         raise ShardSealed(f"shard {shard} of topic {topic.name!r} is sealed")
@@ -111,13 +112,13 @@ def trims(topic: Topic, before: Mapping[int, int]) -> Mapping[int, int]:
 
 
 def commit(commit: Commit) -> Commit:
-    """Every commit comes by here, so what is empty is not looked at, nor is a text made."""
+    """Check a commit. This runs for every commit, so it skips empty parts and builds no text."""
     given, published, changed, stamped, note = commit
     appends(given)
     if stamped is not None:
         stamp(stamped)
     if note:
-        _at_most(note, MAX_NOTE_BYTES, "a note")
+        _at_most(note, MAX_NOTE_BYTES, "note")
     if published or changed:
         stages(published)
         changes(changed)
@@ -126,57 +127,58 @@ def commit(commit: Commit) -> Commit:
 
 
 def places(appends: Sequence[Append], others: int = 0) -> None:
-    """`TooLarge` if one commit, or one call of `stage`, would touch too much."""
+    """Raise `TooLarge` if a commit or a call of `stage` would change too many keys."""
     if 2 * len(appends) + others <= MAX_COMMIT_KEYS:
-        return  # however they are spread
+        return  # even if each append goes to another topic and shard
     shards = {(append.topic, append.shard) for append in appends}
     touched = len(shards) + len({topic for topic, _ in shards}) + others
     if touched > MAX_COMMIT_KEYS:
-        raise TooLarge(f"a commit touches at most {MAX_COMMIT_KEYS} places, not {touched}")
+        raise TooLarge(f"a commit must change at most {MAX_COMMIT_KEYS} keys, got {touched}")
 
 
 def spans(count: int) -> None:
-    """`TooLarge` if a commit's stages hold blocks for too many shards."""
+    """Raise `TooLarge` if the stages of a commit have blocks for too many shards."""
     if count > MAX_SPANS:
-        raise TooLarge(f"a commit has messages for at most {MAX_SPANS} shards, not {count}")
+        raise TooLarge(f"a commit must append to at most {MAX_SPANS} shards, got {count}")
 
 
 def appends(appends: Sequence[Append]) -> Sequence[Append]:
     if len(appends) > MAX_APPENDS:
-        raise UsageError(f"at most {MAX_APPENDS} appends at a time")
+        raise UsageError(f"appends must be at most {MAX_APPENDS}, got {len(appends)}")
     for _, _, block in appends:
         if not isinstance(block, Block):
-            raise UsageError("appends carry blocks")
+            raise UsageError(f"append.block must be a Block, got {type(block).__name__}")
     if len(appends) > 1:
         places(appends)
     return appends
 
 
 def stages(stages: Collection[str]) -> Collection[str]:
-    _check_unique(stages, "a commit publishes a stage once")
+    _check_unique(stages, "a commit must not publish a stage twice")
     return stages
 
 
 def changes(changes: Sequence[RecordChange]) -> Sequence[RecordChange]:
     require(
-        len(changes) <= MAX_RECORD_CHANGES, f"at most {MAX_RECORD_CHANGES} changes in one commit"
+        len(changes) <= MAX_RECORD_CHANGES,
+        f"changes must be at most {MAX_RECORD_CHANGES}, got {len(changes)}",
     )
     for change in changes:
         key(change.key)
-        _at_most(change.value or b"", MAX_RECORD_BYTES, "a record")
-        number(change.expected or 0, "an expected version")
-    _check_unique([change.key for change in changes], "a commit changes a record once")
+        _at_most(change.value or b"", MAX_RECORD_BYTES, "record")
+        number(change.expected or 0, "expected version")
+    _check_unique([change.key for change in changes], "a commit must not change a record twice")
     return changes
 
 
 def key(key: bytes) -> bytes:
-    require(len(key) > 0, "a record's key cannot be empty")
+    require(len(key) > 0, "record key must not be empty")
     return part_of_key(key)
 
 
 def part_of_key(part: bytes) -> bytes:
-    """A key, or the beginning of keys: may be empty."""
-    return _at_most(part, MAX_KEY_BYTES, "a record's key")
+    """Check a key or a prefix of keys, which may be empty."""
+    return _at_most(part, MAX_KEY_BYTES, "record key")
 
 
 # --- producers
@@ -186,33 +188,35 @@ def stamp(stamp: Stamp) -> Stamp:
     name, epoch, counter, digest = stamp
     producer(name)
     if not 1 <= epoch <= MAX_NUMBER:
-        raise UsageError(f"epochs start at 1, not {epoch}")
+        raise UsageError(f"epoch must be >= 1, got {epoch}")
     if not 1 <= counter <= MAX_COUNTER:
-        raise UsageError(f"counters go from 1 to {MAX_COUNTER}, not {counter}")
+        raise UsageError(f"counter must be 1 to {MAX_COUNTER}, got {counter}")
     if digest:
-        _at_most(digest, MAX_DIGEST_BYTES, "a digest")
+        _at_most(digest, MAX_DIGEST_BYTES, "digest")
     return stamp
 
 
 def producer(name: str) -> bytes:
-    """The producer's name as bytes."""
+    """Return the name of a producer as bytes."""
     try:
         raw = name.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"a producer's name must be UTF-8, not {name!r}") from None
+        raise UsageError(f"producer name must be UTF-8, got {name!r}") from None
     if not 1 <= len(raw) <= MAX_PRODUCER_BYTES:
-        raise UsageError(f"a producer's name has 1 to {MAX_PRODUCER_BYTES} bytes: {name!r}")
+        raise UsageError(f"producer name must have 1 to {MAX_PRODUCER_BYTES} bytes, got {name!r}")
     return raw
 
 
 def producer_options(options: ProducerOptions) -> ProducerOptions:
     kept = options.kept_results
-    require(1 <= kept <= MAX_KEPT_RESULTS, f"1 to {MAX_KEPT_RESULTS} results are kept, not {kept}")
+    require(
+        1 <= kept <= MAX_KEPT_RESULTS, f"kept_results must be 1 to {MAX_KEPT_RESULTS}, got {kept}"
+    )
     return options
 
 
 def lease(lease_s: float) -> float:
-    require(math.isfinite(lease_s) and lease_s >= 0, f"a lease is 0 s or longer, not {lease_s}")
+    require(math.isfinite(lease_s) and lease_s >= 0, f"lease_s must be >= 0, got {lease_s}")
     return lease_s
 
 
@@ -220,22 +224,22 @@ def lease(lease_s: float) -> float:
 
 
 def position(position: int) -> int:
-    return number(position, "a position")
+    return number(position, "position")
 
 
 def read(start: int, end: int | None, max_rows: int, max_bytes: int) -> tuple[int, int, int, int]:
-    """Start, end, rows and bytes of a read, as numbers that fit where they go."""
+    """Return start, end, rows and bytes of a read, limited to values that fit their fields."""
     position(start)
     end = MAX_NUMBER if end is None else position(end)
-    require(max_rows >= 1, f"max_rows is at least 1, not {max_rows}")
-    require(max_bytes >= 1, f"max_bytes is at least 1, not {max_bytes}")
+    require(max_rows >= 1, f"max_rows must be >= 1, got {max_rows}")
+    require(max_bytes >= 1, f"max_bytes must be >= 1, got {max_bytes}")
     return start, end, min(max_rows, MAX_ANSWER_BYTES), min(max_bytes, MAX_ANSWER_BYTES)
 
 
 def parts(
     given: Sequence[ShardRange], max_rows: int, max_bytes: int
 ) -> tuple[Sequence[ShardRange], int, int]:
-    """The parts of a read, and its rows and bytes."""
+    """Return the parts of a read, and its limits of rows and bytes."""
     for _, start, end, most in given:
         read(start, end, most, max_bytes)
     return given, *read(0, 0, max_rows, max_bytes)[2:]
@@ -243,29 +247,29 @@ def parts(
 
 def time_ns(timestamp_ns: int) -> int:
     fits = -MAX_NUMBER <= timestamp_ns <= MAX_NUMBER
-    require(fits, f"a time in nanoseconds fits into 64 bits, not {timestamp_ns}")
+    require(fits, f"timestamp_ns must fit into 64 bits, got {timestamp_ns}")
     return timestamp_ns
 
 
 def scan(prefix: bytes, after: bytes, limit: int) -> None:
     part_of_key(prefix)
     part_of_key(after)
-    require(limit >= 1, f"limit is at least 1, not {limit}")
+    require(limit >= 1, f"limit must be >= 1, got {limit}")
 
 
-# --- what several of them need
+# --- helpers
 
 
-def number(value: int, what: str) -> int:
-    require(0 <= value <= MAX_NUMBER, f"{what} lies between 0 and 2^63 - 1, not at {value}")
+def number(value: int, name: str) -> int:
+    require(0 <= value <= MAX_NUMBER, f"{name} must be 0 to 2^63 - 1, got {value}")
     return value
 
 
-def _at_most(data: bytes | str, limit: int, what: str) -> bytes:
+def _at_most(data: bytes | str, limit: int, name: str) -> bytes:
     if isinstance(data, str):
-        raise UsageError(f"{what} is bytes, not a string")
+        raise UsageError(f"{name} must be bytes, got a string")
     if len(data) > limit:
-        raise UsageError(f"{what} has at most {limit} bytes, not {len(data)}")
+        raise UsageError(f"{name} must have at most {limit} bytes, got {len(data)}")
     return data
 
 

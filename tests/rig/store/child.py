@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from polybus.store.contract import Store
-from polybus.store.engine_registry import Durability, open_store
+from polybus.store.engine import Durability
+from polybus.store.engine_registry import open_store
 from polybus.store.lmdb import writer
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from tests.rig.power import recorder

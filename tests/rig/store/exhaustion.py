@@ -19,7 +19,8 @@ from polybus.errors import PolybusError, StoreFull
 from polybus.model.commit import Append, Commit, RecordChange
 from polybus.model.stamp import Stamp
 from polybus.store.contract import Store
-from polybus.store.engine_registry import Durability, open_store
+from polybus.store.engine import Durability
+from polybus.store.engine_registry import open_store
 from polybus.store.lmdb import lmdb_store as _loaded_once_for_all_children  # noqa: F401
 from tests.rig.store.checker import Reported, check
 from tests.rig.store.workload import PRODUCERS, block_of, name_of, pieces, prepare, progress_keys

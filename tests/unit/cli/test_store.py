@@ -164,7 +164,7 @@ def test_salvage_keeps_what_is_whole(store, tmp_path):
     assert lost == "lost: topic 'orders', shard 0: offsets 100 to 199"
     assert saved.startswith(f"salvaged into {tmp_path / 'saved'}: 204 messages of 2 topics, ")
     gap, _ = polybus("verify", tmp_path / "saved", code=1).splitlines()
-    assert gap == "topic 'orders', shard 0, offset 100: nothing is there up to 200"
+    assert gap == "topic 'orders', shard 0, offset 100: no entries up to 200"
     assert contents(tmp_path / "saved") == {"events": EVENTS, "orders": ORDERS[:100] + ORDERS[200:]}
 
 

@@ -1,1 +1,1 @@
-"""`lmdb:PATH`: the engine on one machine's disk. `engine.py` is its face."""
+"""The engine of `lmdb:PATH`, a store on the disk of one machine (`lmdb_store`)."""

@@ -1,12 +1,11 @@
-"""A thread that writes one batch, while its owner gathers the next.
+"""A thread that writes one batch while the writer thread gathers the next.
 
-Most of the time that a large transaction takes is the disk's, and the kernel's copying, and
-neither needs the interpreter. So the writer hands it over, and gathers meanwhile. One batch is
-under way at a time: the owner waits for it before it hands over the next, or does anything else
-to the store.
+Most of the time of a large transaction is the disk's and the kernel's, and neither needs
+the interpreter. At most one batch is in flight: the writer waits for it before it submits
+the next one or changes the store in any other way.
 
-A batch that could not be written is kept, with the reason, for the owner: what it has gathered
-since rests on it, and has to be done anew.
+A batch that could not be written is kept, with the error, for the writer, which must roll
+back and execute again all it has gathered since, because that depends on the lost batch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CommitWork(NamedTuple):
-    """A batch, the answers that wait for it, and the group that it was made of."""
+    """A batch, the futures to resolve after it, and the group that it was made of."""
 
     batch: WriteBatch
     executed: list[WriteFuture]
@@ -29,7 +28,7 @@ class CommitWork(NamedTuple):
 
 
 class FailedCommit(NamedTuple):
-    """A group whose batch was not written, and why."""
+    """A group whose batch was not written, and the error."""
 
     group: list[WriteFuture]
     error: BaseException
@@ -42,19 +41,19 @@ class BackgroundCommitter:
         answer: Callable[[list[WriteFuture]], None],
         on_failure: Callable[[], None],
     ) -> None:
-        """All three are called on the thread; the last so that the owner comes to `wait`."""
+        """All callbacks run on the thread. `on_failure` must make the owner call `wait`."""
         self._write = write
         self._answer = answer
         self._on_failure = on_failure
         self._work: CommitWork | None = None
         self._failed: FailedCommit | None = None
-        self._idle = Lock()  # held while a batch is under way
-        self._work_ready = Lock()  # held while there is nothing to do
+        self._idle = Lock()  # held while a batch is in flight
+        self._work_ready = Lock()  # held while there is no work
         self._work_ready.acquire()
         self._thread: Thread | None = None  # most stores never need it
 
     def ensure_started(self) -> bool:
-        """The thread is started when first asked for; False if the process can have no more."""
+        """Start the thread if needed. Returns False if the process cannot have another one."""
         if self._thread is None:
             thread = Thread(target=self._run, name="polybus-disk", daemon=True)
             try:
@@ -65,13 +64,13 @@ class BackgroundCommitter:
         return True
 
     def submit_work(self, work: CommitWork) -> None:
-        """If it `is_there`, after a `wait` that found nothing failed."""
+        """Write a batch. Requires `ensure_started`, and a `wait` that returned None."""
         self._idle.acquire()
         self._work = work
         self._work_ready.release()
 
     def wait(self) -> FailedCommit | None:
-        """Until no batch is under way; the one that was failed, which is told once."""
+        """Wait until no batch is in flight. Returns the failed commit, once, or None."""
         if self._thread is None:
             return None
         with self._idle:
@@ -79,7 +78,7 @@ class BackgroundCommitter:
             return failed
 
     def close(self) -> None:
-        """After the last `wait`."""
+        """End the thread. Must be called after the last `wait`."""
         if self._thread is not None:
             self._work_ready.release()
             self._thread.join()
@@ -91,7 +90,7 @@ class BackgroundCommitter:
             if work is None:
                 return
             self._commit_work(work)
-            del work  # its memory is not kept for longer
+            del work  # a large batch must not stay in memory until the next one
 
     def _commit_work(self, work: CommitWork) -> None:
         try:
@@ -104,4 +103,4 @@ class BackgroundCommitter:
             try:
                 self._answer(work.executed)
             finally:
-                self._idle.release()  # last: groups are answered one after the other
+                self._idle.release()  # last, so that groups resolve one after the other

@@ -1,7 +1,7 @@
-"""What the writer does besides: leases that ran out, removal, re-blocking, dead readers.
+"""Background tasks of the writer: expired leases, removal, re-blocking, dead readers.
 
-Each is done in steps of a few milliseconds. While commits keep coming, chores take at
-most `SHARE` of the time, so that they hold up nobody and still get done.
+Each runs in steps of a few milliseconds. While commits keep arriving, the tasks take at
+most `SHARE` of the time, so that they delay no commit for long and still make progress.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 STEP_S: Final = 0.003
 SHARE: Final = 0.05
-# Commits keep coming if the last one was so recent: what comes a thousand times a second leaves
-# gaps, too, and whoever came at their end would wait for a step.
+# Commits keep arriving if the last one is more recent than this. A load of a thousand commits
+# per second has gaps, too, and a commit at the end of a gap would wait for a step.
 RECENT_S: Final = 0.05
-# After a chore failed, say because the disk is full: so long, then twice as long each time.
+# Pause after a task failed, for example because the disk is full; doubled on each failure.
 PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 60.0
-# Dead readers keep pages from being used again: looked for so often, and whenever the file
-# has grown by so many pages, for it may be their fault.
+# Dead readers keep LMDB from reusing pages. They are looked for every READERS_S, and when the
+# file has grown by GROWN_PAGES, because they may be the cause.
 READERS_S: Final = 10.0
 GROWN_PAGES: Final = 2048
 
@@ -49,15 +49,15 @@ class BackgroundTasks:
         self._readers_s = time.monotonic() + READERS_S
         self._pages = files.current.pages
         self._not_before_s = 0.0
-        self._busy_s = -math.inf  # when there was a commit last
+        self._busy_s = -math.inf  # time of the last commit
         self._pause_s = PAUSE_S
 
     def note_batch(self, batch: WriteBatch) -> None:
-        """What the batch brings for the re-blocker to do; before its blocks are encoded."""
+        """Count the small entries of a batch for the re-blocker, before they are encoded."""
         self._reblocker.add_small_bytes(batch.small_bytes())
 
     def wait_s(self) -> float:
-        """How long the writer may sleep: 0 if there is something to be done."""
+        """Return how long the writer may sleep, 0 if a task is due."""
         now = time.monotonic()
         if self._pending():
             return max(0.0, self._not_before_s - now)
@@ -68,7 +68,7 @@ class BackgroundTasks:
         return min(max(lease_s, self._not_before_s - now), readers_s)
 
     def expiry_task(self) -> Callable[[WriterState, None, int], None] | None:
-        """A task that collects the stages whose leases ran out, if there are any."""
+        """Return a task that removes the stages whose leases expired, or None."""
         stages = self._state.leases.expired()
         if not stages or time.monotonic() < self._not_before_s:
             return None
@@ -80,9 +80,10 @@ class BackgroundTasks:
         return collect
 
     def run_step(self, busy: bool, settle: Callable[[], None] = lambda: None) -> None:
-        """One step, if there is something to do and it is the time for it.
+        """Run one step if a task is due.
 
-        `busy`: there was a commit just now. `settle` is called before the store is changed.
+        `busy` means that a commit was just written. `settle` is called before the store is
+        changed; it must wait until no batch is in flight.
         """
         now = time.monotonic()
         if busy:

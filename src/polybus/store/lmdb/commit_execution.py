@@ -1,8 +1,8 @@
-"""The one write verb: what a commit means for ids, offsets, records and stages.
+"""Execution of a commit: ids, offsets, records and stages.
 
-The stamp is judged first, then everything else is checked, then everything is
-changed. Ids run by topic and shard; within a shard the appends come first, in their
-order, then the stages, in theirs.
+The stamp is checked first, then everything else is checked, then everything is changed. Ids
+run by topic and shard; within a shard the appends come first, then the stages, each in
+their order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polybus.store.lmdb.writer_state import ShardState, StageState, TopicState, 
 
 
 class ShardAppend:
-    """What a commit has for one shard."""
+    """Everything that a commit appends to one shard."""
 
     __slots__ = ("blocks", "count", "parts", "state")
 
@@ -51,7 +51,7 @@ def commit(writer: WriterState, commit: Commit, now_ns: int) -> CommitResult:
 def _commit_one_block(
     writer: WriterState, append: Append, note: bytes, now_ns: int
 ) -> CommitResult:
-    """What nearly all commits are, by the shortest way."""
+    """Execute a commit of one block and nothing else: the fast path of nearly all commits."""
     topic, number, block = append
     cache, batch = writer.cache, writer.batch
     state = cache.topics.get(topic) or cache.topic(topic)
@@ -72,13 +72,16 @@ def _commit_one_block(
 
 def _commit_all_parts(writer: WriterState, commit: Commit, now_ns: int) -> CommitResult:
     if commit.changes:
-        _ = writer.cache.counters  # whatever must be looked up is, before anything is changed
+        # A read may fail, so everything is loaded before anything is changed.
+        _ = writer.cache.counters
         _check_versions(writer, commit.changes)
     stages = _stages(writer, commit.stages) if commit.stages else {}
     shard_appends = _collect_appends(writer, commit, stages)
 
     for number, stage in stages.items():
         staged_blocks.publish(writer, number, stage)
+    # All messages of a commit have one time, and times of a topic never decrease, even if the
+    # wall clock is set back.
     time_ns = now_ns
     for shard_append in shard_appends.values():
         time_ns = max(time_ns, shard_append.state.time_ns)
@@ -100,7 +103,7 @@ def _check_versions(writer: WriterState, changes: tuple[RecordChange, ...]) -> N
         if change.expected is not None and change.expected != writer.cache.version(change.key):
             raise Conflict(
                 f"record {change.key!r} has version {writer.cache.version(change.key)}, "
-                f"not {change.expected}"
+                f"expected {change.expected}"
             )
 
 
@@ -170,7 +173,7 @@ def _add(
 def _mark_changed(
     writer: WriterState, target: tuple[int, int], state: TopicState, shard: ShardState, time_ns: int
 ) -> None:
-    """The shard got messages: its state will be written, once a batch."""
+    """Mark the states of shard and topic, which are written once per batch."""
     state.time_ns = time_ns
     ends = writer.batch.ends
     if target not in ends:

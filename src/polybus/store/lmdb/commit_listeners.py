@@ -1,7 +1,7 @@
-"""Those who want to hear what has become visible: told by the writer, or by looking.
+"""Listeners of a store, called by the writer or by a poller.
 
-A reader in another process cannot be told; it looks at the number of the last
-transaction a few times a second, and only if that has changed at the shards.
+A reader in another process gets no call from the writer. It polls the number of the last
+transaction many times per second, and reads the ends of the shards only if that changed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _log = logging.getLogger("polybus.store")
 
 
 class CommitListeners:
+    """The listeners of one store, called after each group of commits."""
+
     def __init__(self) -> None:
         self._listeners: dict[object, Listener] = {}
 
@@ -35,11 +37,11 @@ class CommitListeners:
         self._listeners[token] = listener
         return lambda: (self._listeners.pop(token, None), None)[1]
 
-    def notify(self, news: Sequence[ShardEnd]) -> None:
+    def notify(self, ends: Sequence[ShardEnd]) -> None:
         for listener in list(self._listeners.values()):
             try:
-                listener(news)
-            except BaseException:  # this thread is everybody's
+                listener(ends)
+            except BaseException:  # the calling thread serves all listeners
                 _log.exception("a listener of the store failed")
 
     def clear(self) -> None:
@@ -47,7 +49,7 @@ class CommitListeners:
 
 
 class CommitPoller:
-    """Tells listeners what another process has written."""
+    """Polls for commits of another process and calls the listeners."""
 
     def __init__(self, files: StoreFiles, listeners: CommitListeners) -> None:
         self._files = files
@@ -68,21 +70,21 @@ class CommitPoller:
             try:
                 last = self._poll(last)
             except PolybusError:
-                _log.exception("looking for news failed, and will be tried again")
+                _log.exception("polling the store failed; it will be retried")
 
     def _poll(self, last: int) -> int:
         with self._files.snapshot() as transaction:
             number: int = transaction.id()
         if number != last:
             ends = self._read_ends()
-            news = [
+            advanced = [
                 ShardEnd(*target, end)
                 for target, end in ends.items()
                 if end > self._ends.get(target, 0)
             ]
             self._ends = ends
-            if news:
-                self._listeners.notify(news)
+            if advanced:
+                self._listeners.notify(advanced)
         return number
 
     def _read_ends(self) -> dict[tuple[int, int], int]:

@@ -1,9 +1,9 @@
-"""Walking a shard's log: seeking by offset, id or time, and opening what stands there.
+"""A cursor over the log of a shard: seeks by offset, id or time, and opens blocks.
 
-Ids and times grow with the offset within a shard, so both are found by halving the
-range of offsets. Every entry that is looked at is verified, also on the way, and every
-block before it is used; a fault says topic, shard and offset. A range that has no entry
-(only a salvaged store has one) is passed over.
+Ids and times grow with the offset within a shard, so both are found by bisecting the range
+of offsets. Every entry is verified when it is read, also during a search, and every block
+before it is used. Errors name topic, shard and offset. A gap between entries, which only a
+salvaged store has, is skipped.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from polybus.store.lmdb.log_entry import LogEntry
 
 
 class EntryCursor:
-    """A place in the log of one shard, within one transaction."""
+    """A position in the log of one shard, within one transaction."""
 
     def __init__(
         self, transaction: Transaction, topic: int, shard: int, name: str, *, later: bool = False
     ) -> None:
-        """`later`: checksums of its blocks are compared when their messages are gathered."""
+        """If `later`, checksums of blocks are compared when their messages are gathered."""
         self._later = later
         self._transaction = transaction
         self._cursor = transaction.cursor()
@@ -36,11 +36,11 @@ class EntryCursor:
         self.topic = topic
         self.shard = shard
         self._name = name
-        self.entry: LogEntry | None = None  # None: behind the last one
+        self.entry: LogEntry | None = None  # None: after the last entry
         self._value = memoryview(b"")
 
     def seek(self, offset: int) -> LogEntry | None:
-        """To the entry that holds the offset, or the first one behind it."""
+        """Move to the entry that holds the offset, or to the first one after it."""
         try:
             return self._seek(offset)
         except (StoreFault, lmdb.Error) as error:
@@ -57,16 +57,16 @@ class EntryCursor:
     def seek_last(
         self, start: int, end: int, before: Callable[[int, int], bool]
     ) -> LogEntry | None:
-        """To the last entry in a range of offsets whose first id and time are `before`.
+        """Move to the last entry of a range whose first id and time satisfy `before`.
 
-        To the range's first entry if none is.
+        Moves to the first entry of the range if none does.
         """
         low, high, best = start, end, start
-        middle = end - 1  # who follows a topic is at its end
+        middle = end - 1  # tail readers search at the end of the log: probe there first
         while low < high:
             entry = self.seek(middle)
             if entry is None or entry.first >= high:
-                high = middle  # nothing stands between
+                high = middle  # there is no entry between
             elif before(*run_table.read_runs(entry.runs[:24])[0][:2]):
                 best, low = entry.first, entry.end
             else:
@@ -75,18 +75,18 @@ class EntryCursor:
         return self.seek(max(best, start))
 
     def first_after(self, offset: int) -> int | None:
-        """Where the next entry begins, whatever is in it."""
+        """Return the first offset of the next entry, without reading it."""
         found = self._cursor.set_range(store_keys.log(self.topic, self.shard, offset + 1))
         if not found or self._cursor.key()[: len(self._prefix)] != self._prefix:
             return None
         return store_keys.place_in_log(self._cursor.key())[2]
 
     def value(self) -> memoryview:
-        """Of the entry where it stands."""
+        """Return the stored value of the current entry."""
         return self._value
 
     def blocks(self, start: int) -> Iterator[tuple[Layout, bytes, int]]:
-        """Blocks of this entry from a place in it on: each with its runs and first offset."""
+        """Yield the blocks of the entry from a message on, with their runs and first offsets."""
         entry = self.entry
         assert entry is not None
         offset = entry.first + start
@@ -112,7 +112,7 @@ class EntryCursor:
         return self._read_entry()
 
     def _extent(self, entry: LogEntry, start: int) -> Iterator[tuple[Layout, bytes, int]]:
-        place = 0  # of the part's first message in the extent
+        place = 0  # of the first message of the part within the extent
         for part in entry.parts:
             if place + part.count > start:
                 reached = max(0, start - place)
@@ -161,7 +161,7 @@ class EntryCursor:
         return layout
 
     def _locate_error(self, error: StoreFault | lmdb.Error, offset: int) -> PolybusError:
-        """The fault, with where it was found; once."""
+        """Return the error with topic, shard and offset added, unless it has them already."""
         fault = error if isinstance(error, StoreFault) else translate_error(error)
         if fault.__cause__ is not None and isinstance(fault.__cause__, StoreFault):
             return fault

@@ -1,11 +1,11 @@
-"""Removing what was trimmed, dropped or discarded: later, in steps of bounded time.
+"""Removal of trimmed, dropped and discarded entries, in steps of bounded time.
 
-What is to go stands in the store itself (`x …`), written by the transaction that made
-it unreachable, so after a crash the work goes on. Each step deletes as many entries
-as its time allows, and lowers the shard's size by what they were charged.
+The transaction that makes entries unreachable also stores a removal key (`x …`), so the
+work continues after a crash. Each step deletes as many entries as its time allows and
+lowers the size of the shard by the bytes they were charged.
 
-A trimmed extent loses its staged blocks one by one, before it goes itself; those of an
-extent that is cut in the middle go as far as they lie before the start.
+The staged blocks of a trimmed extent are deleted one by one, before the extent. Of an extent
+that is only partly trimmed, the staged blocks before the start are deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RemovalStep:
-    """One step within a transaction: goes on until its time is over, but does something."""
+    """One step within a transaction: ends when its time is over, after at least one deletion."""
 
     def __init__(self, transaction: Transaction, time_s: float) -> None:
         self._transaction = transaction
@@ -30,7 +30,7 @@ class RemovalStep:
         self._freed = 0
 
     def run(self) -> bool:
-        """Whether something is left to be removed."""
+        """Run the step. Returns True if entries are left to be removed."""
         with self._transaction.cursor() as cursor:
             while (
                 cursor.set_range(store_keys.REMOVALS)
@@ -47,7 +47,7 @@ class RemovalStep:
         return time.monotonic() >= self._end_s
 
     def _remove(self, key: bytes) -> bool:
-        """Whether all of it is gone."""
+        """Delete the entries of a removal key. Returns True if none is left."""
         numbers = store_keys.removal_target(key)
         if key.startswith(store_keys.TRIMMED):
             return self._trimmed(*numbers)
@@ -77,7 +77,7 @@ class RemovalStep:
         )
 
     def _log(self, prefix: bytes, start: int | None) -> bool:
-        """Entries that end before an offset (None: all). Whether all of them are gone."""
+        """Delete the entries that end before an offset, or all. Returns True if none is left."""
         with self._transaction.cursor() as cursor:
             while cursor.set_range(prefix) and bytes(cursor.key()[: len(prefix)]) == prefix:
                 entry = _entry(cursor)
@@ -97,7 +97,7 @@ class RemovalStep:
         return True
 
     def _parts(self, entry: LogEntry, upto: int) -> bool:
-        """The staged blocks of an extent that lie before a place in it."""
+        """Delete the staged blocks of an extent before a message. Returns True if none is left."""
         for part in entry.parts:
             prefix = store_keys.staged_of_shard(part.stage, entry.topic, entry.shard)
             if upto <= 0:
@@ -131,7 +131,7 @@ class RemovalStep:
 
 
 def _entry(cursor: Cursor) -> LogEntry:
-    """What stands here. Of a damaged one nothing can be read any more: it may go."""
+    """Return the entry at the cursor. A damaged one is unreadable anyway and may be deleted."""
     key, value = cursor.item()
     try:
         return log_entry.decode(value)

@@ -1,10 +1,9 @@
-"""LMDB environments: opened once a process, used in short transactions, never over a fork.
+"""LMDB environments, shared within a process and never used across a fork.
 
-LMDB forbids to open one environment twice in a process, so a table shares it: whoever
-reads in the process of the owner uses the owner's. A view of the mapped file is valid
-only within its transaction, so `reading` hands one out for the length of a `with`.
-A store that was compacted lives in a new environment; the old one is closed when the
-last transaction on it has ended.
+LMDB forbids opening an environment twice in a process, so `acquire` shares it: a reader in
+the process of the owner uses the owner's environment. A view of the mapped file is valid
+only within its transaction. A compacted store has a new environment; the old one is closed
+when its last transaction has ended.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ import lmdb
 from polybus.errors import DataFolderInUse
 from polybus.store.lmdb.lmdb_errors import translate_error, translated_errors
 
-# Address space, not disk: more than any store will fill. It costs nothing.
+# Address space, not disk space: larger than any store, and free of cost.
 MAP_BYTES: Final = 1 << 40
 MAX_READERS: Final = 1024
 
-Transaction = Any  # lmdb.Transaction; its stubs know only newer releases
+Transaction = Any  # lmdb.Transaction, whose stubs describe newer releases only
 Cursor = Any
 
 _guard = threading.Condition()
@@ -33,7 +32,7 @@ _shared: dict[tuple[int, Path], Environment] = {}
 
 
 class Environment:
-    """One LMDB environment, shared within the process. Made by `acquire` only."""
+    """One LMDB environment, shared within the process. Created by `acquire` only."""
 
     def __init__(self, path: Path, read_only: bool) -> None:
         self.path = path
@@ -41,7 +40,7 @@ class Environment:
         self.pid = os.getpid()
         self.read_only = read_only
         self.users = 0  # stores that have it open
-        self.open_reads = 0  # looks that are under way
+        self.open_reads = 0  # transactions that are open
         self.is_reopening = False
         self.closed = False
         self.open()
@@ -54,15 +53,15 @@ class Environment:
                 max_readers=MAX_READERS,
                 readonly=self.read_only,
                 create=not self.read_only,
-                readahead=True,  # a log is read forward: cold reads are eight times as quick
-                # Else what the process had in memory fills the pages' gaps, and salvage and
-                # whoever gets a backup would find it there.
+                readahead=True,  # a log is read forward: cold reads are eight times as fast
+                # Otherwise gaps in pages contain old memory of the process, which would leak
+                # into backups and could confuse salvage.
                 meminit=True,
                 mode=0o600,
             )
 
     def enter(self) -> bool:
-        """One more look, which ends with `leave`; False if it is closed already."""
+        """Begin a read, which `leave` ends. Returns False if the environment is closed."""
         with _guard:
             if self.is_reopening:
                 _guard.wait_for(lambda: not self.is_reopening)
@@ -71,17 +70,17 @@ class Environment:
 
     @property
     def pages(self) -> int:
-        """That the file has had to have so far."""
+        """The number of pages that the file has ever needed."""
         last: int = self.lmdb.info()["last_pgno"]
         return last
 
     def clear_dead_readers(self) -> None:
-        """Places of killed readers are freed, so that pages they looked at can be used again."""
+        """Free the reader slots of dead processes, so that LMDB can reuse the pages they pinned."""
         self.lmdb.reader_check()
 
     @contextmanager
     def read_transaction(self) -> Iterator[Transaction]:
-        """A transaction for a short look, by one who has entered."""
+        """Open a read transaction. The caller must have called `enter`."""
         transaction = self.begin()
         try:
             yield transaction
@@ -99,27 +98,27 @@ class Environment:
 
 
 def acquire(path: Path, *, read_only: bool) -> Environment:
-    """The environment in this folder; goes with the last `release`."""
+    """Return the environment of a folder. The last `release` closes it."""
     key = os.getpid(), path.resolve()
     with _guard:
         found = _shared.get(key)
         if found is None:
             found = _shared[key] = Environment(path, read_only)
         elif found.read_only and not read_only:
-            raise DataFolderInUse(f"{path} is open for reading in this process (pid {key[0]})")
+            raise DataFolderInUse(f"{path} is open read-only in this process (pid {key[0]})")
         found.users += 1
         return found
 
 
 def release(environment: Environment) -> None:
-    """In the child of a fork this closes nothing: the environment is the parent's."""
+    """End a use. In a child of a fork nothing is closed: the environment is the parent's."""
     with _guard:
         environment.users -= 1
         _close_if_unused(environment)
 
 
 def leave(environment: Environment) -> None:
-    """A look has ended."""
+    """End a read."""
     with _guard:
         environment.open_reads -= 1
         _close_if_unused(environment)
@@ -128,7 +127,7 @@ def leave(environment: Environment) -> None:
 
 
 def reopen(environment: Environment) -> None:
-    """Opens it anew, for all who have it open; waits until every look has ended."""
+    """Close and open an environment for all its users. Waits until no read is open."""
     with _guard:
         environment.is_reopening = True
         try:
@@ -152,7 +151,7 @@ def _close_if_unused(environment: Environment) -> None:
 
 
 def _after_fork() -> None:
-    """Some thread of the parent may have held it, and does not live here."""
+    """Replace the lock: a thread of the parent may have held it, and does not exist here."""
     global _guard
     _guard = threading.Condition()
 

@@ -1,9 +1,9 @@
-"""One owner a folder: a lock that goes when its process goes, and says whose it is.
+"""Ownership of a store folder: a lock that ends with its process and names it.
 
-A POSIX record lock: a child of a fork does not inherit it, so the folder is free once
-the owner is gone, whatever children live on. The price: it is per process, and any
-`close` of the file in this process would drop it. So a table in the process comes
-first, and nobody here opens a file that is listed in it.
+It is a POSIX record lock. A child of a fork does not inherit it, so the folder is free when
+the owner ends, even if its children live on. In return the lock is per process, and closing
+any descriptor of the file in this process would drop it. So a table of held folders is
+checked first, and a file that is listed in it is never opened again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _held: dict[Path, tuple[int, int]] = {}  # folder → (pid that locked it, descr
 
 
 def take(folder: Path) -> None:
-    """This process owns the folder until `release`; `DataFolderInUse` names who has it."""
+    """Own the folder until `release`. Raises `DataFolderInUse` with the owner's pid."""
     folder = folder.resolve()
     with _guard:
         _forget_parents()
@@ -39,7 +39,7 @@ def take(folder: Path) -> None:
             pid = _holder(descriptor)
             os.close(descriptor)
             raise _in_use(folder, pid) from None
-        with suppress(OSError):  # a full disk: the kernel knows our pid all the same
+        with suppress(OSError):  # a full disk does not matter: the kernel knows our pid
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         _held[folder] = os.getpid(), descriptor
@@ -54,7 +54,7 @@ def release(folder: Path) -> None:
 
 
 def owner(folder: Path) -> int | None:
-    """The process that owns a folder, if any."""
+    """Return the pid of the process that owns a folder, or None."""
     folder = folder.resolve()
     with _guard:
         _forget_parents()
@@ -70,7 +70,7 @@ def owner(folder: Path) -> int | None:
 
 
 def _forget_parents() -> None:
-    """After a fork: what the parent holds is not ours; closing here does not unlock there."""
+    """Forget locks of the parent after a fork. Closing them here does not unlock them there."""
     for folder, (pid, descriptor) in list(_held.items()):
         if pid != os.getpid():
             del _held[folder]
@@ -78,7 +78,7 @@ def _forget_parents() -> None:
 
 
 def _after_fork() -> None:
-    """Some thread of the parent may have held it, and does not live here."""
+    """Replace the lock: a thread of the parent may have held it, and does not exist here."""
     global _guard
     _guard = threading.Lock()
 
@@ -87,11 +87,12 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _holder(descriptor: int) -> int | None:
-    """Who holds the lock, by the kernel's word; what the file says if it cannot tell."""
+    """Return the pid that holds the lock, 0 if it is unknown, None if it is free."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
     if kind == fcntl.F_UNLCK:
         return None
+    # The kernel reports pid 0 for an owner in another pid namespace; the file has its pid.
     written = os.pread(descriptor, 20, 0).strip()
     return pid or (int(written) if written.isdigit() else 0)
 

@@ -1,13 +1,12 @@
-"""Durability `interval`: answered when queued, on disk a little later, never torn.
+"""The writer of durability `interval`: futures resolve when queued, the disk follows later.
 
-Ids are given and stamps checked on the caller's thread, under a lock, by the same
-state; the batch that gathers is written, with fsync, every interval. What is not
-written yet cannot be read: a read that would miss it waits until it is, so nobody
-ever sees what a crash may take back.
+Ids are assigned and stamps are checked on the caller's thread, under a lock. The gathered
+batch is written with fsync once per interval. Unwritten changes cannot be read: a read that
+concerns them waits for the write, so no reader sees a message that a crash may take back.
 
-A write that fails is tried again every interval, with all it holds, since that was
-answered; until it succeeds everything new is refused. What gathers is bounded: past
-`MAX_BYTES`, tasks queue unanswered until there is room, up to the queue's own bounds.
+A write that fails is retried every interval with the same batch, because its futures were
+resolved. Until it succeeds, every new task is refused. Gathered bytes are bounded: beyond
+`MAX_BYTES`, tasks wait unresolved in a backlog that has the limits of the writer's queue.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from polybus.store.lmdb.write_batch import WriteBatch
 from polybus.store.lmdb.writer import StoreWriter, Task, WriteFuture, fail_group
 from polybus.store.lmdb.writer_queue import check_limits
 
-EARLY_BYTES: Final = 16 << 20  # so much is written without waiting for the interval's end
+EARLY_BYTES: Final = 16 << 20  # flush before the interval ends
 MAX_BYTES: Final = 64 << 20
-LAST_TRIES: Final = 20  # on closing, before what was answered is given up
+LAST_TRIES: Final = 20  # when closing, before resolved changes are given up
 
 _log = logging.getLogger("polybus.store")
 
@@ -38,7 +37,7 @@ class IntervalWriter(StoreWriter):
         super().__init__(*args)
         self._interval_s = interval_s
         self._changed = threading.Condition(threading.RLock())
-        self._writing: WriteBatch | None = None  # on its way to the disk, or failed so far
+        self._writing: WriteBatch | None = None  # being written, or to be retried
         self._failure: PolybusError | None = None
         self._due_s: float | None = None
         self._backlog: deque[WriteFuture] = deque()
@@ -56,10 +55,11 @@ class IntervalWriter(StoreWriter):
     def submit_all(
         self, task: Task, subjects: Sequence[Any], sizes: Sequence[int]
     ) -> list[Future[Any]]:
-        return [self.submit(task, *one) for one in zip(subjects, sizes, strict=True)]
+        return [self.submit(task, *pair) for pair in zip(subjects, sizes, strict=True)]
 
     def settle(self, concerns: Callable[[WriteBatch], bool]) -> bool:
         with self._changed:
+            # A batch that is being written counts one flush, the gathered one comes after it.
             if concerns(self.state.batch):
                 page = self.flush_count + (2 if self._writing else 1)
             elif self._writing is not None and concerns(self._writing):
@@ -78,7 +78,7 @@ class IntervalWriter(StoreWriter):
     # --- under the lock
 
     def _submit_locked(self, future: WriteFuture) -> list[WriteFuture]:
-        """Does a task now, if there is room; else it waits for some."""
+        """Execute a task, or add it to the backlog if too many bytes are gathered."""
         refusal = StoreClosed("the store was closed") if self._queue.closed else self._failure
         if refusal is not None:
             future.set_exception(refusal)
@@ -118,7 +118,7 @@ class IntervalWriter(StoreWriter):
         self._wake()
 
     def _admit(self) -> list[WriteFuture]:
-        """Those who waited for room, as far as there is some."""
+        """Execute tasks of the backlog up to the limit of gathered bytes."""
         executed: list[WriteFuture] = []
         while self._backlog and self._gathered_bytes < MAX_BYTES:
             future = self._backlog.popleft()
@@ -136,10 +136,10 @@ class IntervalWriter(StoreWriter):
         return due_s if wait_s is None else min(wait_s, due_s)
 
     def _settle_all(self) -> None:
-        """Nothing is written beside this thread."""
+        """Do nothing: this writer has no batch in flight on another thread."""
 
     def _process_group(self, group: list[WriteFuture], *, alone: bool = False) -> None:
-        """Nudges, which do nothing, and tasks."""
+        """Execute queued tasks. Only wake-ups and background tasks use the queue here."""
         with self._changed:
             executed = task_future.run_tasks(group, self.state, self._wall_ns(), PolybusError)
             if self._due_s is None and self.state.batch:
@@ -163,14 +163,16 @@ class IntervalWriter(StoreWriter):
                 tries += 1
                 time.sleep(self._interval_s)
         if self._failure is not None:
-            _log.error("what was answered last could not be written: %s", self._failure)
+            _log.error("resolved commits were lost, the last write failed: %s", self._failure)
 
     def _unwritten(self) -> bool:
         with self._changed:
             return bool(self._writing or self.state.batch or self._backlog)
 
     def _flush(self) -> bool:
-        """Writes what has gathered by now, and not what comes meanwhile; whether that worked."""
+        """Write the gathered batch. Returns False if it fails."""
+        # A failed batch comes first; then the batch that was gathered after it. Tasks that
+        # arrive meanwhile are left for the next flush, or it would never end under load.
         for _ in range(1 if self._writing is None else 2):
             batch = self._take_batch()
             if batch is None:
@@ -185,7 +187,7 @@ class IntervalWriter(StoreWriter):
         return True
 
     def _take_batch(self) -> WriteBatch | None:
-        """The batch to be written next."""
+        """Return the failed batch again, or the gathered one, or None."""
         with self._changed:
             self._due_s = None
             if self._writing is None:

@@ -1,4 +1,4 @@
-"""LMDB's errors in the words of `polybus.errors`: one border, crossed in one place."""
+"""Translation of errors of LMDB and the operating system to `polybus.errors`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def translate_error(error: lmdb.Error | OSError) -> PolybusError:
     if isinstance(error, lmdb.MapFullError) or code in _FULL:
         return StoreFull(f"the store has no room: {error}")
     if code in _NO_DESCRIPTORS:
-        return Unavailable(f"the store needs one more open file than the process may have: {error}")
+        return Unavailable(f"the process has too many open files for the store: {error}")
     if isinstance(error, lmdb.ReadersFullError):
-        return Unavailable(f"more readers than the store has places for: {error}")
+        return Unavailable(f"the store has too many readers: {error}")
     if "already open in this process" in str(error):
         return DataFolderInUse(f"{error} A child of a fork cannot open what its parent has open.")
     if isinstance(error, _DAMAGED):
         return Damaged(f"pages of the store are damaged: {error}")
     if isinstance(error, _FOREIGN):
-        return WrongFormat(f"this is no LMDB file, or of another version: {error}")
+        return WrongFormat(f"not an LMDB file, or of another version: {error}")
     return StoreFault(f"the store failed: {error}")
 
 
@@ -52,7 +52,7 @@ def translated_errors() -> Iterator[None]:
 
 
 def _code(error: lmdb.Error) -> int:
-    """The errno, also where py-lmdb puts it into the text only."""
+    """Return the errno, which py-lmdb sometimes puts only into the text."""
     code: int = getattr(error, "code", 0) or 0
     if code:
         return code

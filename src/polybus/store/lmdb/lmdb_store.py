@@ -1,7 +1,7 @@
-"""`lmdb:PATH` as a `Store`: each method is checked, then read, or handed to the writer.
+"""The LMDB store: checks each request, then reads or submits a task to the writer.
 
-An engine belongs to the process that opened it. In a child of a fork every call is
-`StoreClosed`, and leaves the parent's store alone.
+A store belongs to the process that opened it. In a child of a fork every call raises
+`StoreClosed` and does not touch the parent's store.
 """
 
 from __future__ import annotations
@@ -68,8 +68,14 @@ class LmdbStore(Store):
         wall_ns: Callable[[], int] = time.time_ns,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        request_checks.require(durability in DURABILITIES, f"durability is one of {DURABILITIES}")
-        request_checks.require(commit_interval_ms >= 1, "commit_interval_ms is at least 1")
+        request_checks.require(
+            durability in DURABILITIES,
+            f"durability must be one of {DURABILITIES}, got {durability!r}",
+        )
+        request_checks.require(
+            commit_interval_ms >= 1,
+            f"commit_interval_ms must be at least 1, got {commit_interval_ms}",
+        )
         self.path = Path(path)
         self.read_only = read_only
         self._pid = os.getpid()
@@ -161,7 +167,7 @@ class LmdbStore(Store):
                 request_checks.commit(commit)
                 sizes.append(sum([len(append.block.data) for append in commit.appends]))
             return self._writing().submit_all(task=_commit, subjects=commits, sizes=sizes)
-        except PolybusError:  # each is told what is wrong with it
+        except PolybusError:  # one is invalid: each commit gets its own result or error
             return super().commit_all(commits)
 
     def open_producer(self, name: str, options: ProducerOptions) -> ProducerEpoch:
@@ -238,6 +244,7 @@ class LmdbStore(Store):
     ) -> Rows:
         asked = request_checks.parts(parts, max_rows, max_bytes)
         self._settle(lambda batch: batch.alters_topic(topic))
+        # Push readers ask for the newest messages: most reads end here, without LMDB.
         rows = self._recent.read(topic, *asked)
         if rows.count:
             return rows
@@ -275,7 +282,7 @@ class LmdbStore(Store):
             self._poller = CommitPoller(self._files, self._listeners)
         return unwatch
 
-    # --- the end
+    # --- close
 
     def close(self) -> None:
         if self._closed or os.getpid() != self._pid:
@@ -290,50 +297,43 @@ class LmdbStore(Store):
             self._listeners.clear()
             self._files.close()
 
-    # --- more than the contract asks for
+    # --- maintenance
 
-    def yield_to(self, others: Callable[[], int]) -> None:
-        """`others` counts up while somebody waits for other threads of this process.
-
-        Then transactions are small: a large one would keep them waiting.
-        """
-        self._writing().yield_to(others)
+    def yield_to(self, foreground: Callable[[], int]) -> None:
+        self._writing().yield_to(foreground)
 
     def reblock(self) -> int:
-        """Removes all that is to be removed, merges all small blocks that can be merged.
+        """Finish all removals and merges of small blocks. Returns the number of steps.
 
-        How many steps that took. It is done in the background as well, a step at a time.
+        The writer does the same in the background, one step at a time.
         """
         return int(
             self._run_alone(lambda: self._txn_writer.remove_all() + self._reblocker.run_all())
         )
 
     def compact(self, progress: Progress = no_progress) -> tuple[int, int]:
-        """Gives the room of what was removed back; nobody can write meanwhile.
-
-        Bytes of the file before and after.
-        """
         sizes: tuple[int, int] = self._run_alone(lambda: compact_files(self._files, progress))
         return sizes
 
     def backup(self, target: Path, progress: Progress = no_progress) -> int:
-        """A copy of the store as it is now, in a new folder, while others go on; its bytes."""
         self._settle(bool)
         with self._files.hold_environment() as used:
             return backup_environment(used, target, progress)
 
-    # --- what they share
+    # --- helpers
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
-            raise StoreClosed(f"this store belongs to process {self._pid}, the parent of a fork")
+            raise StoreClosed(
+                f"the store was opened by process {self._pid}, the parent of a fork; open it again"
+            )
         if self._closed:
             raise StoreClosed("the store was closed")
 
     def _writing(self) -> StoreWriter:
         self._check()
         if self._writer is None:
-            raise UsageError(f"{self.path} was opened to be read only")
+            raise UsageError(f"{self.path} was opened read-only")
         return self._writer
 
     def _submit(self, change: Callable[[WriterState], Any], size: int = 0) -> Future[Any]:
@@ -348,20 +348,19 @@ class LmdbStore(Store):
     def _flush_count(self) -> int:
         return 0 if self._writer is None else self._writer.flush_count
 
-    def _read_settled(self, topic: int, look: Callable[[], Rows]) -> Rows:
+    def _read_settled(self, topic: int, read: Callable[[], Rows]) -> Rows:
         self._settle(lambda batch: batch.alters_topic(topic))
-        pages = self._flush_count()
-        rows = look()
+        flushes = self._flush_count()
+        rows = read()
         if not rows.count:
             waited = self._settle(lambda batch: batch.changes_topic(topic))
-            if (
-                waited or self._flush_count() != pages
-            ):  # it may have been written just after the look
-                rows = look()
+            # The messages may have been written right after the first read.
+            if waited or self._flush_count() != flushes:
+                rows = read()
         return rows
 
     def _settle(self, concerns: Callable[[WriteBatch], bool]) -> bool:
-        """Whether something had to be waited for."""
+        """Wait until the resolved changes that matter can be read. Returns whether it waited."""
         self._check()
         return self._writer is not None and self._writer.settle(concerns)
 
@@ -372,7 +371,7 @@ class LmdbStore(Store):
 
 
 def _run_change(state: WriterState, change: Callable[[WriterState], Any], _now_ns: int) -> Any:
-    """A task of the writer's that does not ask for the time."""
+    """Run a task that does not need the time."""
     return change(state)
 
 

@@ -1,20 +1,20 @@
-"""What stands in the log and among staged blocks: a head, its tables, maybe a block.
+"""Entries of the log and staged blocks: a head, its tables, and a block in most kinds.
 
-    head     magic, kind, topic, shard, first, count, charged bytes; sizes of what follows
-    checksum XXH64 of head and tables; the block behind them has its own
-    runs     (first id, timestamp, count) each, one a commit, joined where they go on
+    head     magic, kind, topic, shard, first, count, charged bytes; sizes of the rest
+    checksum XXH64 of head and tables; the block has its own checksum
+    runs     (first id, timestamp, count) each, one per commit, joined if consecutive
     parts    (stage, count, charged bytes) each
     block    of kinds BLOCK and STAGED
 
     BLOCK    messages of a shard from offset `first` on, in the block
-    EXTENT   the same, but they stay where they were staged: all that each part's stage
-             holds for this shard, in order
-    STAGED   a block of a stage: `first` is the place of its first message in stage and
-             shard, its one part names the stage; it has no runs
+    EXTENT   the same, but the messages stay in their stages: all that the stage of each
+             part holds for this shard, in order
+    STAGED   a block of a stage: `first` is the position of its first message among those
+             of the stage and shard, its one part names the stage; it has no runs
 
-All that is needed to know what a block is stands beside it, so that salvage can put a
-store together from the raw file. `charged` is what a shard's size was raised by, and
-will be lowered by; it may differ a little from the block's length.
+An entry says everything about its block, so that salvage can rebuild a store from the raw
+file. `charged` is the number of bytes by which the entry raised the size of the shard and
+by which its removal lowers it; it may differ a little from the length of the block.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StagePart(NamedTuple):
     """All messages that a stage holds for one shard."""
 
     stage: int
-    count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
+    count: int  # type: ignore[assignment]  # hides the method of tuple, which is not used
     charged: int
 
 
@@ -52,11 +52,11 @@ class LogEntry(NamedTuple):
     topic: int
     shard: int
     first: int
-    count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
+    count: int  # type: ignore[assignment]  # hides the method of tuple, which is not used
     charged: int
     runs: bytes = b""
     parts: tuple[StagePart, ...] = ()
-    block_at: int = 0  # where in the value the block begins
+    block_at: int = 0  # position of the block in the value
     block_bytes: int = 0
 
     @property
@@ -64,7 +64,7 @@ class LogEntry(NamedTuple):
         return self.first + self.count
 
     def block(self, value: memoryview) -> memoryview:
-        """The block in the value that this was decoded from."""
+        """Return the block within the value that this entry was decoded from."""
         return value[self.block_at : self.block_at + self.block_bytes]
 
 
@@ -73,7 +73,7 @@ def encode(entry: LogEntry, block: Buffer | HeadroomBlock = b"") -> bytes:
 
 
 def encode_head(entry: LogEntry, block_bytes: int) -> bytes:
-    """All that stands before the block, of which the size will do."""
+    """Return the bytes before the block, of which only the size is needed."""
     tables = entry.runs + b"".join([_PART.pack(*part) for part in entry.parts])
     sizes = block_bytes, len(entry.runs) // _RUN_BYTES, len(entry.parts)
     head = _HEAD.pack(MAGIC, *entry[:6], *sizes)
@@ -81,7 +81,7 @@ def encode_head(entry: LogEntry, block_bytes: int) -> bytes:
 
 
 def decode(value: Buffer) -> LogEntry:
-    """What a value says of itself; `Damaged` if it is not what was written."""
+    """Decode a value. Raises `Damaged` if the checksum does not match."""
     try:
         head = read_head(value, MAGIC, True)
     except BadEntry as error:

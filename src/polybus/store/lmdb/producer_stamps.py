@@ -1,8 +1,8 @@
-"""Producers and their stamps, by the table in `polybus.model.stamp`.
+"""Producers and the check of stamps, by the table in `polybus.model.stamp`.
 
-The results of the last commits stand in a ring of `kept` slots, so that a stamped
-commit costs one write and nothing to delete. The last counter is the highest of the
-ring, or what the producer's record says if that is higher.
+The results of the last commits are a ring of `kept` slots, so that a stamped commit costs
+one write and no deletion. The last counter of a producer is the highest of its ring, or
+that of its record if it is higher.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def close_producer(writer: WriterState, name: str, epoch: int) -> None:
 
 
 def find_producer(writer: WriterState, stamp: Stamp) -> ProducerState:
-    """The producer whose stamp it is; `Fenced` if it has another epoch by now."""
+    """Return the producer of a stamp. Raises `Fenced` if its epoch differs."""
     producer = writer.cache.producers.get(stamp.producer)
     if producer is not None and producer.epoch == stamp.epoch:
         return producer
@@ -51,14 +51,15 @@ def find_producer(writer: WriterState, stamp: Stamp) -> ProducerState:
 
 
 def check_stamp(producer: ProducerState, stamp: Stamp) -> CommitResult | None:
-    """The first result, if the stamp was used before; None if it may be used now."""
+    """Return the first result if the stamp was used before, None if it may be used now."""
     if stamp.counter == producer.counter + 1:
         return None
     if stamp.counter <= producer.counter:
         return _first_result(producer, stamp)
     if producer.dense:
         raise OutOfSequence(
-            f"producer {stamp.producer!r} is at {producer.counter}, not before {stamp.counter}"
+            f"counter of producer {stamp.producer!r} must be {producer.counter + 1}, "
+            f"got {stamp.counter}"
         )
     return None
 
@@ -66,7 +67,7 @@ def check_stamp(producer: ProducerState, stamp: Stamp) -> CommitResult | None:
 def record_result(
     writer: WriterState, producer: ProducerState, stamp: Stamp, committed: CommitResult
 ) -> None:
-    """The stamp is used up, and this is its result; `judge` has allowed it."""
+    """Store the result of a stamp that `check_stamp` allowed."""
     _, _, counter, digest = stamp
     slot = producer.slots % producer.kept
     raw = stored_values.encode_result(counter, digest, committed)
@@ -80,9 +81,9 @@ def record_result(
 def _of_epoch(writer: WriterState, name: str, epoch: int) -> ProducerState:
     producer = writer.cache.producer(name)
     if producer is None:
-        raise UnknownProducer(f"nobody has opened a producer {name!r}")
+        raise UnknownProducer(f"unknown producer {name!r}; open it first")
     if epoch != producer.epoch:
-        raise Fenced(f"producer {name!r} is at epoch {producer.epoch}, not {epoch}")
+        raise Fenced(f"producer {name!r} has epoch {producer.epoch}, the request has {epoch}")
     return producer
 
 
@@ -91,13 +92,15 @@ def _first_result(producer: ProducerState, stamp: Stamp) -> CommitResult:
         if stored_values.counter_of(raw) == stamp.counter:
             counter, digest, committed = stored_values.read_result(raw)
             if digest != stamp.digest:
-                raise Stale(f"{stamp.producer!r} used {counter} for another request")
+                raise Stale(
+                    f"producer {stamp.producer!r} used counter {counter} for another request"
+                )
             return CommitResult(committed.spans, committed.timestamp_ns, (), committed.note, True)
-    raise Stale(f"the result of {stamp.producer!r} {stamp.counter} is not kept any more")
+    raise Stale(f"the result of counter {stamp.counter} of producer {stamp.producer!r} expired")
 
 
 def _resize(writer: WriterState, producer: ProducerState, kept: int) -> None:
-    """Lays the ring out anew, with as many of the newest results as it will hold."""
+    """Rebuild the ring with the newest results that fit."""
     for slot in range(min(producer.slots, producer.kept)):
         writer.batch.delete(store_keys.result(producer.number, slot))
     newest = sorted(producer.results.values(), key=stored_values.counter_of)[-kept:]

@@ -1,10 +1,10 @@
-"""Reads: short transactions in which blocks are verified and copied out, as columns.
+"""Reads: short transactions in which blocks are verified and copied out as columns.
 
-A shard is read from the entry that holds the offset on. `ALL` is a merge of shards by
-id: entries are collected in the order of their first ids, and what is given ends before
-the first id of the next one that was not collected. So there are enough once enough of
-their messages lie before that: the entries of two shards that were written by turns
-hold ids by turns, and one without the other is good for a message or two.
+A shard is read from the entry that holds the start offset. `ALL` is a merge of shards by id:
+entries are collected in the order of their first ids, and the result ends before the first
+id of the next entry that was not collected. So the collector has enough only when enough of
+its messages lie before that id. Two shards that were written in turn have interleaved ids,
+and an entry of one without the other yields only a message or two.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.store_files import ReadSnapshot, StoreFiles
 from polybus.store.lmdb.writer_state import MAX_CACHED, scan_prefix
 
-Before = Callable[[int, int], bool]  # of an entry's first id and time
-PlaceOf = Callable[[bytes], int]  # in a run table
+Before = Callable[[int, int], bool]  # predicate on the first id and time of an entry
+PlaceOf = Callable[[bytes], int]  # position of a message by its run table
 
 
 class EntrySpan(Protocol):
-    """Of offsets: from the first to the end (exclusive)."""
+    """A range of offsets, from `first` to `end` (exclusive)."""
 
     @property
     def first(self) -> int: ...
@@ -41,7 +41,7 @@ class EntrySpan(Protocol):
 
 
 class EntryPosition(Protocol):
-    """Where an entry stands, and what is in it: a cursor, or what was written just now."""
+    """A position at an entry: an `EntryCursor`, or a `RecentEntry`."""
 
     @property
     def shard(self) -> int: ...
@@ -51,7 +51,7 @@ class EntryPosition(Protocol):
 
 
 class RowCollector:
-    """Pieces for one read: collected until there are enough, then copied out."""
+    """Block slices for one read: collected up to its limits, then copied out."""
 
     def __init__(self, max_rows: int, max_bytes: int, *, by_piece: bool = False) -> None:
         self._max_rows = self._enough_rows = max_rows
@@ -71,7 +71,7 @@ class RowCollector:
         return self._rows >= self._max_rows or self._bytes >= self._max_bytes
 
     def begin_part(self, max_rows: int, parts: int) -> None:
-        """The next one may have so many rows, and of the bytes that are left an equal share."""
+        """Begin the next part: `max_rows` of its own, and an equal share of the bytes left."""
         self._enough_rows = self._rows + max_rows
         self._enough_bytes = self._bytes + (self._max_bytes - self._bytes) // parts
 
@@ -80,7 +80,7 @@ class RowCollector:
         return not self._pieces
 
     def has_enough_below(self, below_id: int) -> bool:
-        """Whether there is enough before this id; may say no a few pieces too long."""
+        """Return True if there is enough before this id. May return False for too long."""
         if not self.has_enough or len(self._pieces) < self._counted_at:
             return False
         rows = size = 0
@@ -89,14 +89,15 @@ class RowCollector:
             if good > 0:
                 rows += good
                 size += layout.size_bytes * good // layout.count
-        # Counting takes as long as there are pieces: so it is done each time they are half more.
+        # Counting takes time in proportion to the pieces, so it is repeated only when there
+        # are half as many again.
         self._counted_at = len(self._pieces) * 3 // 2
         return rows >= self._max_rows or size >= self._max_bytes
 
     def collect(self, cursor: EntryPosition, start: int, end: int) -> int:
-        """The messages of the walk's entry between two offsets, as far as they are wanted.
+        """Collect messages of the current entry between two offsets, up to the limits.
 
-        How far they were taken.
+        Returns the offset that was reached.
         """
         entry = cursor.entry
         assert entry is not None
@@ -130,7 +131,7 @@ class RowCollector:
             )
         except Damaged as error:
             shard, offset = self._pieces[0].shard, self._pieces[0].first_offset
-            where = f"topic {name!r}, shard {shard}, offset {offset} or behind"
+            where = f"topic {name!r}, shard {shard}, offset {offset} or later"
             raise Damaged(f"{where}: {error}") from error
 
     def close(self) -> None:
@@ -139,6 +140,8 @@ class RowCollector:
 
 
 class StoreReader:
+    """Executes reads, each in its own transaction."""
+
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
         self._topics: dict[int, tuple[bytes, Topic]] = {}
@@ -172,7 +175,7 @@ class StoreReader:
                 with closing(RowCollector(max_rows, max_bytes)) as collector:
                     return txn.read(collector, shard, start, end, later=True)
             except Damaged:
-                # Now block by block: what stands before the damage is given.
+                # Verify block by block, to return the messages before the damage.
                 with closing(RowCollector(max_rows, max_bytes)) as collector:
                     return txn.read(collector, shard, start, end, later=False)
 
@@ -199,7 +202,7 @@ class StoreReader:
         return ReadTxnContext(self._files.snapshot(), number, self.topic)
 
     def topic(self, number: int, raw: bytes) -> Topic:
-        """Decoded once, as long as it stays the same."""
+        """Return a decoded topic, from the cache if its record did not change."""
         known = self._topics.get(number)
         if known is None or known[0] != raw:
             if len(self._topics) >= MAX_CACHED:
@@ -209,7 +212,7 @@ class StoreReader:
 
 
 class ReadTxnContext:
-    """A topic within a transaction, for the length of a `with`."""
+    """A read transaction for one topic, for the length of a `with`."""
 
     __slots__ = ("_decode", "_number", "_snapshot", "_txn")
 
@@ -239,7 +242,7 @@ class ReadTxnContext:
 
 
 class ReadTxn:
-    """One topic, within one transaction."""
+    """Reads of one topic within one transaction."""
 
     def __init__(self, transaction: Transaction, topic: Topic, state: memoryview) -> None:
         self._transaction = transaction
@@ -282,7 +285,7 @@ class ReadTxn:
     def read(
         self, collector: RowCollector, shard: int | All, start: int, end: int, *, later: bool
     ) -> Rows:
-        """`later`: checksums are compared while messages are copied, which reads memory once."""
+        """If `later`, checksums are compared while messages are copied: memory is read once."""
         self._later = later
         if shard == ALL:
             return self.read_all(collector, start, end)
@@ -293,7 +296,7 @@ class ReadTxn:
         try:
             self._read_shard(collector, shard, start, end)
         except StoreFault:
-            # What stands before the damage is given; whoever then comes to it hears of it.
+            # Return the messages before the damage. The next read starts at it and raises.
             if collector.is_empty:
                 raise
         return collector.rows(self.topic.name)
@@ -301,7 +304,7 @@ class ReadTxn:
     def read_parts(
         self, parts: Sequence[ShardRange], max_rows: int, max_bytes: int, *, later: bool
     ) -> Rows:
-        """Each part has an equal share of the bytes; what one leaves is for those behind it."""
+        """Read several shards. Each part has an equal share of the bytes that are left."""
         self._later = later
         with closing(RowCollector(max_rows, max_bytes, by_piece=True)) as collector:
             try:
@@ -333,14 +336,14 @@ class ReadTxn:
 
     def read_all(self, collector: RowCollector, from_id: int, below_id: int) -> Rows:
         if from_id >= self.next_id:
-            return EMPTY  # who follows a topic asks this most often, and every shard takes time
+            return EMPTY  # the most frequent read of a tail reader, and each shard takes time
         streams = [
             (first_id, offset, self._cursors[-1])
             for shard in self.topic.shards
             for offset, first_id in [self.find_id(shard, from_id)]
             if self._cursors[-1].entry is not None and first_id < below_id
         ]
-        # By their first id, which no two have.
+        # A heap by first id, which is unique, so that cursors are never compared.
         heapq.heapify(streams)
         fault: StoreFault | None = None
         while (
@@ -355,7 +358,7 @@ class ReadTxn:
                 if offset == entry.end:
                     entry = cursor.next()
             except StoreFault as error:
-                # What stands before the damage is given; whoever then comes to it hears of it.
+                # Return the messages before the damage. The next read starts at it and raises.
                 fault = error
                 heapq.heappush(streams, (first_id, offset, cursor))
                 break
@@ -371,7 +374,7 @@ class ReadTxn:
         return rows
 
     def find_id(self, shard: int, wanted: int) -> tuple[int, int]:
-        """The first offset that has this id or a later one, and its id; else the ends."""
+        """Return the first offset with this id or a later one, and its id; else the ends."""
         return self._find(
             shard,
             lambda first_id, _: first_id <= wanted,
@@ -379,7 +382,7 @@ class ReadTxn:
         )
 
     def find_time(self, shard: int, timestamp_ns: int) -> tuple[int, int]:
-        """The first offset with this time or a later one, and its id; else the ends."""
+        """Return the first offset with this time or a later one, and its id; else the ends."""
         return self._find(
             shard,
             lambda _, time_ns: time_ns < timestamp_ns,

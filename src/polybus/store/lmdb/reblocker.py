@@ -1,10 +1,10 @@
-"""The re-blocker: neighbouring small entries of a shard become one, their runs kept.
+"""The re-blocker: merges small neighbouring entries of a shard and keeps their runs.
 
-A walk over blocks of one message is some hundred times slower than over large ones.
-So once small entries at the end of a shard add up to `TARGET_BYTES`, they are copied
-into one: each message is rewritten about once. How far a shard is done stands in its
-upkeep record; what small entries lie behind that is guessed while running, and looked
-up once after opening. Small extents are taken in, and their stages' blocks freed.
+Reading blocks of one message is some hundred times slower than reading large ones. So when
+small entries at the end of a shard add up to `TARGET_BYTES`, they are copied into one entry;
+each message is rewritten about once. The upkeep record of a shard holds the offset up to
+which this was done. The bytes of small entries after it are estimated at run time, and
+looked up once after opening. Small extents are merged as well, which frees their stages.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ from polybus.store.lmdb.writer_state import scan_prefix
 
 TARGET_BYTES: Final = 256 << 10
 MAX_BYTES: Final = 1 << 20
-MAX_ENTRIES: Final = 512  # that one step looks at: a few milliseconds
-MAX_STAGED: Final = 64  # blocks of an extent that may be taken in
+MAX_ENTRIES: Final = 512  # per step, which takes a few milliseconds
+MAX_STAGED: Final = 64  # stages of an extent that may be merged
 
 Target = tuple[int, int]
 
 
 class Reblocker:
+    """Chooses the shards that are worth a step."""
+
     def __init__(self, files: StoreFiles, txn_writer: TransactionWriter) -> None:
         self._files = files
         self._txn_writer = txn_writer
-        self._small: dict[Target, int] = {}  # bytes in small entries not yet looked at
+        self._small: dict[Target, int] = {}  # bytes of small entries that were not yet merged
         self._due: dict[Target, None] = {}
 
     def load(self) -> None:
-        """After opening: which shards have something behind what is done."""
+        """Find the shards that have entries after the offset up to which they were merged."""
         with self._files.snapshot() as transaction:
             for key, raw in scan_prefix(transaction, store_keys.STATE):
                 if len(key) > len(store_keys.state(0)):
@@ -60,13 +62,13 @@ class Reblocker:
         return bool(self._due)
 
     def step(self, *, whole: bool = False) -> None:
-        """One step for the shard that has waited longest; `whole`: its rest as well."""
+        """Run a step for the shard that has waited longest; if `whole`, merge its rest as well."""
         target = next(iter(self._due))
         try:
             with self._txn_writer.transaction() as transaction:
                 done = _ReblockStep(transaction, target, whole).run()
         except Damaged:
-            # Readers will hear of it; nothing is built on what is damaged.
+            # Readers report the damage. Damaged entries must not be merged.
             with self._txn_writer.transaction() as transaction:
                 done = _ReblockStep(transaction, target, whole).skip_shard()
         del self._due[target]
@@ -76,7 +78,7 @@ class Reblocker:
             self._due[target] = None
 
     def run_all(self) -> int:
-        """Everything that can be merged now is; how many steps it took."""
+        """Merge all that can be merged. Returns the number of steps."""
         self.load()
         steps = 0
         while self._due:
@@ -86,7 +88,7 @@ class Reblocker:
 
 
 class _ReblockStep:
-    """Merges the first entries of a shard that are worth it, within a transaction."""
+    """Merges the first small entries of a shard, within a transaction."""
 
     def __init__(self, transaction: Transaction, target: Target, whole: bool) -> None:
         self._transaction = transaction
@@ -96,7 +98,7 @@ class _ReblockStep:
         self._size = 0
 
     def run(self) -> bool:
-        """Whether the shard is done, for now."""
+        """Run the step. Returns True if the shard is done."""
         if self._transaction.get(store_keys.shard_state(*self._target)) is None:
             return True  # dropped meanwhile
         done = _done(self._transaction, self._target)
@@ -112,12 +114,12 @@ class _ReblockStep:
         return not more
 
     def skip_shard(self) -> bool:
-        """Leaves the shard as it is, up to where it ends now."""
+        """Leave the shard as it is, up to its current end. Returns True."""
         self._store_upkeep(_range(self._transaction, self._target)[1])
         return True
 
     def _first(self, cursor: EntryCursor, done: int) -> LogEntry | None:
-        """The first entry to be looked at; not one that is trimmed, be it in part."""
+        """Return the first entry that may be merged; not one that is trimmed, even partly."""
         start, _ = _range(self._transaction, self._target)
         entry = cursor.seek(max(done, start))
         if entry is not None and entry.first < start:
@@ -125,7 +127,7 @@ class _ReblockStep:
         return entry
 
     def _collect(self, cursor: EntryCursor, entry: LogEntry | None) -> bool:
-        """Fills the group; whether there are entries behind it."""
+        """Fill the group. Returns True if there are entries after it."""
         looked = 0
         while entry is not None and self._can_merge(entry):
             self._group.append(entry)
@@ -135,7 +137,7 @@ class _ReblockStep:
                 return cursor.next() is not None
             entry = cursor.next()
         if entry is not None and not self._group:
-            self._group.append(entry)  # too large to be merged: passed over
+            self._group.append(entry)  # too large to be merged: skipped
             return cursor.next() is not None
         return entry is not None
 
@@ -184,14 +186,14 @@ class _ReblockStep:
 
 
 def _range(transaction: Transaction, target: Target) -> tuple[int, int]:
-    """Where a shard starts and ends; nowhere, if its topic was dropped."""
+    """Return start and end of a shard; zeros if its topic was dropped."""
     raw = transaction.get(store_keys.shard_state(*target))
     start, end, _ = stored_values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
     return start, end
 
 
 def _done(transaction: Transaction, target: Target) -> int:
-    """The offset up to which a shard was done."""
+    """Return the offset up to which a shard was merged."""
     raw = transaction.get(store_keys.upkeep(*target))
     done: int = stored_values.SHARD_UPKEEP.unpack(raw)[1] if raw else 0
     return done

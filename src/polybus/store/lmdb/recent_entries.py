@@ -1,12 +1,12 @@
-"""What was written last, as it was written: who follows a topic reads it from here.
+"""A cache of the entries that were written last, for readers at the tail of a topic.
 
-A follower wants what was committed a moment ago. To find that in LMDB takes a transaction,
-a cursor and a search for each shard; here it is at hand. Kept are small entries, of each
-shard the last few that follow each other, until they are too many in all. A topic of which
-more has changed than that messages were added is forgotten: it is read from LMDB then.
+A tail reader asks for messages that were committed a moment ago. Finding them in LMDB takes
+a transaction, a cursor and a search per shard. The cache holds small entries: per shard the
+last few that are consecutive, up to a total size. A topic that was changed otherwise than
+by appends is dropped from the cache and read from LMDB.
 
-The writer's thread notes, any thread reads. What stands for a shard is replaced as a whole,
-so whoever reads needs no lock.
+The writer thread adds and any thread reads. The tuple of a shard is replaced as a whole, so
+readers need no lock.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from polybus.store.contract import ShardRange
     from polybus.store.lmdb.write_batch import Target, WriteBatch
 
-MAX_ENTRIES: Final = 8  # of a shard: who is further behind than some commits reads more at once
+MAX_ENTRIES: Final = 8  # per shard: a reader that lags further behind reads larger pieces anyway
 MAX_ENTRY_BYTES: Final = 16 << 10
-MAX_BYTES: Final = 16 << 20  # of all shards; then it begins anew
+MAX_BYTES: Final = 16 << 20  # of all shards; beyond it the cache is emptied
 
 
 class RecentEntry(NamedTuple):
-    """An entry of the log, with its place: a place in a shard that can be harvested."""
+    """An entry of the log and its position, as `RowCollector.collect` needs it."""
 
     shard: int
     first: int
@@ -43,7 +43,7 @@ class RecentEntry(NamedTuple):
         return self
 
     def blocks(self, start: int) -> Iterator[tuple[Layout, bytes, int]]:
-        """As a walk gives them. What was never out of memory is not compared with its sum."""
+        """Yield the block. The checksum is not compared: the bytes never left memory."""
         entry = log_entry.decode(self.value)
         block = entry.block(memoryview(self.value))
         yield open_layout(block, checksum=False), entry.runs, self.first
@@ -55,12 +55,12 @@ class RecentEntries:
         self._bytes = 0
 
     def add_batch(self, batch: WriteBatch) -> None:
-        """It is written, and nobody has been told yet."""
+        """Add a batch that was written, before any future of it resolves."""
         for topic in batch.altered:
             self._forget(topic)
         for target, first, count, value in batch.written:
             if target[0] in batch.altered:
-                continue  # in which order things were done in a batch is not known here
+                continue  # the order of appends and other changes in a batch is unknown here
             if len(value) > MAX_ENTRY_BYTES or not isinstance(value, bytes):
                 self._shards.pop(target, None)
                 continue
@@ -70,11 +70,11 @@ class RecentEntries:
             before = self._shards.get(target, ())
             if before and before[-1].end != first:
                 before = ()
-            one = RecentEntry(target[1], first, first + count, value)
-            self._shards[target] = (*before[1 - MAX_ENTRIES :], one)
+            entry = RecentEntry(target[1], first, first + count, value)
+            self._shards[target] = (*before[1 - MAX_ENTRIES :], entry)
 
     def read(self, topic: int, parts: Sequence[ShardRange], max_rows: int, max_bytes: int) -> Rows:
-        """As the store reads parts; nothing if one of them begins outside of what is kept."""
+        """Read parts as the store does. Returns no rows if a part starts outside of the cache."""
         found = []
         for part in parts:
             kept = self._shards.get((topic, part.shard))
@@ -94,8 +94,8 @@ class RecentEntries:
 
 
 def _take(collector: RowCollector, part: ShardRange, kept: Sequence[RecentEntry]) -> None:
-    for one in kept:
-        if one.end > part.start and one.first < part.end:
-            collector.collect(one, part.start, part.end)
+    for entry in kept:
+        if entry.end > part.start and entry.first < part.end:
+            collector.collect(entry, part.start, part.end)
             if collector.has_enough:
                 return

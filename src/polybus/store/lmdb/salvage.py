@@ -1,15 +1,17 @@
-"""What is whole of a damaged store, put into a new one.
+"""Salvage of a damaged store: copies its intact messages to a new store.
 
-The raw file is searched for entries and blocks by magic and checksum, so no page of
-LMDB needs to be in order. Messages keep their topics' numbers, shards, offsets, ids and
-times; a topic whose record is gone is called `salvaged-<number>`.
+It searches the raw file for entries and blocks by magic and checksum, so no page of LMDB
+needs to be intact. Each value is contiguous in the file, so bytes with one of our magics
+and a matching checksum are a value that was written once. It may be old, because LMDB does
+not wipe freed pages. Messages keep the numbers of their topics, shards, offsets, ids and
+times. A topic whose record is lost is named `salvaged-<number>`.
 
-The file also holds what is not in use any more: blocks from before they were merged
-(the same messages again), what was trimmed or dropped and not yet overwritten (it comes
-back), and what a crash kept from being committed, whose offsets were then given to
-others. Where two say something else of an offset, the one with the later time is right.
+The file also holds data that is no longer in use: blocks from before they were merged (the
+same messages), trimmed or dropped messages that were not overwritten (they reappear), and
+uncommitted data of a crash, whose offsets were assigned again later. Where two pieces
+disagree about an offset, the one with the later time is right.
 
-Records, producers and unpublished stages have no checksums, and are not salvaged.
+Records, producers and unpublished stages have no checksums and are not salvaged.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ SEARCH_STEP_BYTES: Final = 16 << 20
 
 
 class RawEntry(NamedTuple):
-    """An entry whose tables are whole, and where its value begins."""
+    """An entry with intact tables, and the position of its value in the file."""
 
     entry: LogEntry
     at: int
@@ -70,7 +72,7 @@ class RawFile:
                 continue
 
     def topics(self) -> Iterator[tuple[Topic, int]]:
-        """Topics and their revisions."""
+        """Yield topics and their revisions."""
         for at in self._places(stored_values.TOPIC_MAGIC, lambda done, total: None):
             try:
                 yield stored_values.read_topic(self._view[at:])
@@ -78,7 +80,7 @@ class RawFile:
                 continue
 
     def layout(self, found: RawEntry) -> Layout | None:
-        """The block of an entry; None if it is damaged."""
+        """Return the block of an entry, None if it is damaged."""
         try:
             layout = open_layout(found.entry.block(self._view[found.at :]))
         except (Damaged, WrongFormat):
@@ -90,17 +92,17 @@ class RawFile:
         self._map.close()
 
     def _places(self, magic: bytes, progress: Progress) -> Iterator[int]:
-        at, told = self._map.find(magic), 0
+        at, reported = self._map.find(magic), 0
         while at >= 0:
             yield at
-            if at - told >= SEARCH_STEP_BYTES:
-                told = at
+            if at - reported >= SEARCH_STEP_BYTES:
+                reported = at
                 progress(at, len(self))
             at = self._map.find(magic, at + 1)
 
 
 class SalvagePiece(NamedTuple):
-    """Messages of a shard, offsets `first` to `end`: those from `place` on in a block."""
+    """Messages of a shard with offsets `first` to `end`, which start at `place` in a block."""
 
     first: int
     end: int
@@ -120,7 +122,7 @@ class SalvagePiece(NamedTuple):
 
 
 def choose_pieces(pieces: list[SalvagePiece]) -> Iterator[SalvagePiece]:
-    """Pieces in order that do not overlap: for each offset the right one."""
+    """Yield pieces in order and without overlap, for each offset the newest one."""
     pieces = sorted(pieces, key=lambda piece: piece.first)
     covering: list[SalvagePiece] = []
     at = following = 0
@@ -138,7 +140,7 @@ def choose_pieces(pieces: list[SalvagePiece]) -> Iterator[SalvagePiece]:
 
 
 def _valid_until(best: SalvagePiece, pieces: list[SalvagePiece], following: int) -> int:
-    """Up to where no later piece knows better."""
+    """Return the offset up to which no later piece is newer."""
     while following < len(pieces) and pieces[following].first < best.end:
         piece = pieces[following]
         following += 1
@@ -153,10 +155,14 @@ Target = tuple[int, int]
 
 
 def salvage(source: Path, target: Path, progress: Progress = no_progress) -> SalvageReport:
-    """`DataFolderInUse` while somebody owns the source; `UsageError` if the target is not empty."""
+    """Copy the intact messages of a damaged store to a new one.
+
+    Raises `DataFolderInUse` if a process owns the source, `UsageError` if the target is not
+    empty. Removes the new store if it fails.
+    """
     owner = folder_ownership.owner(source) if source.is_dir() else None
     if owner is not None:
-        raise DataFolderInUse(f"{source} is in use (pid {owner}): stop it first")
+        raise DataFolderInUse(f"{source} is in use (pid {owner}); stop that process first")
     if target.is_dir() and any(target.iterdir()):
         raise UsageError(f"{target} is not empty")
     existed = target.is_dir()
@@ -171,13 +177,13 @@ def salvage(source: Path, target: Path, progress: Progress = no_progress) -> Sal
 
 
 def _data(source: Path) -> Path:
-    """The data file: what CURRENT names or, if that is gone as well, the newest."""
+    """Return the data file that CURRENT names, or the newest one if CURRENT is unreadable."""
     try:
         path = store_files.current_generation(source) / store_files.DATA
     except PolybusError:
         path = max(source.glob(f"[0-9]*/{store_files.DATA}"), default=source / store_files.DATA)
     if not path.is_file() or not path.stat().st_size:
-        raise DoesNotExist(f"there is no store in {source}")
+        raise DoesNotExist(f"no store in {source}")
     return path
 
 
@@ -207,7 +213,7 @@ class _Salvager:
         lost = tuple(self.lost[:MAX_LISTED])
         return SalvageReport(len(topics), self.blocks, self.messages, self.size, lost)
 
-    # --- what is there
+    # --- search
 
     def _search(self) -> None:
         staged: dict[tuple[int, int, int], dict[int, RawEntry]] = {}
@@ -217,7 +223,7 @@ class _Salvager:
             if entry.kind == log_entry.EXTENT:
                 extents.append(entry)
             elif not self._whole(found):
-                continue  # an older copy, most often, whose end was overwritten
+                continue  # usually an old copy whose end was overwritten
             elif entry.kind == log_entry.STAGED:
                 stage = entry.parts[0].stage
                 staged.setdefault((stage, entry.topic, entry.shard), {})[entry.first] = found
@@ -293,7 +299,7 @@ class _Salvager:
         self._txn_writer.write(batch)
 
     def _chosen(self, topic: Topic, shard: int) -> Iterator[SalvagePiece]:
-        """For each offset the piece that is right; gaps are noted as lost."""
+        """Yield the pieces of a shard, and note gaps between them as lost."""
         at: int | None = None
         for piece in choose_pieces(self.pieces.get((topic.number, shard), [])):
             if at is not None and piece.first > at:
@@ -304,7 +310,7 @@ class _Salvager:
             yield piece
 
     def _put(self, batch: WriteBatch, topic: int, shard: int, piece: SalvagePiece) -> int:
-        """A piece as an entry of the log; its bytes."""
+        """Add a piece to the batch as an entry of the log. Returns its bytes."""
         layout = self.raw.layout(piece.found)
         assert layout is not None
         count = piece.end - piece.first
@@ -321,7 +327,7 @@ class _Salvager:
 
 
 def _with_shard(topic: Topic | None, number: int, shard: int) -> Topic:
-    """The topic with at least this shard, though its record may be lost or older."""
+    """Return the topic with at least this shard: its record may be lost or outdated."""
     if topic is None:
         return Topic(f"salvaged-{number}", number, (shard + 1,))
     missing = shard + 1 - len(topic.shards)
@@ -333,7 +339,7 @@ def _with_shard(topic: Topic | None, number: int, shard: int) -> Topic:
 
 
 def _named_once(found: dict[int, Topic]) -> list[Topic]:
-    """A name that was dropped and made again is the newer topic's."""
+    """Make names unique: a name that was created again belongs to the newest topic."""
     taken: set[str] = set()
     topics = []
     for number in sorted(found, reverse=True):

@@ -1,8 +1,8 @@
-"""Stages: blocks that are stored, and that nobody sees until a commit publishes them.
+"""Stages: stored blocks that stay invisible until a commit publishes them.
 
-A staged block is keyed by stage, topic, shard and its first place among the messages
-that the stage holds for the shard. What a stage holds for each shard is counted, so
-that publishing never looks at the blocks: it costs a little for each stage and shard.
+A staged block is keyed by stage, topic, shard and the position of its first message among
+those of the stage and shard. The stage counts its messages and bytes per shard, so that
+publishing does not read blocks: it costs a little per stage and shard.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from polybus.store.lmdb.writer_state import StageState, WriterState
 
 
 def open_stage(writer: WriterState, lease_s: float) -> str:
+    # The random half makes names of stages hard to guess, the counter makes them unique.
     number = writer.next_number("stage") << 32 | secrets.randbits(32)
     writer.cache.stages[number] = StageState(lease_s)
     writer.batch.put(store_keys.stage(number), stored_values.STAGE.pack(lease_s))
@@ -53,7 +54,7 @@ def discard(writer: WriterState, name: str) -> None:
 
 
 def collect(writer: WriterState, number: int) -> None:
-    """Removes a stage, whether its lease holds or not; its blocks go later."""
+    """Remove a stage, whether or not its lease expired. Its blocks are removed later."""
     stage = writer.cache.stage(number)
     writer.leases.end(number)
     if stage is not None:
@@ -65,18 +66,18 @@ def collect(writer: WriterState, number: int) -> None:
 def find_stage(writer: WriterState, number: int, name: str) -> StageState:
     stage = writer.cache.stage(number) if writer.leases.is_active(number) else None
     if stage is None:
-        raise StageGone(f"stage {name} was published, discarded or collected")
+        raise StageGone(f"stage {name} was published or discarded, or its lease expired")
     return stage
 
 
 def publish(writer: WriterState, number: int, stage: StageState) -> None:
-    """The stage's blocks belong to extents now."""
+    """Remove the record of a stage whose blocks belong to extents now."""
     writer.leases.end(number)
     _forget(writer, number, stage)
 
 
 def parts(number: int, stage: StageState) -> dict[tuple[int, int], StagePart]:
-    """What a stage holds, by topic and shard."""
+    """Return the parts of a stage by topic and shard."""
     return {target: StagePart(number, *held) for target, held in stage.holds.items()}
 
 
@@ -86,7 +87,7 @@ def stage_number(name: str) -> int:
     except (ValueError, TypeError):
         number = -1
     if not (0 <= number < 1 << 64) or f"{number:016x}" != name:
-        raise StageGone(f"there is no stage {name!r}")
+        raise StageGone(f"no stage {name!r}")
     return number
 
 

@@ -1,9 +1,9 @@
-"""Copies of a store: a backup beside it, its compacted self in its place.
+"""Copies of a store: backup, compaction, and the figures of its file.
 
-LMDB copies an environment page by page without those that are free, within one read
-transaction, while others go on writing. A backup needs no more than that. Compaction
-must miss nothing, so it is the writer's: nothing is written until the copy, complete
-on disk, has become the one in use.
+LMDB copies an environment page by page, without free pages, in one read transaction while
+the owner continues to write. A backup needs no more than that. Compaction must not miss a
+commit, so the writer does it: it commits nothing until the copy is complete on disk and
+has become the current generation.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ POLL_S: Final = 0.1
 
 
 def backup(source: Path, target: Path, progress: Progress = no_progress) -> int:
-    """Copies a store, also one that another process owns, into a new one; bytes written.
+    """Copy a store, which another process may own, to a new folder. Returns the bytes written.
 
-    `UsageError` if the target is there and not empty. Leaves nothing behind if it fails.
+    Raises `UsageError` if the target is not empty. Removes the copy if it fails.
     """
     files = StoreFiles(source, read_only=True)
     try:
@@ -41,8 +41,8 @@ def backup(source: Path, target: Path, progress: Progress = no_progress) -> int:
 
 
 def compact(path: Path, progress: Progress = no_progress) -> tuple[int, int]:
-    """Compacts a store that nobody owns; bytes of its file before and after."""
-    store_files.current_generation(path)  # it must be there
+    """Compact a store that no process owns. Returns the bytes of its file before and after."""
+    store_files.current_generation(path)  # raises if there is no store
     files = StoreFiles(path, read_only=False)
     try:
         return compact_files(files, progress)
@@ -51,9 +51,9 @@ def compact(path: Path, progress: Progress = no_progress) -> tuple[int, int]:
 
 
 def backup_environment(environment: Environment, target: Path, progress: Progress) -> int:
-    """An environment becomes a new store in a folder that is missing or empty."""
+    """Copy an environment to a new store in a missing or empty folder. Returns the bytes."""
     with translated_errors(), _filling_target(target):
-        # By its name only once it is whole: an owner takes a lone generation for the store.
+        # Renamed when complete: the next owner takes a lone generation folder for the store.
         fresh = target / "0001.new"
         fresh.mkdir()
         written = copy(environment, fresh, progress)
@@ -63,7 +63,10 @@ def backup_environment(environment: Environment, target: Path, progress: Progres
 
 
 def compact_files(files: StoreFiles, progress: Progress) -> tuple[int, int]:
-    """By the owner, while nothing else is written; bytes of the file before and after."""
+    """Compact the files, as their owner, while no transaction is written.
+
+    Returns the bytes of the file before and after.
+    """
     before = files.current
     size = file_bytes(before)
     with translated_errors():
@@ -79,7 +82,7 @@ def compact_files(files: StoreFiles, progress: Progress) -> tuple[int, int]:
 
 
 def copy(environment: Environment, generation: Path, progress: Progress) -> int:
-    """The environment's pages, without free ones, on disk in an empty folder; their bytes."""
+    """Copy the used pages of an environment to an empty folder, synced. Returns the bytes."""
     path = generation / store_files.DATA
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -99,7 +102,7 @@ def file_bytes(environment: Environment) -> int:
 
 
 def used_bytes(environment: Environment) -> int:
-    """Of pages that hold something; the list of free ones aside."""
+    """Return the bytes of pages that hold data, without the list of free pages."""
     stat = environment.lmdb.stat()
     pages = 2 + stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
     return int(pages * stat["psize"])
@@ -107,14 +110,14 @@ def used_bytes(environment: Environment) -> int:
 
 @contextmanager
 def _reporting_growth(path: Path, total: int, progress: Progress) -> Iterator[None]:
-    """Tells how far the file has grown, from a thread of its own."""
+    """Report the growth of a file from a separate thread, because LMDB reports nothing."""
     over = threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         while not over.wait(POLL_S):
             progress(min(path.stat().st_size, total), total)
 
-    thread = threading.Thread(target=look, name="polybus-progress", daemon=True)
+    thread = threading.Thread(target=poll, name="polybus-progress", daemon=True)
     thread.start()
     try:
         yield
@@ -125,7 +128,7 @@ def _reporting_growth(path: Path, total: int, progress: Progress) -> Iterator[No
 
 @contextmanager
 def _filling_target(target: Path) -> Iterator[None]:
-    """What was put into it goes again if something fails."""
+    """Create the target. If the block raises, remove everything that was put into it."""
     existed = target.is_dir()
     if existed and any(target.iterdir()):
         raise UsageError(f"{target} is not empty")
@@ -141,6 +144,7 @@ def _filling_target(target: Path) -> Iterator[None]:
 
 
 def read_file_info(path: Path) -> StoreFileInfo:
+    """Return the sizes, readers and owner of a store's file."""
     files = StoreFiles(path, read_only=True)
     try:
         used, file = used_bytes(files.current), file_bytes(files.current)
@@ -158,5 +162,5 @@ def read_file_info(path: Path) -> StoreFileInfo:
 
 
 def _readers(table: str) -> int:
-    """Lines of LMDB's table that are readers: they begin with a pid."""
+    """Count the lines of LMDB's table that begin with a pid; the others are headings."""
     return sum(line.split()[0].isdigit() for line in table.splitlines() if line.strip())

@@ -1,7 +1,17 @@
-"""Where a store lives: its folder, its ownership, and the environment now in use.
+"""The files of a store: its folder, its owner, and the current LMDB environment.
 
-The owner changes the environment when it compacts, or when LMDB has given one up after
-a failed write. A reader looks at CURRENT before each read and follows.
+    PATH/owner.lock     locked by the process that writes (`folder_ownership`)
+    PATH/CURRENT        "polybus store <format>", and the name of a sub-folder
+    PATH/0001/          a generation: an LMDB environment with data.mdb and lock.mdb
+
+A file is on disk before another file names it. LMDB syncs its data, but neither the names
+of its files nor the first pages of a new one, so this module does.
+
+Compaction writes the next generation and then replaces CURRENT, which is atomic. Readers
+check CURRENT before each read and follow it. The next owner removes generations that
+CURRENT does not name, which are left by a compaction that did not finish. Other files in
+PATH are not touched. The owner also reopens the environment when LMDB has given it up after
+a failed write.
 """
 
 from __future__ import annotations
@@ -33,15 +43,18 @@ DATA: Final = "data.mdb"
 _TITLE: Final = "polybus store"
 _GENERATION = re.compile(r"\d{4,}")
 
-CurrentVersion = tuple[int, int]  # tells one CURRENT from another
+CurrentVersion = tuple[int, int]  # inode and time: differ between two versions of CURRENT
 
 
 def current_generation(path: Path) -> Path:
-    """The sub-folder in use. `DoesNotExist` if there is no store, `WrongFormat` if not ours."""
+    """Return the current generation.
+
+    Raises `DoesNotExist` if there is no store, `WrongFormat` if CURRENT is not readable.
+    """
     try:
         text = (path / CURRENT).read_text()
     except FileNotFoundError:
-        raise DoesNotExist(f"there is no store in {path}") from None
+        raise DoesNotExist(f"no store in {path}") from None
     except UnicodeDecodeError:
         text = ""
     title, _, name = text.strip().partition("\n")
@@ -49,26 +62,30 @@ def current_generation(path: Path) -> Path:
     if kind != _TITLE or not _GENERATION.fullmatch(name):
         raise WrongFormat(f"{path / CURRENT} was not written by polybus")
     if version != str(FORMAT_VERSION):
-        raise WrongFormat(f"{path} has format {version}, this polybus reads {FORMAT_VERSION}")
+        raise WrongFormat(
+            f"{path} has format {version}; this version of polybus reads {FORMAT_VERSION}"
+        )
     return path / name
 
 
 def current_version(path: Path) -> CurrentVersion:
-    """Changes whenever another generation comes into use."""
-    found = os.stat(path / CURRENT)  # noqa: PTH116 -- before each read, and twice as quick
+    """Return a value that changes whenever another generation becomes current."""
+    found = os.stat(path / CURRENT)  # noqa: PTH116 -- once per read; Path takes twice as long
     return found.st_ino, found.st_mtime_ns
 
 
 def prepare(path: Path, fill: Callable[[Path], None]) -> Path:
-    """The sub-folder in use, made if there is none. Only the owner may call this.
+    """Return the current generation, created if there is none. Only the owner may call this.
 
-    `fill` makes an environment in a folder. All names are on disk when this returns, also
-    those that an owner made who was killed before he could see to it.
+    `fill` creates an environment in a folder. When this returns, all names are on disk,
+    also those of a former owner that was killed before it synced them.
     """
     if not (path / CURRENT).exists():
         found = _generations(path)
         if len(found) > 1:
-            raise Damaged(f"{path / CURRENT} is missing, and there are {len(found)} generations")
+            raise Damaged(
+                f"{path / CURRENT} is missing, and {len(found)} generations exist; use salvage"
+            )
         switch_generation(path, found[0] if found else _create_first(path, fill))
     used = current_generation(path)
     for other in _generations(path):
@@ -80,10 +97,10 @@ def prepare(path: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def _create_first(path: Path, fill: Callable[[Path], None]) -> Path:
-    """The first generation: whole on disk before it goes by its name.
+    """Create the first generation, complete on disk before it gets its name.
 
-    LMDB writes a new file's first pages without a sync, and never syncs its folder: a cut
-    of power would leave what is no LMDB file, or none, where CURRENT says there is one.
+    LMDB writes the first pages of a new file without a sync and never syncs its folder.
+    After a power cut, CURRENT could otherwise name a missing or broken file.
     """
     fresh, first = path / "0001.new", path / "0001"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -94,7 +111,7 @@ def _create_first(path: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def next_generation(used: Path) -> Path:
-    """An empty sub-folder for the generation after this one."""
+    """Create an empty folder for the generation after this one."""
     path = used.with_name(f"{int(used.name) + 1:04d}")
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir()
@@ -102,7 +119,7 @@ def next_generation(used: Path) -> Path:
 
 
 def switch_generation(path: Path, used: Path) -> None:
-    """Makes a sub-folder, whose files are on disk already, the one in use."""
+    """Make a generation current. Its files must be on disk already."""
     sync_folder(used)
     fresh = path / (CURRENT + ".new")
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -113,13 +130,15 @@ def switch_generation(path: Path, used: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path / CURRENT)
-        os.fsync(directory)  # opened before: it must not lack a descriptor now
+        os.fsync(
+            directory
+        )  # opened before the change, so that a lack of descriptors cannot fail it here
     finally:
         os.close(directory)
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in a folder are on disk."""
+    """Sync the names in a folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -128,11 +147,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """The folder itself, its name on disk as well."""
-    missing = [one for one in (path, *path.parents) if not one.is_dir()]
+    """Create a folder with its parents, and sync their names."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
     path.mkdir(parents=True, mode=0o700, exist_ok=True)
-    for one in reversed(missing):
-        sync_folder(one.parent)
+    for folder in reversed(missing):
+        sync_folder(folder.parent)
 
 
 def _generations(path: Path) -> list[Path]:
@@ -141,6 +160,8 @@ def _generations(path: Path) -> list[Path]:
 
 
 class StoreFiles:
+    """The files of one open store: owned, or read while another process may own them."""
+
     def __init__(self, path: Path, *, read_only: bool) -> None:
         self.path = path
         self.read_only = read_only
@@ -158,12 +179,12 @@ class StoreFiles:
         return self._used
 
     def snapshot(self) -> ReadSnapshot:
-        """A short look: views of what is stored must not outlive it."""
+        """Open a read transaction. Views of stored values are valid only within it."""
         return ReadSnapshot(self)
 
     @contextmanager
     def hold_environment(self) -> Iterator[Environment]:
-        """The environment in use, which stays open for the time."""
+        """Keep the current environment open for the length of the block."""
         used = self.enter()
         try:
             yield used
@@ -171,15 +192,16 @@ class StoreFiles:
             environment.leave(used)
 
     def enter(self) -> Environment:
-        """The environment in use, which stays open until `environment.leave`."""
+        """Return the current environment, which stays open until `environment.leave`."""
         if self.read_only:
             self._follow()
         return self._enter_current()
 
     def move_to(self, generation: Path) -> None:
-        """A new generation, complete on disk, is the one in use from now on.
+        """Make a generation, complete on disk, the current one.
 
-        It is opened first: what is written after CURRENT names it must go nowhere else.
+        It is opened before CURRENT is replaced. Once CURRENT names it, a failure to open it
+        would let later commits go to the old generation.
         """
         with self._lock:
             before, named = self._used, current_version(self.path)
@@ -187,6 +209,8 @@ class StoreFiles:
             try:
                 switch_generation(self.path, generation)
             except BaseException:
+                # The failure may have come before or after CURRENT was replaced: continue
+                # with the generation that it names.
                 named_before = current_version(self.path) == named
                 environment.release(self._used if named_before else before)
                 self._used = before if named_before else self._used
@@ -195,7 +219,7 @@ class StoreFiles:
         shutil.rmtree(before.path, ignore_errors=True)
 
     def reopen(self) -> None:
-        """The same environment anew; waits for those who read in it."""
+        """Reopen the environment. Waits until its reads have ended."""
         environment.reopen(self._used)
 
     def close(self) -> None:
@@ -207,7 +231,7 @@ class StoreFiles:
 
     def _enter_current(self) -> Environment:
         while not (used := self._used).enter():
-            with self._lock:  # it is being changed
+            with self._lock:  # wait for the change of generation
                 if used is self._used:
                     raise StoreClosed(f"{self.path} was closed")
         return used
@@ -235,7 +259,7 @@ class StoreFiles:
         self._used = opened
 
     def _open_current(self) -> None:
-        """What CURRENT names; if that changes meanwhile, what it names then."""
+        """Open the generation that CURRENT names, and retry if CURRENT changes meanwhile."""
         with translated_errors():
             while True:
                 seen = current_version(self.path)
@@ -255,7 +279,8 @@ class StoreFiles:
             version = None if found is None else stored_values.read_number(found)
         if version != stored_values.FORMAT_VERSION:
             raise WrongFormat(
-                f"{self.path} has format {version}, not {stored_values.FORMAT_VERSION}"
+                f"{self.path} has format {version}; this version of polybus reads "
+                f"{stored_values.FORMAT_VERSION}"
             )
 
     def _follow(self) -> None:
@@ -273,9 +298,9 @@ class StoreFiles:
 
 
 class ReadSnapshot:
-    """A transaction to read in, for the length of a `with`.
+    """A read transaction for the length of a `with`.
 
-    A class, since every read begins here: generators in each other took as long as the rest.
+    This is a class because every read begins here: nested generators doubled its time.
     """
 
     __slots__ = ("_files", "_transaction", "_used")
@@ -302,7 +327,7 @@ class ReadSnapshot:
 
 
 def _create_environment(path: Path) -> None:
-    """A new environment, with its format written and on disk."""
+    """Create an environment that holds only the format version, synced."""
     opened = environment.acquire(path, read_only=False)
     try:
         with translated_errors(), opened.lmdb.begin(write=True) as transaction:

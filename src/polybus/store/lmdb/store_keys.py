@@ -1,24 +1,24 @@
-"""The keys of the one tree that a store is, by their first byte.
+"""Keys of a store, which is one LMDB tree, by their first byte.
 
     c                               counters: the next topic, producer, stage, version
-    f                               the format's version
+    f                               the format version
     g topic shard offset            the log: an entry, by its first offset
-    n name                          a topic's name: its number, or what a dropped one left
-    p producer                      a producer's number, epoch and options
-    q slot producer                 the results of its last commits, in a ring of slots
+    n name                          a topic name: its number, or the ends of a dropped one
+    p producer                      number, epoch and options of a producer
+    q slot producer                 results of its last commits, in a ring of slots
     r key                           a record
-    s topic                         a topic's next id and newest time
-    s topic shard                   where a shard starts and ends, the bytes it ever got
+    s topic                         next id and newest time of a topic
+    s topic shard                   start and end of a shard, and the bytes appended to it
     t topic                         a topic: name, generations, settings
-    u topic shard                   upkeep: the bytes that went, how far it is re-blocked
-    v stage topic shard place       a staged block, by its first place in stage and shard
+    u topic shard                   upkeep: bytes removed, offset up to which it is re-blocked
+    v stage topic shard place       a staged block, by the position of its first message
     w stage                         a stage that can be published
-    w stage topic shard             what it holds for a shard
-    x kind …                        what is still to be removed
+    w stage topic shard             messages and bytes that it holds for a shard
+    x kind …                        entries that are to be removed
 
-Numbers are big-endian, so that keys sort as numbers do: topics and shards 4 bytes,
-offsets, places and stages 8, slots 2. One tree and not one a kind: a transaction then
-is one call into LMDB, and each call gives other threads the turn.
+Numbers are big-endian, so that keys sort as numbers do: topics and shards have 4 bytes,
+offsets, positions and stages 8, slots 2. There is one tree instead of one per kind, because
+a transaction is then one call into LMDB, and each call may switch to another thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STAGED: Final = b"v"
 STAGES: Final = b"w"
 REMOVALS: Final = b"x"
 
-# Kinds of things to be removed.
+# Kinds of removals.
 DROPPED: Final = b"xd"
 TRIMMED: Final = b"xt"
 UNSTAGED: Final = b"xu"
@@ -66,13 +66,13 @@ def log(topic: int, shard: int, offset: int) -> bytes:
 
 
 def place_in_log(key: bytes | memoryview) -> tuple[int, int, int]:
-    """Topic, shard and first offset of an entry's key."""
+    """Return topic, shard and first offset of the key of an entry."""
     _, topic, shard, offset = _LOG.unpack(key)
     return topic, shard, offset
 
 
 def log_of_shard(topic: int, shard: int) -> bytes:
-    """What all keys of a shard's log begin with."""
+    """Return the prefix of all keys of a shard's log."""
     return _SHARD.pack(LOG, topic, shard)
 
 
@@ -89,8 +89,8 @@ def producer(raw: bytes) -> bytes:
 
 
 def result(producer: int, slot: int) -> bytes:
-    """By slot first: producers that commit together are at about the same slot, so that
-    their results change a few pages, and not one each."""
+    # The slot comes first: producers that commit together are at about the same slot, so
+    # their results share a few pages instead of changing one page each.
     return _RESULT.pack(RESULTS, slot, producer)
 
 
@@ -99,9 +99,9 @@ def record(key: bytes) -> bytes:
 
 
 def topic(number: int) -> bytes:
-    """`DoesNotExist` of a number that no topic can have."""
+    """Return the key of a topic. Raises `DoesNotExist` if no topic can have the number."""
     if not 0 <= number <= MAX_TOPIC:
-        raise DoesNotExist(f"there is no topic number {number}")
+        raise DoesNotExist(f"no topic has number {number}")
     return _TOPIC.pack(TOPICS, number)
 
 
@@ -122,7 +122,7 @@ def upkeep_of_topic(topic: int) -> bytes:
 
 
 def shard_of_state(key: bytes | memoryview) -> tuple[int, int]:
-    """Topic and shard of a key that `shard_state` or `upkeep` made."""
+    """Return topic and shard of a key of `shard_state` or `upkeep`."""
     _, topic, shard = _SHARD.unpack(key)
     return topic, shard
 
@@ -136,7 +136,7 @@ def stage_shard(stage: int, topic: int, shard: int) -> bytes:
 
 
 def target_of_stage(key: bytes | memoryview) -> tuple[int, int]:
-    """Topic and shard of a key that `stage_shard` made."""
+    """Return topic and shard of a key of `stage_shard`."""
     _, _, topic, shard = _STAGE_SHARD.unpack(key)
     return topic, shard
 
@@ -166,7 +166,7 @@ def unstaged(stage: int) -> bytes:
 
 
 def removal_target(key: bytes | memoryview) -> tuple[int, ...]:
-    """What a key of things to be removed names: a topic; a topic and a shard; a stage."""
+    """Return the numbers in a removal key: a topic, a topic and a shard, or a stage."""
     form = {DROPPED: _REMOVAL_TOPIC, TRIMMED: _REMOVAL_SHARD, UNSTAGED: _REMOVAL_STAGE}[
         bytes(key[:2])
     ]

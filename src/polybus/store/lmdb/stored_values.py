@@ -1,8 +1,8 @@
-"""The small values of a store: how each is written and read.
+"""Formats of the small values of a store.
 
-Little-endian, but for keys. What people may want to read or what grows (topics,
-names) is JSON; a topic's record carries a magic and a checksum, so that salvage finds
-it in the raw file and knows it for whole.
+Numbers are little-endian, other than in keys. Values that grow or that people may want to
+read (topics, names) are JSON. The record of a topic has a magic and a checksum, so that
+salvage finds it in the raw file and can verify it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_number(raw: Buffer) -> int:
 
 @dataclass(slots=True)
 class StoreCounters:
-    """The next number of each kind; none is ever given twice."""
+    """The next number of each kind. Numbers are never reused."""
 
     topic: int = 1
     producer: int = 1
@@ -57,11 +57,11 @@ class StoreCounters:
 # --- topics
 
 TOPIC_MAGIC: Final = b"PBt1"
-TOPIC_FORM: Final = Struct("<4sIQ")  # magic, length of the text, its checksum
+TOPIC_FORM: Final = Struct("<4sIQ")  # magic, length and checksum of the text
 
 
 def encode_topic(topic: Topic, revision: int) -> bytes:
-    """`revision` tells salvage which of two records of one topic is the newer."""
+    """Encode a topic. By `revision`, salvage finds the newest of several records."""
     fields = {
         "name": topic.name,
         "number": topic.number,
@@ -74,7 +74,7 @@ def encode_topic(topic: Topic, revision: int) -> bytes:
 
 
 def read_topic(raw: Buffer) -> tuple[Topic, int]:
-    """The topic and its revision; may be followed by other bytes."""
+    """Return the topic and its revision. Bytes after the record are ignored."""
     try:
         magic, length, checksum = TOPIC_FORM.unpack_from(raw)
         text = bytes(raw[TOPIC_FORM.size : TOPIC_FORM.size + length])
@@ -85,12 +85,15 @@ def read_topic(raw: Buffer) -> tuple[Topic, int]:
         found = Topic(fields["name"], fields["number"], generations, fields["settings"])
         return found, fields["revision"]
     except Exception as error:
-        raise Damaged(f"the record of a topic cannot be read: {error}") from None
+        raise Damaged(f"cannot read the record of a topic: {error}") from None
 
 
 class NameRecord(NamedTuple):
-    """What is known of a topic's name. `ends` are the highest offsets shards of it ever had
-    before the topic that lives now, `next_id` where ids go on once it is created again."""
+    """The record of a topic name, which outlives its topics.
+
+    `ends` are the highest offsets that shards of former topics reached; `next_id` is the
+    first id if the topic is created again.
+    """
 
     number: int
     is_live: bool
@@ -110,17 +113,17 @@ def read_name(raw: Buffer) -> NameRecord:
 # --- state of topics and shards
 
 TOPIC_STATE: Final = Struct("<qq")  # next id, newest time
-SHARD_STATE: Final = Struct("<qqq")  # start, end, bytes it ever got
-SHARD_UPKEEP: Final = Struct("<qq")  # bytes that went again, offset up to which it is re-blocked
+SHARD_STATE: Final = Struct("<qqq")  # start, end, bytes appended
+SHARD_UPKEEP: Final = Struct("<qq")  # bytes removed, offset up to which it is re-blocked
 
 
 # --- producers and their results
 
 PRODUCER: Final = Struct("<IqQBH")  # number, epoch, last counter, dense, kept results
 
-_RESULT = Struct("<QqHHH")  # counter, time; how many spans, bytes of digest, bytes of note
+_RESULT = Struct("<QqHHH")  # counter, time, number of spans, bytes of digest, bytes of note
 _SPAN = Struct("<IIqqq")
-_RESULT_OF_ONE = Struct("<QqHHHIIqqq")  # and its span: what nearly all are
+_RESULT_OF_ONE = Struct("<QqHHHIIqqq")  # with its one span, which nearly all results have
 
 
 def encode_result(counter: int, digest: bytes, committed: CommitResult) -> bytes:
@@ -134,7 +137,7 @@ def encode_result(counter: int, digest: bytes, committed: CommitResult) -> bytes
 
 
 def counter_of(raw: Buffer) -> int:
-    """Of a result: what it is the result of."""
+    """Return the counter of an encoded result."""
     return int.from_bytes(raw[:8], "little")
 
 
@@ -149,7 +152,7 @@ def read_result(raw: Buffer) -> tuple[int, bytes, CommitResult]:
 
 # --- stages and records
 
-STAGE: Final = Struct("<d")  # its lease in seconds
+STAGE: Final = Struct("<d")  # lease in seconds
 STAGE_SHARD: Final = Struct("<qq")  # messages and bytes that a stage holds for a shard
 
 

@@ -1,8 +1,8 @@
-"""Topics: made, changed, trimmed, dropped; and what a name remembers of those it had.
+"""Topics: create, configure, trim and drop, and the records of their names.
 
-A name's record outlives its topics: the highest offset that each shard of it ever
-reached, and the next id. Dropping and trimming take effect at once and cost little;
-the messages themselves go later, in small steps (`removal`).
+The record of a name outlives its topics: it holds the highest offset that each shard ever
+reached, and the next id. Dropping and trimming take effect at once and cost little; the
+messages are removed later in small steps (`entry_removal`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def create(writer: WriterState, name: str, shards: int, settings: Mapping[str, o
     raw = name.encode()
     before = writer.cache.name(raw)
     if before is not None and before.is_live:
-        raise AlreadyExists(f"there is a topic {name!r}")
+        raise AlreadyExists(f"topic {name!r} already exists")
     topic = Topic(name, writer.next_number("topic"), (shards,), settings)
     ends = before.ends if before else ()
     state = TopicState(topic, before.next_id if before else 1, 0, topic.open_shards)
@@ -89,7 +89,7 @@ def _find_live(writer: WriterState, name: str) -> TopicState:
 
 
 def _open_shards(writer: WriterState, state: TopicState, ends: tuple[int, ...]) -> None:
-    """The newest generation's shards begin, each where one of its number ended before."""
+    """Open the shards of the newest generation, each at the end of its predecessor."""
     number = state.topic.number
     for shard in state.open:
         first = ends[shard] if shard < len(ends) else 0

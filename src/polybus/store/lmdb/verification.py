@@ -1,9 +1,16 @@
-"""Looking at all of a store: every page in use, every value, every block.
+"""Verification of a store: reads every page in use, every value and every block.
 
-LMDB's pages have no checksums, and walking damaged ones may kill the process. So the
-walk happens in a child, which tells each step on a line of JSON; a child that dies is
-a fault, found where it said last that it was. The child reads in short transactions,
-so a store can be verified while its owner works.
+LMDB's pages have no checksums, and walking damaged ones may kill the process. So a child
+process does the walk and reports each step as a line of JSON. If the child dies, that is a
+fault at the last place it reported. It reads in short transactions, so that a store can be
+verified while its owner works.
+
+A store is intact if
+
+- every value can be decoded and matches its checksum, if it has one
+- the log of a shard has every offset from start to end once, its ids grow and are below
+  the next id of the topic, and its times do not decrease
+- the stages of an extent hold as many messages for it as it says
 """
 
 from __future__ import annotations
@@ -34,40 +41,35 @@ from polybus.store.lmdb.writer_state import scan_prefix
 
 
 def verify(path: Path, progress: Progress = no_progress) -> VerifyReport:
-    """Walks through a store: `DoesNotExist` or `WrongFormat`, or what is damaged in the report."""
-    store_files.current_generation(path)  # it must be there, and of our format
+    """Verify a store in a child process.
+
+    Raises `DoesNotExist` if there is no store, `WrongFormat` if its format is unknown.
+    """
+    store_files.current_generation(path)  # raises if it is missing or of another format
     command = [sys.executable, "-m", __name__, str(path)]
     report, where = VerifyReport(), "the beginning"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stderr is not None
         for line in child.stdout:
-            line = json.loads(line)
-            if "fault" in line:
-                report.add(line["fault"])
+            event = json.loads(line)
+            if "fault" in event:
+                report.add(event["fault"])
             else:
-                where = line.pop("where")
-                progress(line.pop("done"), line.pop("total"))
-                _count(report, line)
-        last_words = child.stderr.read().decode(errors="replace").strip()
+                where = event.pop("where")
+                progress(event.pop("done"), event.pop("total"))
+                for name, count in event.items():
+                    setattr(report, name, count)
+        stderr = child.stderr.read().decode(errors="replace").strip()
         code = child.wait()
     if code:
-        report.add(_describe_exit(code, where, last_words))
+        reason = signal.Signals(-code).name if code < 0 else stderr[-300:]
+        report.add(f"pages of the store are damaged: reading ended with {reason}, after {where}")
     return report
 
 
-def _count(report: VerifyReport, line: dict[str, int]) -> None:
-    for name, value in line.items():
-        setattr(report, name, value)
-
-
-def _describe_exit(code: int, where: str, last_words: str) -> str:
-    how = signal.Signals(-code).name if code < 0 else last_words[-300:]
-    return f"pages of the store are damaged: reading them ended with {how}, behind {where}"
-
-
 class VerifyReporter:
-    """The child's side: counts, and tells every few megabytes."""
+    """Reports faults, and every few megabytes the totals, from the child to its parent."""
 
     STEP_BYTES: Final = 16 << 20
 
@@ -81,7 +83,7 @@ class VerifyReporter:
         self._write_line({"fault": text})
 
     def advance(self, where: str, size: int = 0) -> None:
-        """A place that was reached, so many bytes further."""
+        """Note a place that was reached and the bytes read since the last one."""
         self._done += size
         if self._done >= self._next:
             self.report_progress(where)
@@ -92,12 +94,13 @@ class VerifyReporter:
         del counted["faults"], counted["fault_count"]
         self._write_line({"where": where, "done": self._done, "total": self._total, **counted})
 
-    def _write_line(self, what: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(what) + "\n")
+    def _write_line(self, event: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
 
 
-STEP: Final = 256  # entries and other values that are looked at in one transaction
+# Limits of one transaction: while it is open, LMDB cannot reuse pages that the owner frees.
+STEP: Final = 256  # values
 STEP_BYTES: Final = 32 << 20
 
 DECODERS: Final[dict[bytes, Callable[[memoryview], Any]]] = {
@@ -113,6 +116,8 @@ DECODERS: Final[dict[bytes, Callable[[memoryview], Any]]] = {
 
 
 class StoreVerifier:
+    """Walks the whole store, in the child process."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._files = StoreFiles(path, read_only=True)
@@ -136,23 +141,23 @@ class StoreVerifier:
         return found
 
     def _pages(self) -> None:
-        """LMDB's own structure, free pages included, where py-lmdb can and nobody writes."""
+        """Check LMDB's own structure, if this py-lmdb can and no process owns the store."""
         try:
-            look = import_module("lmdb.verify").verify
+            verify_pages = import_module("lmdb.verify").verify
         except ImportError:
             return
         if folder_ownership.owner(self._path) is None:
-            for fault in look(str(self._files.current.path)):
+            for fault in verify_pages(str(self._files.current.path)):
                 self._reporter.fault(f"pages of the store are damaged: {fault}")
 
     def _values(self) -> None:
-        """All that is not log."""
+        """Decode all values but those of the log."""
         after: bytes | None = b""
         while after is not None:
             after = self._some_values(after)
 
     def _some_values(self, after: bytes) -> bytes | None:
-        """A few values behind a key; the last one's key, None at the end."""
+        """Decode the next values from a key on. Returns where to continue, None at the end."""
         with self._files.snapshot() as transaction, transaction.cursor() as cursor:
             found = cursor.set_range(after) if after else cursor.first()
             for _ in range(STEP):
@@ -160,7 +165,7 @@ class StoreVerifier:
                     return None
                 key = bytes(cursor.key())
                 if key[:1] == store_keys.LOG:
-                    return b"h"
+                    return b"h"  # the log is checked by shard: continue after it
                 self._value(key, cursor.value())
                 found = cursor.next()
             return bytes(cursor.key()) if found else None
@@ -191,12 +196,12 @@ class StoreVerifier:
             self._reporter.fault(str(error) if "shard" in str(error) else f"{where}: {error}")
         except (PolybusError, lmdb.Error, ValueError, OSError) as error:
             self._reporter.fault(f"{where}: {error}")
-        except Exception as error:  # a damaged value may be anything
+        except Exception as error:  # decoding a damaged value may raise anything
             self._reporter.fault(f"{where}: {error!r}")
 
 
 class ShardVerifier:
-    """The log of one shard, walked in steps: between them its owner may have changed it."""
+    """Walks the log of one shard in steps, between which its owner may change it."""
 
     def __init__(
         self,
@@ -220,7 +225,7 @@ class ShardVerifier:
             at = self._step(at)
 
     def _step(self, at: int) -> int | None:
-        """Looks at some entries from an offset on; where to go on, None at the end."""
+        """Check some entries from an offset on. Returns where to continue, None at the end."""
         topic, shard = self._target
         with self._files.snapshot() as transaction:
             raw = transaction.get(store_keys.shard_state(topic, shard))
@@ -242,7 +247,7 @@ class ShardVerifier:
     _passed = 0
 
     def _entry(self, cursor: EntryCursor, at: int, next_id: int) -> int:
-        """The entry that holds an offset; its bytes."""
+        """Check the entry that holds an offset. Returns its bytes."""
         try:
             entry = cursor.seek(at)
         except StoreFault as error:
@@ -251,7 +256,7 @@ class ShardVerifier:
             return 0
         if entry is None or entry.first > at:
             upto = entry.first if entry else "the end"
-            self._reporter.fault(f"{self._where}, offset {at}: nothing is there up to {upto}")
+            self._reporter.fault(f"{self._where}, offset {at}: no entries up to {upto}")
             self._passed = entry.first if entry else 1 << 62
             return 0
         self._passed = entry.end
@@ -261,12 +266,12 @@ class ShardVerifier:
     def _runs(self, entry: LogEntry, next_id: int) -> None:
         where = f"{self._where}, offset {entry.first}"
         if run_table.count_messages(entry.runs) != entry.count:
-            self._reporter.fault(f"{where}: the run table has another number of messages")
+            self._reporter.fault(f"{where}: the run table does not match the number of messages")
         for first_id, time_ns, count in run_table.read_runs(entry.runs):
             if first_id <= self._last[0] or time_ns < self._last[1]:
-                self._reporter.fault(f"{where}: ids or times go back")
+                self._reporter.fault(f"{where}: ids or times decrease")
             if first_id + count > next_id:
-                self._reporter.fault(f"{where}: ids go beyond the topic's next")
+                self._reporter.fault(f"{where}: ids exceed the next id of the topic")
             self._last = first_id + count - 1, time_ns
 
     def _blocks(self, cursor: EntryCursor, entry: LogEntry, at: int) -> int:
@@ -276,7 +281,9 @@ class ShardVerifier:
             for layout, _, first in cursor.blocks(place):
                 with layout:
                     if first > entry.first + place:
-                        raise StoreFault(f"{self._where}, offset {place}: staged blocks are gone")
+                        raise StoreFault(
+                            f"{self._where}, offset {place}: staged blocks are missing"
+                        )
                     place = first - entry.first + layout.count
                     report.blocks += 1
                     report.messages += layout.count
@@ -292,9 +299,9 @@ class ShardVerifier:
 
 
 def _next_readable(cursor: EntryCursor, at: int) -> int:
-    """The next offset at which something readable may stand, behind a damaged entry."""
-    found = cursor.first_after(at)
-    return 1 << 62 if found is None else found
+    """Return the first offset after a damaged entry that may be readable."""
+    offset = cursor.first_after(at)
+    return 1 << 62 if offset is None else offset
 
 
 def main(path: Path) -> int:

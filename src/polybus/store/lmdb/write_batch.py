@@ -1,11 +1,11 @@
-"""What one transaction will write: collected first, then written in few calls.
+"""A write batch: the changes of one transaction, collected first and written in few calls.
 
-While LMDB copies what it is given, no other Python thread can run: all that a transaction
-writes would keep the loop for milliseconds. So it is written by pieces, in the order of the
-keys, and between two of them others get their turn.
+While LMDB copies data, no other Python thread can run, so writing a whole transaction in one
+call would block the event loop for milliseconds. The batch is written in pieces, in the
+order of the keys, and other threads run between two pieces.
 
-Small blocks for one shard become one entry while they stay below `MERGED_BYTES` together.
-What is not small is an entry by itself: to merge it would be to copy and hash it again.
+Small blocks for one shard become one entry of up to `MERGED_BYTES`. A larger block is an
+entry of its own, because merging would copy and hash it again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from polybus.store.lmdb.environment import Transaction
 
 MERGED_BYTES: Final = 1 << 20
-SMALL_BYTES: Final = 64 << 10  # below this an entry is merged with its neighbours, later
-MERGED_MESSAGES: Final = 1 << 20  # so that tables stay small beside what they describe
+SMALL_BYTES: Final = 64 << 10  # the re-blocker merges entries below this size
+MERGED_MESSAGES: Final = 1 << 20  # keeps run tables small in relation to the block
 
-# LMDB takes some ten microseconds for so much, and for an item of nothing as long as for so
-# many bytes.
+# LMDB takes some ten microseconds for PIECE_BYTES, and as long for an empty item as for
+# ITEM_BYTES.
 PIECE_BYTES: Final = 64 << 10
 ITEM_BYTES: Final = 1 << 10
 
@@ -40,7 +40,7 @@ Item = tuple[bytes, bytes | memoryview]
 
 
 class EntryBuilder:
-    """Blocks for the end of a shard that will be one entry."""
+    """Builds one entry from blocks for the end of a shard."""
 
     __slots__ = ("blocks", "count", "first", "is_closed", "runs", "size")
 
@@ -53,7 +53,7 @@ class EntryBuilder:
         self.runs: list[list[int]] = []
 
     def add(self, block: Block, first_id: int, timestamp_ns: int) -> bool:
-        """Whether it was taken: else it belongs into an entry of its own. The first always is."""
+        """Add a block. Returns False if it needs another entry; the first block always fits."""
         data, count = block
         size, total = self.size + len(data), self.count + count
         large = size > MERGED_BYTES or total > MERGED_MESSAGES
@@ -75,23 +75,25 @@ class EntryBuilder:
         first = self.blocks[0]
         if isinstance(first, HeadroomBlock) and len(self.blocks) == 1:
             whole = prepend_head(log_entry.encode_head(entry, len(first)), first)
-            if whole is not None:  # else it was put in front of it before
+            if whole is not None:  # None: the headroom is already in use
                 return whole
         merged = BlockMerger(self.blocks)
         return merged.write(log_entry.encode_head(entry, merged.size_bytes))
 
 
 class WriteBatch:
+    """Changes of one transaction: keys to put and delete, and blocks to append."""
+
     def __init__(self) -> None:
         self.puts: dict[bytes, bytes | memoryview] = {}
         self.deletes: set[bytes] = set()
-        self.size = 0  # bytes of blocks and records: what the memory of a batch is bounded by
-        self.written: list[Written] = []  # entries, once they are encoded
-        self.ends: dict[Target, int] = {}  # of shards that got messages
-        self.topics: set[int] = set()  # that it changes
-        self.altered: set[int] = set()  # of these, topics that get or lose more than messages
-        self.has_record_changes = False  # whether it changes any
-        self.has_removals = False  # there is something new to be removed
+        self.size = 0  # bytes of blocks and records, which limit the memory of a batch
+        self.written: list[Written] = []  # encoded entries
+        self.ends: dict[Target, int] = {}  # new ends of shards that were appended to
+        self.topics: set[int] = set()  # changed topics
+        self.altered: set[int] = set()  # topics that were changed otherwise than by appends
+        self.has_record_changes = False
+        self.has_removals = False  # it adds removal keys
         self._tails: dict[Target, EntryBuilder] = {}
         self._full: list[tuple[Target, EntryBuilder]] = []
 
@@ -99,11 +101,11 @@ class WriteBatch:
         return bool(self.puts or self.deletes or self._tails or self._full)
 
     def changes_topic(self, topic: int) -> bool:
-        """Whether it changes what can be read of a topic."""
+        """Return True if the batch changes a topic."""
         return topic in self.topics
 
     def alters_topic(self, topic: int) -> bool:
-        """Whether it changes more of a topic than that messages are added."""
+        """Return True if the batch changes a topic otherwise than by appends."""
         return topic in self.altered
 
     def changes_records(self) -> bool:
@@ -121,7 +123,7 @@ class WriteBatch:
     def append(
         self, target: Target, offset: int, block: Block, first_id: int, time_ns: int
     ) -> None:
-        """A block for a shard's end, with its first id and its time."""
+        """Append a block to a shard, with its first id and its time."""
         tail = self._tails.get(target)
         if tail is None or not tail.add(block, first_id, time_ns):
             if tail is not None:
@@ -133,7 +135,7 @@ class WriteBatch:
     def publish(
         self, target: Target, offset: int, parts: list[StagePart], run: tuple[int, int]
     ) -> None:
-        """An extent for a shard's end: what the parts' stages hold for it."""
+        """Append an extent to a shard: the blocks that the stages of the parts hold for it."""
         if target in self._tails:
             self._full.append((target, self._tails.pop(target)))
         count = sum(part.count for part in parts)
@@ -143,14 +145,14 @@ class WriteBatch:
         self.put(store_keys.log(*target, offset), log_entry.encode(entry))
 
     def encode_blocks(self) -> None:
-        """Merges blocks and makes entries of them: the costly part, done outside of all locks."""
+        """Merge blocks to entries. This is the expensive part and must run outside of all locks."""
         for target, tail in (*self._full, *self._tails.items()):
             value = self.puts[store_keys.log(*target, tail.first)] = tail.encode(target)
             self.written.append((target, tail.first, tail.count, value))
         self._full, self._tails = [], {}
 
     def small_bytes(self) -> dict[Target, int]:
-        """Of each shard: bytes of the entries that the re-blocker may still merge."""
+        """Return per shard the bytes of entries that the re-blocker may merge."""
         found: dict[Target, int] = {}
         for target, tail in (*self._full, *self._tails.items()):
             if tail.size < SMALL_BYTES:
@@ -166,7 +168,7 @@ class WriteBatch:
 
 
 def _pieces(items: list[Item]) -> Iterator[list[Item]]:
-    """What is large by itself, and what is small together up to so much."""
+    """Split items into pieces of about `PIECE_BYTES`."""
     piece: list[Item] = []
     size = 0
     for item in items:

@@ -1,7 +1,7 @@
-"""A batch becomes a transaction: the one place where the store is written to.
+"""Write transactions: the only place where the store is written to.
 
-When it returns, the batch is on disk; when it raises, nothing of it is there. LMDB
-gives an environment up when writing its root fails; it is then opened anew.
+When `write` returns, the batch is on disk; when it raises, nothing of it is. LMDB gives up an
+environment if writing its root page fails; it is reopened then.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from polybus.store.lmdb.lmdb_errors import translate_error
 from polybus.store.lmdb.store_files import DATA, StoreFiles
 from polybus.store.lmdb.write_batch import WriteBatch
 
-# So long may a commit take to remove what it has trimmed; the rest is done later.
+# Time that a commit may spend on removing what it trimmed; background steps do the rest.
 REMOVAL_S = 0.005
-# LMDB calls a write that the disk had only half the room for an I/O error. With less room
-# than two of the largest blocks need it is taken for that.
+# LMDB reports a write that only partly fits on the disk as an I/O error. If the disk has less
+# room than two of the largest blocks need, the error is taken for a full disk.
 SHORT_OF_ROOM_BYTES = 512 << 20
 
 
 class TransactionWriter:
+    """Writes batches and removes entries, each in one transaction."""
+
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
-        self.has_removals = True  # something may have been left by the last owner
+        self.has_removals = True  # the last owner may have left some
 
     def write(self, batch: WriteBatch) -> None:
         batch.encode_blocks()
@@ -40,16 +42,16 @@ class TransactionWriter:
                 if batch.has_removals
                 else self.has_removals
             )
-        self.has_removals = left  # now that it is on disk
+        self.has_removals = left  # only now: the transaction is on disk
 
     def remove_some(self, time_s: float) -> None:
-        """One step of what is left to be removed."""
+        """Run one removal step."""
         with self.transaction() as transaction:
             left = entry_removal.RemovalStep(transaction, time_s).run()
         self.has_removals = left
 
     def remove_all(self) -> int:
-        """All that is left to be removed; how many steps that took."""
+        """Finish all removals. Returns the number of steps."""
         steps = 0
         while self.has_removals:
             self.remove_some(REMOVAL_S)
@@ -61,7 +63,7 @@ class TransactionWriter:
 
 
 class WriteTxn:
-    """A write transaction: committed when the block ends well, else nothing is changed."""
+    """A write transaction: committed if the block does not raise, else aborted."""
 
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
@@ -87,13 +89,13 @@ class WriteTxn:
     def _failed(self, error: lmdb.Error) -> Exception:
         if isinstance(error, lmdb.PanicError):
             self._files.reopen()
-            return Damaged(f"LMDB gave up, and was opened anew: {error}")
+            return Damaged(f"LMDB gave up the environment; it was reopened: {error}")
         if os.strerror(errno.EIO) in str(error) and self._room_bytes() < SHORT_OF_ROOM_BYTES:
-            return StoreFull(f"the store has no room, or its disk failed: {error}")
+            return StoreFull(f"the store has no room, or the disk failed: {error}")
         return translate_error(error)
 
     def _room_bytes(self) -> int:
-        """How far the file can grow: what the disk has, and the process may use."""
+        """Return the bytes by which the file can grow, by the disk and by RLIMIT_FSIZE."""
         path = self._files.current.path
         disk, size = os.statvfs(path), (path / DATA).stat().st_size
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,21 +1,21 @@
-"""The one thread that writes: takes all that waits, makes one transaction of it, answers.
+"""The writer thread: takes all queued tasks, commits them in one transaction, resolves them.
 
-Everything that changes the store is a task: a function of the state, its subject and
-the time, handed over with the answer that its caller waits for. While one transaction
-is on its way to the disk, the next ones gather; they then go together, so the disk is
-waited for once for all of them. Nothing is answered before it is on disk, refusals
-included: they may rest on what was not written in the end.
+Every change of the store is a task: a function of the writer's state, a subject and the
+time, queued with the future that its caller waits for. While one transaction is written,
+the next tasks queue up. They then share a transaction, so the disk syncs once for all of
+them (group commit). No future resolves before its transaction is on disk. This includes
+refusals, because they may depend on a change that fails to be written.
 
-A large transaction is written by a thread beside this one (`beside`), so that the next group is
-carried out meanwhile. Should it fail, that group is carried out once more, without it.
+A second thread (`background_committer`) writes large transactions while this one executes
+the next group. If such a write fails, that group is rolled back and executed again.
 
-While the disk's kernel side takes a transaction over, a processor may do nothing else, for a
-millisecond if it is large. Whoever talks to other threads of this process would feel that: so
-while somebody does (`give_way`), transactions are small, and after all but the smallest the
-thread rests for longer than it has worked.
+While the kernel copies a large transaction, a processor does nothing else for up to a
+millisecond, which other threads of the process would notice. So while the foreground is
+active (`yield_to`), transactions are small, and after all but the smallest the thread
+sleeps for longer than it has worked.
 
-Between groups, while nobody waits, the thread does its tasks: leases, re-blocking,
-removal. Under constant load they get a small share of the time.
+Between groups the thread runs background tasks: leases, re-blocking, removal. Under
+constant load they get a small share of the time.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from polybus.store.lmdb.write_txn import TransactionWriter
 from polybus.store.lmdb.writer_queue import WriterQueue
 from polybus.store.lmdb.writer_state import WriterState
 
-# One transaction takes so much, so that the first who wait are not kept by the last.
+# Limits of one transaction: the first tasks of a group wait until the last are executed.
 GROUP_OPERATIONS: Final = 4096
 GROUP_BYTES: Final = 32 << 20
-# While there are others to give way to: little at a time, and rests behind it, of so many times
-# the work. rqueue's p99 beside a full load is 0.4 to 0.6 ms so, and 1 ms with four times as much
-# and rests as long as the work; what is stored meanwhile is less than half.
+# While the foreground is active, groups are small and each is followed by a rest of
+# REST_FACTOR times the work. With these values rqueue's p99 beside a full load is 0.4 to
+# 0.6 ms; with four times the bytes and a factor of 1 it is 1 ms. Throughput halves.
 SMALL_GROUP_BYTES: Final = 128 << 10
-REST_AFTER_BYTES: Final = SMALL_GROUP_BYTES // 2  # what is smaller needs no rest
+REST_AFTER_BYTES: Final = SMALL_GROUP_BYTES // 2  # a smaller group needs no rest
 REST_FACTOR: Final = 2.5
-# What is smaller is written at once: to wake another thread would take as long.
+# A smaller batch is written by this thread: waking the other one takes as long.
 LARGE_BYTES: Final = 256 << 10
 
 Task = Callable[[WriterState, Any, int], Any]
@@ -56,9 +56,9 @@ _log = logging.getLogger("polybus.store")
 
 
 class WriteFuture(task_future.TaskFuture, Future[Any]):
-    """What a caller waits for: a task of the writer's, its subject, its size in bytes, about.
+    """The future of a task, with its subject and its approximate size in bytes.
 
-    `alone` is what is done between transactions, and not as part of one.
+    If `alone`, the task runs between transactions instead of as part of one.
     """
 
 
@@ -77,23 +77,22 @@ class StoreWriter:
         self._wall_ns = wall_ns
         self._on_visible = on_visible
         self._queue: WriterQueue[WriteFuture] = WriterQueue()
-        self._end = WriteFuture()  # what is handed over last
-        self._exclusive: WriteFuture | None = (
-            None  # taken, and no part of a group: to be done behind it
-        )
+        self._end = WriteFuture()  # queued last, by close
+        # Dequeued while a group was taken, but not part of it: runs after the group.
+        self._exclusive: WriteFuture | None = None
         self._max_bytes = GROUP_BYTES
         self._committer = BackgroundCommitter(self._write_batch, self._resolve_all, self._wake)
-        self._has_background_commit = False  # something was handed over, and not waited for yet
+        self._has_background_commit = False  # submitted and not yet waited for
         self._foreground_count: Callable[[], int] = int
         self._foreground_seen = 0
-        self.flush_count = 0  # written after they were answered: of interval durability alone
+        self.flush_count = 0  # used by interval durability alone
         self._thread = threading.Thread(target=self._run, name="polybus-store", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def yield_to(self, others: Callable[[], int]) -> None:
-        """`others` counts up while somebody waits for other threads than this one."""
+        """Keep groups small while the count that `others` returns keeps growing."""
         self._foreground_count = others
 
     def submit(self, task: Task, subject: Any = None, size: int = 0) -> Future[Any]:
@@ -102,25 +101,25 @@ class StoreWriter:
     def submit_all(
         self, task: Task, subjects: Sequence[Any], sizes: Sequence[int]
     ) -> list[Future[Any]]:
-        """The same for many, handed over in one step: the thread finds all of them."""
+        """Submit many tasks in one step, so that the thread finds all of them in one group."""
         futures: list[Future[Any]] = []
         futures += map(WriteFuture, repeat(task), subjects, sizes)
         try:
             self._queue.put_all(futures, sum(sizes))  # type: ignore[arg-type]
-        except PolybusError:  # closed, or too many at once: some may find room
-            return [self.submit(task, *one) for one in zip(subjects, sizes, strict=True)]
+        except PolybusError:  # closed or full: some of them may fit
+            return [self.submit(task, *pair) for pair in zip(subjects, sizes, strict=True)]
         return futures
 
     def run_alone(self, task: Task) -> Any:
-        """Between two transactions, with nothing on its way; waits for the future."""
+        """Run a task between two transactions, with none in flight, and return its result."""
         return self._enqueue(WriteFuture(task, None, 0, True)).result()
 
     def settle(self, concerns: Callable[[WriteBatch], bool]) -> bool:
-        """What was answered can be read; whether that had to be waited for. Here it never has."""
+        """Wait until resolved changes can be read. Returns whether it waited: never."""
         return False
 
     def close(self) -> None:
-        """Finishes all that was handed over."""
+        """Execute all queued tasks and end the thread."""
         if self._queue.put_last(self._end):
             self._thread.join()
 
@@ -153,7 +152,7 @@ class StoreWriter:
             self._run_background_tasks(bool(group))
 
     def _take_group(self, group: list[WriteFuture]) -> None:
-        """Adds what waits to a group, as much as a transaction takes."""
+        """Add queued tasks to a group, up to the limits of one transaction."""
         size = added = sum([future.size for future in group])
         while self._exclusive is None and size < self._max_bytes and len(group) < GROUP_OPERATIONS:
             first = self._queue.pop()
@@ -176,7 +175,9 @@ class StoreWriter:
     def _process_group(self, group: list[WriteFuture], *, alone: bool = False) -> None:
         try:
             executed = self._execute_group(group)
-            while not self._settled():  # then the state know nothing of it any more
+            # The batch in flight may fail after the group was executed on top of it. Then the
+            # state was rolled back, and the group must be executed again.
+            while not self._settled():
                 executed = self._execute_group(group)
             if not alone:
                 executed += self._execute_late(group)
@@ -203,9 +204,10 @@ class StoreWriter:
         return self._max_bytes == SMALL_GROUP_BYTES
 
     def _is_background_commit(self, batch: WriteBatch) -> bool:
-        """Not while others are given way to: two threads would be more in their way than one.
+        """Return True if the second thread should write the batch.
 
-        Nor if it leaves something to be removed: the writer goes on with that, at once.
+        Not while yielding, because two threads would disturb the foreground more than one.
+        Not if the batch has removals, because the writer continues them right after it.
         """
         return batch.size >= LARGE_BYTES and not self._is_yielding and not batch.has_removals
 
@@ -213,17 +215,17 @@ class StoreWriter:
         return task_future.run_tasks(group, self.state, self._wall_ns(), PolybusError)
 
     def _execute_late(self, group: list[WriteFuture]) -> list[WriteFuture]:
-        """What came while the batch before was written."""
+        """Take and execute the tasks that arrived while the previous batch was written."""
         known = len(group)
         self._take_group(group)
         return self._execute_group(group[known:]) if len(group) > known else []
 
     def _settled(self) -> bool:
-        """Waits for what is written beside this thread; False if that was lost."""
+        """Wait for the batch in flight. Returns False if it failed and was rolled back."""
         failed = self._committer.wait()
         was_pending, self._has_background_commit = self._has_background_commit, False
         if failed is None:
-            if was_pending:  # else what has left may be what failed just now
+            if was_pending:  # without one, the leases in flight may belong to a failed batch
                 self._on_committed()
             return True
         self._on_group_failed(*failed)
@@ -234,7 +236,7 @@ class StoreWriter:
             pass
 
     def _on_group_failed(self, group: list[WriteFuture], error: BaseException) -> None:
-        """A group could not be done; nothing else is under way."""
+        """Roll back a failed group. No other batch may be in flight."""
         self.state.rollback()
         if isinstance(error, PolybusError) or len(group) == 1:
             fail_group(group, error)
@@ -242,18 +244,18 @@ class StoreWriter:
             self._process_each(group)
 
     def _process_each(self, group: list[WriteFuture]) -> None:
-        """One of them cannot be done, for a reason nobody thought of: the others need not pay."""
+        """Execute each task on its own, because one of them fails for an unexpected reason."""
         for future in group:
             if not future.done():
                 self._process_group([future], alone=True)
 
     def _on_committed(self) -> None:
-        """What was under way is on disk."""
+        """Confirm the batch that is on disk now."""
         self.state.leases.confirm()
         if not self.state.batch:
             self.state.cache.shrink()
 
-    # --- on this thread, or on the one beside it
+    # --- on this thread or on the one of the background committer
 
     def _write_batch(self, batch: WriteBatch) -> None:
         if batch:
@@ -266,8 +268,8 @@ class StoreWriter:
         task_future.resolve_all(executed)
 
     def _wake(self) -> None:
-        """The thread is awake then."""
-        with suppress(StoreClosed):  # it is about to do all there is
+        """Wake the thread."""
+        with suppress(StoreClosed):  # then it executes everything that is queued anyway
             self._queue.put(WriteFuture(_nothing), urgent=True)
 
     # --- on the thread
@@ -281,7 +283,7 @@ class StoreWriter:
             task_future.resolve_all(executed)
 
     def _finish(self) -> None:
-        """The end: nothing is left to be done."""
+        """Do the last work before the thread ends."""
 
     def _run_background_tasks(self, busy: bool) -> None:
         try:
@@ -295,14 +297,14 @@ class StoreWriter:
             self._tasks.run_step(busy, self._settle_all)
         except PolybusError as error:
             self._tasks.pause()
-            _log.warning("upkeep of the store failed, and will be tried again: %s", error)
+            _log.warning("background task of the store failed; it will be retried: %s", error)
         except Exception:
             self._tasks.pause()
-            _log.exception("upkeep of the store failed, and will be tried again")
+            _log.exception("background task of the store failed; it will be retried")
 
 
 def fail_group(group: list[WriteFuture], error: BaseException) -> None:
-    """What became of a group that could not be done."""
+    """Set the error of all unresolved futures of a group."""
     if not isinstance(error, PolybusError):
         _log.error("a transaction failed", exc_info=error)
         error = StoreFault(f"the store failed: {error!r}")
@@ -312,4 +314,4 @@ def fail_group(group: list[WriteFuture], error: BaseException) -> None:
 
 
 def _nothing(_state: WriterState, _subject: None, _now_ns: int) -> None:
-    """What a nudge asks for."""
+    """Do nothing: the task of `_wake`."""

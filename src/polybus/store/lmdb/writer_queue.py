@@ -1,19 +1,18 @@
-"""The queue in front of the writer: what waits is taken in groups worth a transaction.
+"""The queue of the writer: takes tasks one by one, returns them in groups.
 
-Producers that wait for their answer come in step with the writer: those who were
-answered just now hand over their next while those who came too late for the last
-transaction are already here. Taken at once, the late ones would go alone, and so
-for ever: two half groups in turn, each with a sync of its own. So after an answer
-to many the writer waits for as many to come again, as long as they keep coming; a
-lone producer is never waited for. Nor is anybody once a megabyte is here: what takes
-the disk's time then is bytes, not syncs, and while one half is written the other can
-be brought.
+Producers that wait for each result run in step with the writer: those whose futures just
+resolved submit again, while those that missed the last transaction are already queued. If
+the writer took the late ones at once, they would have a transaction of their own, and so on
+forever: two half groups in turn, each with its own sync. So after it resolved many futures
+the writer waits for as many new tasks, while they keep arriving. It does not wait for a
+single producer, nor if a megabyte is queued: then bytes and not syncs take the disk's time,
+and the producers can submit one half while the other is written.
 
-Whoever hands over wakes the writer only when it has what it waits for: a wake for
-each would have the two threads take turns at every step.
+A submitting thread wakes the writer only when the expected number is reached. A wake-up per
+task would make the two threads alternate at every step.
 
-What waits is bounded, in number and in bytes: a disk that stands still must not have
-the process run out of memory. Who comes then is told so.
+The queue is bounded in number and bytes, so that a disk that hangs does not exhaust memory.
+Beyond the limits, `put` raises `LimitReached`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from polybus.errors import LimitReached, StoreClosed
 
 T = TypeVar("T")
 
-# So much may wait for the disk. Dialects and the native port have limits of their own, far
-# below; some hundred megabytes of small commits come to the one, large batches to the other.
+# Dialects and the native port have their own, far lower limits. Small commits reach the first
+# of these at some hundred megabytes, large batches reach the second.
 MAX_WAITING: Final = 1 << 18
 MAX_WAITING_BYTES: Final = 1 << 30
 
-# While more come within a look, the writer goes on waiting, but for so many looks at most.
+# The writer waits while tasks arrive within POLL_S, at most MAX_POLLS times.
 POLL_S: Final = 0.0002
 MAX_POLLS: Final = 10
 ENOUGH_BYTES: Final = 1 << 20
@@ -46,11 +45,14 @@ class WriterQueue(Generic[T]):
         self._enough = 1
         self._expected = 1
         self._lock = Lock()
-        self._wakeup = Lock()  # held while nobody has rung
+        self._wakeup = Lock()  # held until a producer releases it
         self._wakeup.acquire()
 
     def put(self, item: T, size: int = 0, *, urgent: bool = False) -> None:
-        """`StoreClosed` behind the last one, `LimitReached` while too much waits."""
+        """Add an item. Raises `StoreClosed` after `put_last`, `LimitReached` if the queue is full.
+
+        An `urgent` item wakes the writer and is exempt from the limits.
+        """
         with self._lock:
             if self._closed:
                 raise StoreClosed("the store was closed")
@@ -65,7 +67,7 @@ class WriterQueue(Generic[T]):
                 self._wakeup.release()
 
     def put_all(self, items: Sequence[T], size: int) -> None:
-        """Many at once, or none: as `put`."""
+        """Add all items or none, as `put` does."""
         with self._lock:
             if self._closed:
                 raise StoreClosed("the store was closed")
@@ -80,7 +82,7 @@ class WriterQueue(Generic[T]):
                 self._wakeup.release()
 
     def put_last(self, item: T) -> bool:
-        """Nothing can be handed over behind it. False if there was a last one already."""
+        """Add the last item and close the queue. Returns False if it was closed already."""
         with self._lock:
             if self._closed:
                 return False
@@ -95,12 +97,12 @@ class WriterQueue(Generic[T]):
         return self._closed
 
     def expect(self, count: int) -> None:
-        """So many were answered, and may come again; those who wait already are not among them."""
+        """Note that `count` futures resolved, whose producers may submit again."""
         with self._lock:
             self._expected = count + len(self._items)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until there is something, and then until most of those expected are here."""
+        """Wait for an item, and then for most of the expected ones."""
         if not self._wait_for(1, timeout_s) or self._expected <= 1:
             return
         seen = 0
@@ -112,7 +114,7 @@ class WriterQueue(Generic[T]):
                 return
 
     def pop(self) -> T | None:
-        """The first that waits, if any does. Its bytes count until they are `taken`."""
+        """Return the first item or None. Its bytes count until `release_bytes`."""
         try:
             return self._items.popleft()
         except IndexError:
@@ -123,23 +125,23 @@ class WriterQueue(Generic[T]):
             self._bytes -= size
 
     def _wait_for(self, enough: int, timeout_s: float | None) -> bool:
-        """Waits until so many are here; whether they are."""
+        """Wait until the queue has `enough` items or bytes. Returns whether it has."""
         with self._lock:
             if self._has(enough):
                 return True
             self._enough = enough
-            self._wakeup.acquire(blocking=False)  # an old ring says nothing
-        heard = self._wakeup.acquire(timeout=-1 if timeout_s is None else timeout_s)
-        return heard or self._has(enough)
+            self._wakeup.acquire(blocking=False)  # an earlier wake-up must not count
+        was_woken = self._wakeup.acquire(timeout=-1 if timeout_s is None else timeout_s)
+        return was_woken or self._has(enough)
 
     def _has(self, enough: int) -> bool:
         return len(self._items) >= enough or self._bytes >= ENOUGH_BYTES
 
 
 def check_limits(waiting: int, size: int) -> None:
-    """`LimitReached` if so many, with so many bytes in all, are too many."""
+    """Raise `LimitReached` if the queue cannot take this many items or bytes."""
     if waiting > MAX_WAITING:
-        raise LimitReached("MAX_WAITING", f"{MAX_WAITING} commits wait for the disk already")
+        raise LimitReached("MAX_WAITING", f"{MAX_WAITING} commits wait for the disk; retry later")
     if size > MAX_WAITING_BYTES:
-        text = f"{size} bytes would wait for the disk: at most {MAX_WAITING_BYTES} may"
+        text = f"bytes that wait for the disk must be at most {MAX_WAITING_BYTES}, got {size}"
         raise LimitReached("MAX_WAITING_BYTES", text)

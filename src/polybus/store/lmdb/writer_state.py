@@ -1,8 +1,12 @@
-"""The open books of the writer: what it knows, and the batch that its next changes go to.
+"""The state of the writer: leases, cached records, and the batch that gathers changes.
 
-`catalog`, `stamps`, `staging` and `commits` are the rules; each of their functions
-checks first and then changes both, so that one that raised has changed nothing.
-States of topics and shards change with each commit, and are encoded once a batch.
+`topic_catalog`, `producer_stamps`, `staged_blocks` and `commit_execution` hold the rules.
+Each of their functions checks first and then changes cache and batch together, so that a
+function that raises has changed nothing. States of topics and shards change with every
+commit and are encoded once per batch.
+
+The cache is ahead of the disk by the batch that gathers and the one in flight. When a
+transaction fails, the whole cache is dropped and loaded again from the disk.
 """
 
 from __future__ import annotations
@@ -24,11 +28,17 @@ if TYPE_CHECKING:
 
 
 class StageLeases:
+    """Expiry times of stages, by the monotonic clock of this process.
+
+    The store holds only the length of each lease. When it is opened, every stage gets a
+    fresh lease, so that stages survive the time the bus was down.
+    """
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ends: dict[int, float] = {}
-        self._ended: dict[int, float] = {}  # by what is being gathered
-        self._leaving: dict[int, float] = {}  # by what is on its way to the disk
+        self._ended: dict[int, float] = {}  # by the batch that gathers
+        self._leaving: dict[int, float] = {}  # by the batch in flight
 
     def start(self, stage: int, lease_s: float) -> None:
         self._ends[stage] = self._clock() + lease_s
@@ -39,16 +49,16 @@ class StageLeases:
             self._ended[stage] = end
 
     def mark_in_flight(self) -> None:
-        """What was gathered is on its way to the disk."""
+        """Note that the gathered batch is in flight now."""
         self._leaving |= self._ended
         self._ended = {}
 
     def confirm(self) -> None:
-        """What was on its way is on disk."""
+        """Note that the batch in flight is on disk."""
         self._leaving = {}
 
     def rollback(self) -> None:
-        """What ended leases was not written: they go on as before."""
+        """Restore the leases that unwritten batches ended."""
         self._ends = self._leaving | self._ended | self._ends
         self._leaving, self._ended = {}, {}
 
@@ -66,14 +76,14 @@ class StageLeases:
         return max(0.0, min(ends) - self._clock()) if ends else None
 
 
-MAX_CACHED: Final = 20_000  # producers, records, topics: some ten megabytes
+MAX_CACHED: Final = 20_000  # entries per table; all tables together take some ten megabytes
 
 
 @dataclass(slots=True)
 class ShardState:
     start: int
     end: int
-    added: int  # bytes it ever got
+    added: int  # bytes appended since it was created
 
 
 @dataclass(slots=True)
@@ -92,8 +102,8 @@ class ProducerState:
     counter: int
     dense: bool
     kept: int
-    slots: int = 0  # used so far; the next result goes to slot `slots % kept`
-    results: dict[int, bytes] = field(default_factory=dict)  # by slot, as they are written
+    slots: int = 0  # slots ever used; the next result goes to slot `slots % kept`
+    results: dict[int, bytes] = field(default_factory=dict)  # encoded, by slot
 
 
 @dataclass(slots=True)
@@ -103,7 +113,7 @@ class StageState:
 
 
 def scan_prefix(transaction: Transaction, prefix: bytes) -> Iterator[tuple[memoryview, memoryview]]:
-    """Keys and values whose keys begin so, in order; views, valid until the next one."""
+    """Yield keys and values with this prefix, in order. The views are valid for one step."""
     with transaction.cursor() as cursor:
         found = cursor.set_range(prefix)
         while found and bytes(cursor.key()[: len(prefix)]) == prefix:
@@ -115,10 +125,12 @@ OpenSnapshot = Callable[[], AbstractContextManager["Transaction"]]
 
 
 class StateCache:
+    """Records of the store that the writer has loaded or changed, including unwritten changes."""
+
     def __init__(self, open_snapshot: OpenSnapshot) -> None:
         self._open_snapshot = open_snapshot
         self._counters: StoreCounters | None = None
-        self.topics: dict[int, TopicState | None] = {}  # None: dropped, be it not written yet
+        self.topics: dict[int, TopicState | None] = {}  # None: dropped, even if not yet written
         self.producers: dict[str, ProducerState | None] = {}
         self.versions: dict[bytes, int] = {}
         self.stages: dict[int, StageState | None] = {}
@@ -132,7 +144,7 @@ class StateCache:
         return any(len(table) > MAX_CACHED for table in self.tables())
 
     def shrink(self) -> None:
-        """Only while nothing is on its way to the disk."""
+        """Empty large tables. Must be called only while no batch is in flight or gathers."""
         for table in self.tables():
             if len(table) > MAX_CACHED:
                 table.clear()
@@ -175,7 +187,7 @@ class StateCache:
         return found
 
     def version(self, key: bytes) -> int:
-        """0 if there is no such record."""
+        """Return the version of a record, 0 if it does not exist."""
         found = self.versions.get(key)
         if found is None:
             raw = self._get(store_keys.record(key))
@@ -220,8 +232,8 @@ class StateCache:
         for counter, slot, result in sorted(listed):
             producer.results[slot] = result
             producer.counter = max(producer.counter, counter)
-            producer.slots = slot + 1  # behind the newest
-        if len(listed) > producer.slots:  # the ring has gone round: all of its slots are used
+            producer.slots = slot + 1  # after the newest
+        if len(listed) > producer.slots:  # the ring has wrapped: all of its slots are used
             producer.slots += kept
         return producer
 
@@ -243,6 +255,8 @@ Clock = Callable[[], float]
 
 
 class WriterState:
+    """State that the tasks of the writer read and change."""
+
     def __init__(self, open_snapshot: OpenSnapshot, clock_s: Clock) -> None:
         self._open_snapshot = open_snapshot
         self.leases = StageLeases(clock_s)
@@ -253,7 +267,7 @@ class WriterState:
         self._counted = False
 
     def next_number(self, kind: str) -> int:
-        """The next number of a kind, which is never given again."""
+        """Return the next number of a kind. Numbers are never reused."""
         counters = self.cache.counters
         number: int = getattr(counters, kind)
         setattr(counters, kind, number + 1)
@@ -269,15 +283,15 @@ class WriterState:
         self.batch.topics.add(topic)
 
     def forget_topic(self, number: int) -> None:
-        """A dropped topic's state must not be written again."""
+        """Drop a topic from cache and batch: its state must not be written again."""
         self.batch.topics.add(number)
-        self.cache.topics[number] = None  # the disk may still have it
+        self.cache.topics[number] = None  # the disk may still have it, so it must not be loaded
         self._topics.pop(number, None)
         for target in [target for target in self._shards if target[0] == number]:
             del self._shards[target]
 
     def take_batch(self) -> WriteBatch:
-        """The batch as it stands, complete; the next changes go to a new one."""
+        """Complete and return the batch. The next changes go to a new one."""
         batch = self.batch
         for number, state in self._topics.items():
             batch.put(
@@ -295,7 +309,7 @@ class WriterState:
         return batch
 
     def rollback(self) -> None:
-        """What was not written is forgotten, with all that was built on it."""
+        """Drop all unwritten changes, and the cache, which depends on them."""
         self.batch = WriteBatch()
         self.cache = StateCache(self._open_snapshot)
         self.leases.rollback()

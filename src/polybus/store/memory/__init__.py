@@ -1,7 +1,8 @@
-"""The reference engine: everything in this process, gone with it, and plain to read.
+"""The engine of `memory:`, the reference engine: data lives and ends with the process.
 
-log.py         a topic: blocks with their run tables, per shard
-producers.py   stamps judged, results kept
-namespace.py   all that one commit can change together; knows no threads
-engine.py      the contract around a namespace: one writing thread, one lock
+memory_log.py         a topic: blocks with their run tables, per shard
+memory_producers.py   stamps and results
+namespace.py          everything that one commit can change; no threads
+memory_store.py       the contract around a namespace: one writer thread, one lock
+memory_engine.py      opens private and shared stores
 """

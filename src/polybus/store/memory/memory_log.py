@@ -1,8 +1,8 @@
-"""A topic in memory: for each shard a list of blocks, each with its place and run table.
+"""A topic in memory: per shard a list of blocks with their offsets and run tables.
 
-Offsets of a shard are dense, so a block that begins at offset 7 and holds 3 messages
-is followed by one that begins at 10. Trimming drops the blocks that are wholly before
-the new start; of one that straddles it the first messages are passed over.
+Offsets of a shard are dense: a block of 3 messages at offset 7 is followed by a block at
+offset 10. Trimming drops the blocks before the new start; of a block that contains the new
+start, reads skip the first messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polybus.model.topic import Bounds, ShardBounds, Topic
 
 
 class MemoryEntry(NamedTuple):
-    """A block whose first message stands at `first_offset`."""
+    """A block and the offset of its first message."""
 
     first_offset: int
     layout: Layout
@@ -59,7 +59,7 @@ class MemoryShard:
         del self.entries[:gone]
 
     def offset_of_time(self, timestamp_ns: int) -> int:
-        """The first offset that is there and came at this time or later; the end if none."""
+        """Return the first offset with this time or a later one, the end if there is none."""
         at = bisect_left(self.entries, timestamp_ns, key=_last_time)
         if at == len(self.entries):
             return self.end
@@ -68,7 +68,7 @@ class MemoryShard:
         return max(self.start, entry.first_offset + place)
 
     def offset_of_id(self, wanted: int) -> int:
-        """The first offset that is there and has this id or a higher one; the end if none."""
+        """Return the first offset with this id or a higher one, the end if there is none."""
         at = bisect_left(self.entries, wanted, key=_last_id)
         if at == len(self.entries):
             return self.end
@@ -76,13 +76,13 @@ class MemoryShard:
         return max(self.start, entry.first_offset + run_table.place_of_id(entry.table, wanted))
 
     def id_of_offset(self, offset: int) -> int | None:
-        """The id of a message that is there; None at the end."""
+        """Return the id of the message at an offset, None at the end."""
         for entry in self._entries_from(offset):
             return run_table.id_at(entry.table, offset - entry.first_offset)
         return None
 
     def pieces(self, start: int, end: int, max_rows: int) -> Iterator[BlockSlice]:
-        """The blocks with offsets from `start` to `end`, until there are enough rows."""
+        """Yield slices of blocks with offsets from `start` to `end`, up to `max_rows`."""
         end = min(end, self.end, start + max_rows)
         for entry in self._entries_from(start):
             first = entry.first_offset
@@ -119,6 +119,6 @@ class MemoryLog:
         return Bounds(first_id, self.next_id, self.timestamp_ns, shards)
 
     def id_of_time(self, timestamp_ns: int) -> int:
-        """The first id that is there and came at this time or later; the next id if none."""
-        found = (shard.id_of_offset(shard.offset_of_time(timestamp_ns)) for shard in self.shards)
-        return min((one for one in found if one is not None), default=self.next_id)
+        """Return the first id with this time or a later one, the next id if there is none."""
+        ids = (shard.id_of_offset(shard.offset_of_time(timestamp_ns)) for shard in self.shards)
+        return min((first for first in ids if first is not None), default=self.next_id)

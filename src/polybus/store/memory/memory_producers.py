@@ -1,4 +1,4 @@
-"""Producers: the table of `polybus.model.stamp`, as code."""
+"""Producers and the check of stamps, by the table in `polybus.model.stamp`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MemoryProducer:
     options: ProducerOptions
     epoch: int = 0
     last_counter: int = 0
-    # Counter → digest and result of the last commits, the oldest first.
+    # Counter to digest and result of the last commits, oldest first.
     results: dict[int, tuple[bytes, CommitResult]] = field(default_factory=dict)
 
     def forget_old_results(self) -> None:
@@ -42,17 +42,19 @@ class MemoryProducers:
         del self._producers[name]
 
     def check_stamp(self, stamp: Stamp) -> CommitResult | None:
-        """None if the stamp may be used; the first result if it was; else an error."""
+        """Return None if the stamp may be used, the first result if it was used before."""
         producer = self._of_epoch(stamp.producer, stamp.epoch)
         if stamp.counter <= producer.last_counter:
             return self._first_result(producer, stamp)
         if producer.options.dense and stamp.counter != producer.last_counter + 1:
-            text = f"{stamp.producer!r}: {stamp.counter} after {producer.last_counter}"
-            raise OutOfSequence(f"counter of producer {text} leaves a gap")
+            raise OutOfSequence(
+                f"counter of producer {stamp.producer!r} must be {producer.last_counter + 1}, "
+                f"got {stamp.counter}"
+            )
         return None
 
     def record_result(self, stamp: Stamp, result: CommitResult) -> None:
-        """Remembers what became of a stamp that may be used."""
+        """Store the result of a stamp that `check_stamp` allowed."""
         producer = self._producers[stamp.producer]
         producer.last_counter = stamp.counter
         producer.results[stamp.counter] = stamp.digest, result
@@ -61,14 +63,14 @@ class MemoryProducers:
     def _of_epoch(self, name: str, epoch: int) -> MemoryProducer:
         producer = self._producers.get(name)
         if producer is None:
-            raise UnknownProducer(f"nobody has opened producer {name!r}")
+            raise UnknownProducer(f"unknown producer {name!r}; open it first")
         if epoch != producer.epoch:
-            raise Fenced(f"producer {name!r} has epoch {producer.epoch}, not {epoch}")
+            raise Fenced(f"producer {name!r} has epoch {producer.epoch}, the request has {epoch}")
         return producer
 
     @staticmethod
     def _first_result(producer: MemoryProducer, stamp: Stamp) -> CommitResult:
         digest, result = producer.results.get(stamp.counter, (None, None))
         if result is None or digest != stamp.digest:
-            raise Stale(f"counter {stamp.counter} of producer {stamp.producer!r} was used")
+            raise Stale(f"counter {stamp.counter} of producer {stamp.producer!r} was used before")
         return result._replace(versions=(), duplicate=True)

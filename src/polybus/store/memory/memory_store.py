@@ -1,11 +1,10 @@
-"""The contract around a namespace: one thread that writes, one lock between it and readers.
+"""The memory store: a namespace with one writer thread, and one lock between it and readers.
 
-Whatever writes is handed to the one thread and done there in turn, as engines that
-write to disk do it, so that a program that works here works there. Readers run on
-their callers' threads, under the lock.
+All changes run on the one thread in the order of their submission, as in engines that write
+to disk, so that a program that works with this store works with those. Reads run on the
+threads of their callers, under the lock.
 
-`memory:NAME` gives all who open it in this process the same `Space`; it goes with the
-last of them.
+All stores that open `memory:NAME` in a process share a namespace, which the last close ends.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _log = logging.getLogger("polybus.store")
 
 
 class SharedNamespace:
-    """A namespace with its thread and lock, and those who want to hear of its commits."""
+    """A namespace with its thread, lock and listeners."""
 
     def __init__(self, wall_ns: Callable[[], int], clock_s: Callable[[], float]) -> None:
         self.namespace = Namespace(wall_ns, clock_s)
@@ -54,13 +53,13 @@ class SharedNamespace:
         self._over = False
 
     def join(self) -> bool:
-        """One more user; False if the last one has gone, and the space with it."""
+        """Add a user. Returns False if the last user has left and ended the namespace."""
         with self.lock:
             self._users += not self._over
             return not self._over
 
     def leave(self) -> None:
-        """Waits for what was handed over. The thread ends with the last user."""
+        """Wait for submitted changes and remove a user. The last one ends the thread."""
         self.writer.submit(int).result()
         with self.lock:
             self._users -= 1
@@ -80,10 +79,10 @@ class SharedNamespace:
             )
         return done
 
-    def _notify(self, news: Sequence[ShardEnd]) -> None:
+    def _notify(self, ends: Sequence[ShardEnd]) -> None:
         for listener in list(self.listeners.values()):
             try:
-                listener(news)
+                listener(ends)
             except Exception:
                 _log.exception("a listener of the store failed")
 
@@ -100,7 +99,7 @@ class MemoryStore(Store):
         if not self._space.join():
             raise StoreClosed("the store was closed")
         self._names = self._space.namespace
-        self._submit_lock = threading.Lock()  # nothing is handed over behind a close
+        self._submit_lock = threading.Lock()  # no change may be submitted after close
         self._closed = False
         self._pid = os.getpid()
         self._watching: list[object] = []
@@ -212,7 +211,7 @@ class MemoryStore(Store):
 
         return end
 
-    # --- the end
+    # --- close
 
     def close(self) -> None:
         with self._submit_lock:
@@ -227,7 +226,9 @@ class MemoryStore(Store):
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():
-            raise StoreClosed("this store belongs to the process that opened it")
+            raise StoreClosed(
+                "the store was opened by another process, the parent of a fork; open it again"
+            )
         if self._closed:
             raise StoreClosed("the store was closed")
 
@@ -236,8 +237,8 @@ class MemoryStore(Store):
             self._check_open()
             try:
                 return self._space.writer.submit(work, *args, **kwargs)
-            except RuntimeError:  # Python ends threads of pools before a program's last words
-                raise StoreClosed("the program is ending") from None
+            except RuntimeError:  # the interpreter ends the threads of pools before atexit handlers
+                raise StoreClosed("the interpreter is shutting down") from None
 
     def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._submit(lambda: self._space.locked(work, *args, **kwargs)).result()
@@ -258,12 +259,12 @@ _lock = threading.Lock()
 
 
 def open_named(name: str) -> MemoryStore:
-    """The store of this name, which goes with the last who closes it; a new one if none is."""
+    """Open the store of this name, created if no open store has it."""
     with _lock:
         space = _spaces.get(name)
         try:
             return MemoryStore(space=space or _new(name))
-        except StoreClosed:
+        except StoreClosed:  # its last user left in this moment
             return MemoryStore(space=_new(name))
 
 

@@ -1,7 +1,7 @@
-"""All that one commit can change together, as plain values; knows no threads.
+"""A namespace: everything that one commit can change, as plain values without threads.
 
-A commit is judged whole before anything is changed, and nothing that is changed
-after that can fail: so it is done whole, or not at all.
+A commit is checked as a whole before anything is changed, and no change after the checks can
+fail. So it is executed as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MemoryStage:
 
 @dataclass(slots=True)
 class Tombstone:
-    """Where the ids and offsets of a name that was dropped go on."""
+    """The next id and the ends of a dropped topic, where a new topic of the name continues."""
 
     next_id: int = 1
     ends: list[int] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Namespace:
 
     def create(self, name: str, shards: int, settings: dict[str, object]) -> Topic:
         if name in self._names:
-            raise AlreadyExists(f"topic {name!r} is there already")
+            raise AlreadyExists(f"topic {name!r} already exists")
         self._last_number += 1
         topic = Topic(name, self._last_number, (shards,), settings)
         tombstone = self._tombstones.get(name, Tombstone())
@@ -85,7 +85,7 @@ class Namespace:
     def log(self, number: int) -> MemoryLog:
         log = self._logs.get(number)
         if log is None:
-            raise DoesNotExist(f"there is no topic number {number}")
+            raise DoesNotExist(f"no topic has number {number}")
         return log
 
     def _log_by_name(self, name: str) -> MemoryLog:
@@ -119,7 +119,7 @@ class Namespace:
         return done
 
     def _check_appends(self, commit: Commit) -> list[Append]:
-        """All that is to be appended, by topic and shard, in the order of the commit."""
+        """Return all appends by topic and shard, in the order of the commit."""
         stages = [self._stage(stage) for stage in commit.stages]
         appends = [*commit.appends, *(append for stage in stages for append in stage.appends)]
         for append in appends:
@@ -132,7 +132,9 @@ class Namespace:
             record = self._records.get(change.key)
             version = record.version if record else 0
             if change.expected not in (None, version):
-                raise Conflict(f"record {change.key!r} is at another version than expected")
+                raise Conflict(
+                    f"record {change.key!r} has version {version}, expected {change.expected}"
+                )
 
     def _append(self, appends: Sequence[Append]) -> tuple[tuple[Span, ...], int]:
         logs = [self.log(append.topic) for append in appends]
@@ -182,7 +184,7 @@ class Namespace:
         self._collect()
         stage = self._stages.get(name)
         if stage is None:
-            raise StageGone(f"there is no stage {name!r}")
+            raise StageGone(f"no stage {name!r}")
         return stage
 
     def _collect(self) -> None:
@@ -237,5 +239,7 @@ class Namespace:
 
 def _pieces(source: MemoryShard, start: int, end: int, max_rows: int) -> list[BlockSlice]:
     if start < source.start:
-        raise Trimmed(f"shard {source.number} begins at {source.start}", source.start)
+        raise Trimmed(
+            f"shard {source.number} starts at {source.start}, the read at {start}", source.start
+        )
     return list(source.pieces(start, end, max_rows))

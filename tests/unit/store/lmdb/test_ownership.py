@@ -92,7 +92,7 @@ def test_a_reader_may_not_write(tmp_path):
             lambda: reader.reblock(),
         ]
         for write in writes:
-            with pytest.raises(UsageError, match="read only"):
+            with pytest.raises(UsageError, match="read-only"):
                 write()
 
 
@@ -115,7 +115,7 @@ def test_owner_and_readers_share_a_process(tmp_path):
 def test_a_folder_that_is_read_here_cannot_be_owned_here(tmp_path):
     LmdbStore(tmp_path).close()
     with LmdbStore(tmp_path, read_only=True):
-        with pytest.raises(DataFolderInUse, match="reading in this process"):
+        with pytest.raises(DataFolderInUse, match="read-only in this process"):
             LmdbStore(tmp_path)
         assert folder_ownership.owner(tmp_path) is None
     LmdbStore(tmp_path).close()
@@ -177,7 +177,7 @@ def test_a_child_of_a_fork_is_refused_and_the_parent_goes_on(tmp_path: Path):
 
         said = _in_child(child)
         assert (
-            said[:3] == [f"this store belongs to process {os.getpid()}, the parent of a fork"] * 3
+            said[:3] == [f"the store was opened by process {os.getpid()}, the parent of a fork; open it again"] * 3
         )
         assert f"(pid {os.getpid()})" in said[3]
         assert f"(pid {os.getpid()})" in elsewhere(OWN, tmp_path)
