@@ -1,4 +1,4 @@
-"""Lets Spark find `format("polybus")`: it looks for modules of this name, and for this class."""
+"""Entry point for discovery: Spark imports modules `pyspark_*` and reads `DefaultSource`."""
 
 from polybus.spark.data_source import PolybusSource as DefaultSource
 

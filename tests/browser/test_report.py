@@ -34,7 +34,7 @@ SIZES = Histogram({50: 30, 60: 9}, 181)
 WIDTH, HEIGHT = 1000, 800
 COLOUR = (47, 111, 222)  # --c0 of the style, in light
 HOST = re.compile(r"(?:https?|wss?|ftp)://([\w.-]+)")
-ITS_OWN = ("google.com", "googleapis.com", "gvt1.com")  # what Chromium asks for by itself
+ITS_OWN = ("google.com", "googleapis.com", "gvt1.com")  # hosts that Chromium contacts by itself
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: .ci/need command chromium")
 
@@ -65,7 +65,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def chromium(report: Path, *options: str) -> str:
-    """What it prints. It has a home of its own, and no sandbox if we are root."""
+    """Run Chromium on the report with its own home. Returns its output."""
     home = report.parent / "home"
     command = [
         *(str(CHROMIUM), "--headless", "--disable-gpu", "--hide-scrollbars"),
@@ -82,8 +82,8 @@ def chromium(report: Path, *options: str) -> str:
     return done.stdout
 
 
-def test_the_page_is_laid_out_and_drawn(report):
-    """The parsed page has all plots; the picture has their colour in many places."""
+def test_page_is_laid_out_and_drawn(report):
+    """The DOM has all plots, and the screenshot has their colour in many places."""
     shot = report.parent / "shot.png"
     size = f"--window-size={WIDTH},{HEIGHT}"
     dom = chromium(report, size, f"--screenshot={shot}", "--dump-dom")
@@ -100,7 +100,7 @@ def test_the_page_is_laid_out_and_drawn(report):
     assert near > 1000, "no plot was drawn"
 
 
-def test_nothing_is_fetched(report):
+def test_page_fetches_nothing(report):
     log = report.parent / "network.json"
     chromium(report, f"--log-net-log={log}", "--dump-dom")
     text = log.read_text()
@@ -110,7 +110,7 @@ def test_nothing_is_fetched(report):
 
 
 def read_png(data: bytes) -> tuple[int, int, bytes]:
-    """Width, height, and red, green and blue of every pixel; as Chromium writes it, 8 bits."""
+    """Return width, height and RGB pixels of a PNG with 8 bits per channel."""
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     at, packed = 8, b""
     while at < len(data):
@@ -126,7 +126,7 @@ def read_png(data: bytes) -> tuple[int, int, bytes]:
 
 
 def _unfiltered(raw: bytes, width: int, height: int, each: int) -> bytes:
-    """PNG's filters undone, a line at a time."""
+    """Undo PNG's filters, line by line."""
     line, found, before = width * each, bytearray(), bytes(width * each)
     for row in range(height):
         start = row * (line + 1)

@@ -78,21 +78,21 @@ SPARK = Points(
                 "publishing",
             ),
             (
-                'so whether its rows are there cannot be told"\n        ) from None\n',
-                'so whether its rows are there cannot be told"\n        ) from None\n'
+                'check whether its rows were published"\n        ) from None\n',
+                'check whether its rows were published"\n        ) from None\n'
                 "    passing('published')\n",
             ),
         ),
         "spark/source/partition_reader.py": (
-            after("                    yield shape.build_batch(one.topic, batch)\n", "reading"),
+            after("                    yield builder.build_batch(one.topic, batch)\n", "reading"),
         ),
         "spark/archive/parquet_files.py": (
-            after("        self._waiting, self._bytes, self._rows = [], 0, 0\n", "mid-file"),
+            after("        self._pending, self._bytes, self._rows = [], 0, 0\n", "mid-file"),
         ),
         "spark/archive/archive_source.py": (
             (
-                "                writing.discard()\n                raise\n",
-                "                writing.discard()\n                raise\n"
+                "                writer.discard()\n                raise\n",
+                "                writer.discard()\n                raise\n"
                 "        passing('written')\n",
             ),
         ),

@@ -1,7 +1,7 @@
-"""What the test of a cluster runs as a driver: `cluster_job.py MASTER BUS CHECKPOINT`.
+"""The driver of the cluster test: `cluster_job.py MASTER BUS CHECKPOINT`.
 
-Writes rows whose key is the folder that their task ran in, reads them back, and has a stream
-copy them to another topic.
+Writes rows whose key is the working folder of their task, reads them back, and copies them to
+another topic by a stream.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SETTINGS = {
 ROWS = 20_000
 
 
-def place(_):  # Spark would make more of hints
-    """The folder that the task runs in."""
+def place(_):  # without hints, which Spark would interpret
+    """Return the working folder of the task."""
     return os.getcwd()  # noqa: PTH109
 
 

@@ -1,4 +1,4 @@
-"""One session of Spark for all tests here: to start it takes longer than most of them."""
+"""One Spark session for all tests of this folder: its start takes longer than most tests."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "UTC",
-    # Tests start much and run little: compiling well what runs once takes longer than it saves.
+    # Each query runs once: optimized compilation takes longer than it saves.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
-    # What is left by a test that failed must not hold up the next.
+    # A query that a failed test has left must not block the next test.
     "spark.sql.streaming.stopTimeout": "20s",
 }
 
@@ -38,7 +38,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def shared_bus() -> Iterator[NativeBus]:
-    """For tests that keep to topics of their own."""
+    """A bus for tests that use only topics of their own."""
     with NativeBus() as bus:
         yield bus
 
@@ -56,5 +56,5 @@ def client(shared_bus: NativeBus) -> Iterator[Client]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test has."""
+    """A topic name that no other test uses."""
     return "t." + "".join(c if c.isalnum() else "." for c in request.node.name)

@@ -1,4 +1,4 @@
-"""Archiving: every message once, in files that count, and nothing of what went wrong."""
+"""`polybus pipeline archive`: each message exactly once, in listed files, also after errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DISK_BYTES = 1 << 20
 
 
 def fill(client, topic, numbers):
-    """Some have no key, and some headers."""
+    """Produce numbered messages, some without a key, some with headers."""
     columns = {
         "shard_key": [f"k{n % 7}" if n % 5 else None for n in numbers],
         "body": [b"%d" % n for n in numbers],
@@ -55,18 +55,18 @@ def folder(tmp_path):
 
 @pytest.fixture
 def once(spark, bus, folder):
-    """Archives what there is."""
+    """Archive all messages that exist now."""
     return lambda topic, **more: archive(spark, topic, str(folder), bus=bus.url, once=True, **more)
 
 
 @pytest.fixture
 def archived(spark, bus, folder):
-    """The rows of the archive, and nothing of the log."""
+    """Read the rows of the archive without those of the log."""
 
     def read(topic):
         ends = read_manifest(ArchiveFolder(folder), topic).shards
-        told = {topic: {str(n): span.end for n, span in ends.items()}}
-        options = {"bus": bus.url, "archive": str(folder), "endingOffsets": _json(told)}
+        offsets = {topic: {str(n): span.end for n, span in ends.items()}}
+        options = {"bus": bus.url, "archive": str(folder), "endingOffsets": _json(offsets)}
         return rows_of(polybus.spark.table(spark, topic, **options))
 
     return read
@@ -80,13 +80,13 @@ def log_of(spark, bus, topic):
     return rows_of(polybus.spark.table(spark, topic, bus=bus.url))
 
 
-def test_the_archive_has_the_rows_of_the_log(spark, bus, made, once, archived):
+def test_archive_has_the_rows_of_the_log(spark, bus, made, once, archived):
     assert once(made).rows == 200
     assert archived(made) == log_of(spark, bus, made)
     assert once(made).rows == 0
 
 
-def test_many_small_batches_become_one_file(spark, bus, made, once, archived, folder):
+def test_files_of_small_batches_are_merged(spark, bus, made, once, archived, folder):
     summary = once(made, rows_per_batch=20)
     manifest = read_manifest(ArchiveFolder(folder), made)
     assert summary.facts["files in all"] == len(manifest.files) == 1
@@ -95,7 +95,7 @@ def test_many_small_batches_become_one_file(spark, bus, made, once, archived, fo
     assert archived(made) == log_of(spark, bus, made)
 
 
-def test_what_another_one_archives_is_left_to_it(client, topic, once, folder, monkeypatch):
+def test_run_compacts_only_topics_that_it_has_locked(client, topic, once, folder, monkeypatch):
     for name in ("a", "b"):
         client.create_topic(f"{topic}.{name}", shards=1)
     with monkeypatch.context() as never:
@@ -111,7 +111,7 @@ def test_what_another_one_archives_is_left_to_it(client, topic, once, folder, mo
     assert once(f"{topic}.b").facts["files in all"] == 1
 
 
-def test_a_checkpoint_that_is_lost_or_another_changes_nothing(
+def test_lost_or_other_checkpoint_changes_nothing(
     spark, bus, client, made, once, archived, folder, tmp_path
 ):
     once(made)
@@ -124,15 +124,15 @@ def test_a_checkpoint_that_is_lost_or_another_changes_nothing(
     assert archived(made) == log_of(spark, bus, made)
 
 
-def test_a_checkpoint_of_another_archive_is_refused(made, once, folder, client, tmp_path):
+def test_checkpoint_of_another_archive_is_refused(made, once, folder, client, tmp_path):
     once(made, checkpoint=str(tmp_path / "kept"))
     shutil.rmtree(folder)
     fill(client, made, range(200, 210))
-    with pytest.raises(Conflict, match="this checkpoint is of another archive"):
+    with pytest.raises(Conflict, match="this checkpoint belongs to another archive"):
         once(made, checkpoint=str(tmp_path / "kept"))
 
 
-def test_topics_of_a_pattern_have_each_their_own(spark, bus, client, topic, once, archived):
+def test_topics_of_a_pattern_are_archived_separately(spark, bus, client, topic, once, archived):
     for name in ("a", "b"):
         client.create_topic(f"{topic}.{name}", shards=1)
         fill(client, f"{topic}.{name}", range(20))
@@ -144,10 +144,10 @@ def test_topics_of_a_pattern_have_each_their_own(spark, bus, client, topic, once
         assert archived(f"{topic}.{name}") == log_of(spark, bus, f"{topic}.{name}")
 
 
-# --- what cannot be
+# --- errors
 
 
-def test_what_was_trimmed_too_early_is_told_and_passed_over_if_that_is_accepted(
+def test_trimmed_messages_are_reported_and_skipped_with_accept_loss(
     spark, bus, client, made, once, archived, folder
 ):
     once(made)
@@ -173,7 +173,7 @@ def test_what_was_trimmed_too_early_is_told_and_passed_over_if_that_is_accepted(
     assert rows_of(polybus.spark.table(spark, made, failOnDataLoss=False, **both)) == left
 
 
-def test_a_second_archive_of_a_topic_is_refused(made, once, folder):
+def test_second_run_on_a_topic_is_refused(made, once, folder):
     once(made)
     other = TopicLocks(ArchiveFolder(folder))
     other.take(made)
@@ -185,34 +185,34 @@ def test_a_second_archive_of_a_topic_is_refused(made, once, folder):
     assert once(made).rows == 0
 
 
-def test_a_topic_of_another_bus_is_not_added_to_the_archive(made, once, folder):
+def test_topic_of_another_bus_is_refused(made, once, folder):
     once(made)
     manifest = read_manifest(ArchiveFolder(folder), made)
     other = replace(manifest, number=2, lasts={n: LastRow(1, 1) for n in manifest.lasts})
     commit_manifest(ArchiveFolder(folder), other)
-    with pytest.raises(Conflict, match="is not the one that is in the archive"):
+    with pytest.raises(Conflict, match="is not the archived topic"):
         once(made)
     assert read_manifest(ArchiveFolder(folder), made) == other
 
 
-def test_a_topic_that_is_not_there_makes_no_archive(once, folder, topic):
+def test_missing_topic_creates_no_archive(once, folder, topic):
     with pytest.raises(DoesNotExist, match="there is no durable topic"):
         once(topic)
     assert not folder.exists()
 
 
-def test_a_folder_that_is_none_is_left_as_it_is(made, once, folder, spark, bus):
+def test_folder_that_is_not_an_archive_is_not_changed(made, once, folder, spark, bus):
     folder.mkdir()
     (folder / "letter").touch()
     for way in (once, lambda topic: _read(spark, bus, topic, folder)):
-        with pytest.raises(WrongFormat, match="is no archive"):
+        with pytest.raises(WrongFormat, match="is not an archive"):
             way(made)
-    with pytest.raises(Exception, match="is no archive"):
+    with pytest.raises(Exception, match="is not an archive"):
         spark.read.format("polybus").options(topic=made, bus=bus.url, archive=folder).load().count()
     assert [one.name for one in folder.iterdir()] == ["letter"]
 
 
-def test_an_archive_of_another_version_is_not_touched(made, once, folder, spark, bus):
+def test_archive_of_another_version_is_not_changed(made, once, folder, spark, bus):
     once(made)
     (folder / MARK).write_text('{"format": "polybus archive", "version": 99}')
     before = read_manifest(ArchiveFolder(folder), made)
@@ -228,7 +228,7 @@ def _read(spark, bus, topic, folder):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own; only root may make one."""
+    """Mount a small file system, which only root can do."""
     place = tmp_path / "small"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "polybus", str(place)]
@@ -241,9 +241,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_on_a_full_disk_what_is_archived_stays_and_the_rest_follows(
-    spark, bus, client, made, small_disk, tmp_path
-):
+def test_archiving_continues_after_a_full_disk(spark, bus, client, made, small_disk, tmp_path):
     place, options = small_disk / "archive", {"bus": bus.url, "once": True}
     checkpoint = str(tmp_path / "checkpoint")
     archive(spark, made, str(place), checkpoint=checkpoint, **options)

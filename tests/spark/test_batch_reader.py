@@ -1,4 +1,4 @@
-"""A topic read once, asked as Spark asks for it, without Spark: ranges, plans, mistakes."""
+"""The batch reader, called as Spark calls it, without Spark: ranges, plans, errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bodies(**options: str) -> list[bytes]:
     return sorted(row["body"] for row in rows(**options))
 
 
-def test_several_topics_and_patterns_between_offsets(url, client, topic):
+def test_topics_and_patterns_between_offsets(url, client, topic):
     names = [f"{topic}.{n}" for n in "ab"]
     with client.producer() as producer:
         for name in names:
@@ -61,8 +61,8 @@ def test_several_topics_and_patterns_between_offsets(url, client, topic):
     assert bodies(bus=url, topic=names[0], endingOffsets="earliest") == []
 
 
-def test_a_task_that_has_read_a_topic_reads_the_one_that_took_its_name(bus, client, topic):
-    """Spark's workers live long: what they know of a topic may be of one that was dropped."""
+def test_task_reads_a_topic_created_again_under_the_same_name(bus, client, topic):
+    """Workers live long, so their cached topic number may belong to a dropped topic."""
     task = log_access.StoreLogAccess(f"lmdb:{bus.folder / 'data'}")
     found = []
     for body in (b"old", b"new"):
@@ -78,7 +78,7 @@ def test_a_task_that_has_read_a_topic_reads_the_one_that_took_its_name(bus, clie
         list(task.read(topic, 0, 0, 9))
 
 
-def test_between_times(url, client, topic):
+def test_topic_between_timestamps(url, client, topic):
     client.create_topic(topic, 1)
     with client.producer() as producer:
         for n in range(4):
@@ -96,23 +96,23 @@ def test_between_times(url, client, topic):
     assert len(bodies(bus=url, topic=topic, startingTimestamp="1970-01-01")) == 4
 
 
-def test_an_ephemeral_topic_is_an_error_that_says_so():
+def test_ephemeral_topic_is_reported():
     with NativeBus(listen=["freud=unix:freud.sock"]) as bus:
         with freud.blocking.connect(str(bus.process.address("freud"))) as client:
             client.create_topic("news")
         with pytest.raises(WrongKind, match="news is an ephemeral topic"):
             reader(bus=bus.url, topic="news").partitions()
-        with pytest.raises(DoesNotExist, match="never made, or it is ephemeral"):
+        with pytest.raises(DoesNotExist, match="never created, or it is ephemeral"):
             reader(bus=f"lmdb:{bus.folder / 'data'}", topic="news").partitions()
 
 
-def test_a_bus_that_nobody_answers_for(free_tcp_port, monkeypatch):
+def test_bus_does_not_answer(free_tcp_port, monkeypatch):
     monkeypatch.setattr(log_access, "RECONNECT_OPTIONS", ClientOptions(connect_timeout_s=0.2))
     with pytest.raises(PolybusError, match=f"127.0.0.1:{free_tcp_port}"):
         reader(bus=f"polybus://127.0.0.1:{free_tcp_port}", topic="t").partitions()
 
 
-def test_offsets_that_are_not_there(url, client, topic):
+def test_offsets_outside_the_log(url, client, topic):
     client.create_topic(topic, 1)
     with client.producer() as producer:
         producer.produce(topic, [b"%d" % n for n in range(10)]).result()
@@ -129,10 +129,10 @@ def test_offsets_that_are_not_there(url, client, topic):
     assert bodies(startingOffsets=json.dumps(late), **lenient) == []
     assert bodies(endingOffsets=json.dumps(early), **lenient) == []
     nothing = {"startingOffsets": json.dumps(early), "endingOffsets": json.dumps(early)}
-    assert bodies(bus=url, topic=topic, **nothing) == []  # of which nothing was lost
+    assert bodies(bus=url, topic=topic, **nothing) == []  # an empty range loses nothing
 
 
-def test_no_topic_under_a_pattern(url, topic):
+def test_pattern_without_a_match(url, topic):
     with pytest.raises(DoesNotExist, match="no durable topic matches"):
         reader(bus=url, topic=f"{topic}.*").partitions()
 
@@ -140,7 +140,7 @@ def test_no_topic_under_a_pattern(url, topic):
 # --- plans
 
 
-def test_a_plan_cuts_long_ranges_and_puts_short_ones_together():
+def test_plan_splits_long_ranges_and_groups_short_ones():
     long, short = (
         OffsetRange("t", 0, 10, 1_200_010),
         [OffsetRange("t", n, 0, 20_000) for n in range(1, 6)],
@@ -151,7 +151,7 @@ def test_a_plan_cuts_long_ranges_and_puts_short_ones_together():
     assert found[3].ranges == (short[0], short[1])
 
 
-def test_rows_of_a_partition_are_bounded_if_asked():
+def test_rows_per_partition_is_a_limit():
     found = plan_partitions([OffsetRange("t", 0, 0, 10), OffsetRange("t", 1, 5, 8)], 4)
     assert [one.ranges for one in found] == [
         (OffsetRange("t", 0, 0, 3),), (OffsetRange("t", 0, 3, 6),), (OffsetRange("t", 0, 6, 10),),
@@ -160,21 +160,24 @@ def test_rows_of_a_partition_are_bounded_if_asked():
     assert [one.rows for one in plan_partitions([], 4)] == [0]
 
 
-def test_of_several_ranges_each_has_its_share():
+def test_row_limit_is_shared_among_ranges():
     ranges = [OffsetRange("t", 0, 0, 1000), OffsetRange("t", 1, 0, 1), OffsetRange("t", 2, 50, 550)]
     found = limit_rows(ranges, 100)
     assert sum(one.rows for one in found) == 100
-    assert found[1].rows == 1, "the smallest is not forgotten"
+    assert found[1].rows == 1, "the smallest range gets a row"
     assert found[0].rows == pytest.approx(66, abs=2)
     assert sum(one.rows for one in limit_rows(ranges, 2)) == 2
     assert limit_rows(ranges, 1501) == ranges
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
-    [("bodies binary", "no column 'bodies'.*body"), ("body string", "body is binary, not string")],
+    ("schema", "message"),
+    [
+        ("bodies binary", "no column 'bodies'.*body"),
+        ("body string", "body must be binary, got string"),
+    ],
 )
-def test_a_schema_that_topics_do_not_have(schema, said):
+def test_schema_with_unknown_columns(schema, message):
     name, kind = schema.split()
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         reader(StructType().add(name, kind), topic="t")

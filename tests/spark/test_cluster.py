@@ -1,4 +1,4 @@
-"""Reading and writing on a real cluster: a master and two workers, through a running bus."""
+"""Reading and writing on a cluster: a master and two workers, through a running bus."""
 
 from __future__ import annotations
 

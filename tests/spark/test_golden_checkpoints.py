@@ -62,7 +62,7 @@ def bodies(client: native.Client, topic: str) -> list[str]:
     return sorted(row["body"].decode() for row in goldenread.rows(client, topic))
 
 
-def test_source_goes_on_from_its_checkpoint(golden, expected, readings, golden_client, tmp_path):
+def test_source_continues_from_its_checkpoint(golden, expected, readings, golden_client, tmp_path):
     checkpoint = copied(golden / "checkpoint-source", tmp_path / "checkpoint")
     seen: list[str] = []
     batches: list[int] = []
@@ -75,7 +75,7 @@ def test_source_goes_on_from_its_checkpoint(golden, expected, readings, golden_c
     assert sorted(seen) == expected["spark"]["unread"]
     assert str(query.id) == expected["spark"]["source_query"]
     assert batches[0] == expected["spark"]["epochs"]
-    # The bus knows the query again by the id in its checkpoint.
+    # The bus recognizes the query by the id in its checkpoint.
     queries = golden_client.topic_stats("readings")["queries"]
     lags = {one["query"]: one["lag"] for one in queries if one["name"] == "golden source"}
     (known,) = (
@@ -84,10 +84,10 @@ def test_source_goes_on_from_its_checkpoint(golden, expected, readings, golden_c
     assert lags.keys() == {known}
 
 
-def test_sink_goes_on_and_a_replayed_epoch_publishes_nothing(
+def test_sink_continues_and_a_replayed_epoch_publishes_nothing(
     golden, expected, readings, golden_bus, golden_client, tmp_path
 ):
-    """As after a driver that died between its publish and Spark's own commit."""
+    """The checkpoint is that of a driver that died between its publish and Spark's commit."""
     checkpoint = copied(golden / "checkpoint-sink", tmp_path / "checkpoint")
     last = expected["spark"]["epochs"] - 1
     (checkpoint / "commits" / str(last)).unlink()
@@ -101,7 +101,7 @@ def test_sink_goes_on_and_a_replayed_epoch_publishes_nothing(
     assert bodies(golden_client, "readings.copy") == sorted(read + unread)
 
 
-def test_transaction_is_not_done_again(spark, expected, golden_bus, golden_client):
+def test_transaction_is_not_repeated(spark, expected, golden_bus, golden_client):
     once = expected["spark"]["transaction"]
     rows = spark.createDataFrame([("written again",)], "body string")
     writer = rows.write.format("polybus").mode("append")

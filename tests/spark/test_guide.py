@@ -1,4 +1,4 @@
-"""The guide's ten lines and the example do what they say, as they are written."""
+"""The code of the guide and the example run as written."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.rig.observer import until
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "spark.md"
 EXAMPLE = ROOT / "examples" / "spark_stream.py"
-PATIENCE_S = 200.0  # a session of its own
-# Its Java does little, and need not be compiled well for it.
+PATIENCE_S = 200.0  # includes the start of a session
+# Short queries: optimized compilation takes longer than it saves.
 QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
 
 pytestmark = pytest.mark.timeout(500)
@@ -31,7 +31,7 @@ def blocks(kind: str) -> list[str]:
 
 @contextmanager
 def running(command: list[str], output: Path, **environment: str) -> Iterator[None]:
-    """A program in a group of its own, of which nothing is left."""
+    """Run a program in a process group, which is killed at the end."""
     with output.open("wb") as file:
         program = subprocess.Popen(
             command,
@@ -49,9 +49,11 @@ def running(command: list[str], output: Path, **environment: str) -> Iterator[No
         program.wait()
 
 
-def test_the_ten_lines(bus, client, tmp_path):
+def test_guide_code_runs(bus, client, tmp_path):
     (live, *_), (ten_lines, *_) = blocks("sh"), blocks("python")
-    assert len(ten_lines.strip().splitlines()) <= 10 + 1, "ten lines, and an empty one"
+    assert len(ten_lines.strip().splitlines()) <= 10 + 1, (
+        "the guide promises ten lines (and an empty one)"
+    )
     script = tmp_path / "totals.py"
     script.write_text(ten_lines)
     sent, shown = tmp_path / "sent", tmp_path / "shown"
@@ -62,7 +64,7 @@ def test_the_ten_lines(bus, client, tmp_path):
         row = re.compile(r"\|\{20\d\d-[^|]*\}\|(ann|bob|eve)\s*\|[1-9]\d*\s*\|")
         until(lambda: row.search(shown.read_text()), "a window with orders", PATIENCE_S)
         until(lambda: _lag(client, "totals") is not None, "the query's lag", PATIENCE_S)
-    assert "WARN" not in shown.read_text(), "Spark's own noise is kept out of the terminal"
+    assert "WARN" not in shown.read_text(), "Spark's log must not be on the terminal"
 
 
 def _lag(client, name: str) -> int | None:
@@ -70,7 +72,7 @@ def _lag(client, name: str) -> int | None:
     return next((one["lag"] for one in queries if one["name"] == name), None)
 
 
-def test_the_example(bus, client, tmp_path):
+def test_example_runs(bus, client, tmp_path):
     with client.producer() as producer:
         small, large = b'{"customer": "ann", "euros": 99}', b'{"customer": "bob", "euros": 100}'
         producer.produce("orders", [small, large] * 5, ["ann", "bob"] * 5).result()

@@ -1,4 +1,4 @@
-"""`polybus pipeline replay`: what it brings back, and that it is there once."""
+"""`polybus pipeline replay`: selection, rate, checkpoints, and each message once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bodies(client: Any, topic: str) -> list[int]:
 
 @pytest.fixture
 def history(client, topic):
-    """Numbers in five commits; the bus's time of each commit, in milliseconds."""
+    """Produce numbers in five commits. Returns the bus's time of each, in milliseconds."""
     client.create_topic(topic, shards=3)
     with client.producer() as producer:
         for first in range(0, ROWS, STEP):
@@ -39,16 +39,16 @@ def run(spark, bus, topic, tmp_path):
     return run
 
 
-def test_all_of_it_once_also_into_itself(history, run, client, topic):
-    told = []
-    assert run(into=topic, tell=told.append).rows == ROWS
+def test_topic_is_replayed_into_itself_once(history, run, client, topic):
+    reported = []
+    assert run(into=topic, tell=reported.append).rows == ROWS
     assert run(into=topic).rows == 0
     assert bodies(client, topic) == sorted([*range(ROWS)] * 2)
-    assert (told[-1].rows, told[-1].lag) == (ROWS, 0)
+    assert (reported[-1].rows, reported[-1].lag) == (ROWS, 0)
 
 
-def test_by_id_key_and_sql_and_reshaped(history, run, client, topic):
-    """Ids run shard by shard within a commit: which numbers these are the topic tells."""
+def test_replay_by_id_key_and_sql(history, run, client, topic):
+    """Ids grow shard by shard within a commit, so the topic itself gives the expected numbers."""
     rows = [row for batch in client.read(topic) for row in batch.to_pylist()]
     wanted = [r for r in rows if 41 <= r["id"] < 121 and r["shard_key"] in ("k1", "k2")]
     out = f"{topic}.out"
@@ -67,8 +67,8 @@ def test_by_id_key_and_sql_and_reshaped(history, run, client, topic):
     assert keys == {"K1", "K2"}
 
 
-def test_by_time_not_faster_than_it_may_be(history, run, client, topic):
-    """To the millisecond, as places are written: commits of one are together."""
+def test_replay_by_time_within_the_rate(history, run, client, topic):
+    """Positions have a precision of a millisecond: commits of one millisecond stay together."""
     out, first, last = f"{topic}.out", history[1] // 10**6, history[4] // 10**6
     summary = run(into=out, start=f"@{first}", end=f"@{last}", rate=30)
     rows = [row for batch in client.read(topic) for row in batch.to_pylist()]
@@ -79,67 +79,69 @@ def test_by_time_not_faster_than_it_may_be(history, run, client, topic):
     assert summary.facts["parts"] >= len(wanted) / 30
 
 
-def test_a_replay_ends_where_it_ended_when_it_was_begun(history, run, client, topic):
-    """Between its parts the topic grows."""
-    out, told = f"{topic}.out", []
+def test_replay_ends_at_the_end_of_its_start(history, run, client, topic):
+    """The topic grows between parts."""
+    out, reported = f"{topic}.out", []
 
-    def meanwhile(progress: Any) -> None:
-        if not told:
+    def produce_between_parts(progress: Any) -> None:
+        if not reported:
             with client.producer() as producer:
                 producer.produce(topic, [b"999"] * 50).result()
-        told.append(progress)
+        reported.append(progress)
 
-    run(into=out, rate=90, tell=meanwhile)
-    assert len(told) > 2
+    run(into=out, rate=90, tell=produce_between_parts)
+    assert len(reported) > 2
     assert bodies(client, out) == list(range(ROWS))
 
 
-def test_another_replay_needs_another_checkpoint(history, run, topic):
+def test_checkpoint_of_another_replay_is_refused(history, run, topic):
     run(into=f"{topic}.out", where="id < 10")
-    with pytest.raises(UsageError, match="--where was 'id < 10', and is 'id < 11'"):
+    with pytest.raises(UsageError, match="--where was 'id < 10', got 'id < 11'"):
         run(into=f"{topic}.out", where="id < 11")
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "says"),
+    ("given", "error", "message"),
     [
         ({"where": "id >"}, UsageError, "--where 'id >' does not parse"),
         ({"start": "noon"}, UsageError, "'noon' is no place to begin"),
         ({"end": "@noon"}, UsageError, "'@noon' is no time"),
-        ({"rate": 0}, UsageError, "--rate is messages a second"),
-        ({"log": False}, UsageError, "--no-log leaves nothing to read"),
-        ({"topic": "a,b"}, UsageError, "one topic at a time"),
+        ({"rate": 0}, UsageError, "--rate must be > 0"),
+        ({"log": False}, UsageError, "--no-log needs --archive"),
+        ({"topic": "a,b"}, UsageError, "replay takes one topic"),
         ({"topic": "nowhere"}, DoesNotExist, "there is no durable topic 'nowhere'"),
         ({"checkpoint": None}, UsageError, "--checkpoint FOLDER is missing"),
-        ({"checkpoint": "/proc/here"}, UsageError, "cannot be written"),
-        ({"archive": "/proc"}, WrongFormat, "/proc is no archive"),
+        ({"checkpoint": "/proc/here"}, UsageError, "is not writable"),
+        ({"archive": "/proc"}, WrongFormat, "/proc is not an archive"),
     ],
 )
-def test_what_cannot_be_is_told_at_once(history, run, topic, given, error, says):
+def test_invalid_arguments_are_reported(history, run, topic, given, error, message):
     with pytest.raises(error) as caught:
         run(**{"into": f"{topic}.out", **given})
-    assert says in str(caught.value).splitlines()[0]
+    assert message in str(caught.value).splitlines()[0]
 
 
-def test_into_itself_for_ever_is_refused(history, run, topic):
+def test_endless_replay_into_itself_is_refused(history, run, topic):
     with pytest.raises(UsageError, match="give --once or --to"):
         run(into=topic, once=False)
 
 
-def test_nor_does_sql_send_it_round_for_ever(history, run, client, topic):
-    with pytest.raises(UsageError, match="round for ever"):
+def test_sql_that_would_loop_is_refused(history, run, client, topic):
+    with pytest.raises(UsageError, match="loop forever"):
         run(select=f"body, '{topic}' AS topic", once=False)
     assert bodies(client, topic) == list(range(ROWS))
 
 
-def test_sql_that_fails_for_a_message_is_told_in_one_line(history, run, topic, capfd):
-    with pytest.raises(UsageError, match=r"it fails for a message: .* cannot be cast to"):
+def test_failing_sql_is_reported_in_one_line(history, run, topic, capfd):
+    with pytest.raises(
+        UsageError, match=r"the SQL, which fails for a message: .* cannot be cast to"
+    ):
         run(into=f"{topic}.out", where="cast(concat(shard_key, id) AS int) > 1")
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("name", ["replay.json", "position.json"])
-def test_a_checkpoint_that_is_damaged_is_told(history, run, topic, tmp_path, name):
+def test_damaged_checkpoint_is_reported(history, run, topic, tmp_path, name):
     run(into=f"{topic}.out", where="id = 1")
     place = tmp_path / "checkpoint" / name
     for text in ("{", '{"version": 1}', json.dumps({"version": 2})):

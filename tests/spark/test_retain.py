@@ -1,4 +1,4 @@
-"""Retaining: the log loses what is archived, acked and read, and nothing else."""
+"""`polybus pipeline retain`: trims archived, acked and read messages, and no others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def topics(spark, shared_bus, folder):
-    """Several of which all but the last ten messages are archived: one for each test."""
+    """Topics with all but the last ten messages archived, one per test."""
     names = [f"t.retain.{n}" for n in range(6)]
     with shared_bus.client() as client:
         for name in names:
@@ -65,14 +65,14 @@ def archived(folder, topic):
     return {n: span.end for n, span in read_manifest(ArchiveFolder(folder), topic).shards.items()}
 
 
-def test_what_is_archived_goes_and_the_rest_stays(bus, made, once, folder):
+def test_archived_messages_are_trimmed(bus, made, once, folder):
     summary = once(made)
-    assert (summary.rows, summary.facts) == (ROWS, {"topics": 1, "held back by": ["nobody"]})
+    assert (summary.rows, summary.facts) == (ROWS, {"topics": 1, "held back by": ["none"]})
     assert starts(bus, made) == archived(folder, made)
     assert once(made).rows == 0
 
 
-def test_a_group_that_has_not_acked_holds_back(bus, client, made, once, folder):
+def test_group_without_acks_holds_the_log(bus, client, made, once, folder):
     client.act("group.join", topic=made, group="slow", consumer="one")
     summary = once(made)
     assert (summary.rows, summary.facts["held back by"]) == (0, ["group slow"])
@@ -85,7 +85,7 @@ def test_a_group_that_has_not_acked_holds_back(bus, client, made, once, folder):
     assert once(made).rows == ROWS - 8
 
 
-def test_a_subscriber_of_pirate_that_has_not_read_holds_back(spark, topic, tmp_path):
+def test_pirate_subscriber_holds_the_log(spark, topic, tmp_path):
     with (
         NativeBus(listen=["pirate=tcp://127.0.0.1:0"]) as bus,
         bus.client() as client,
@@ -100,7 +100,7 @@ def test_a_subscriber_of_pirate_that_has_not_read_holds_back(spark, topic, tmp_p
         archive(spark, topic, str(tmp_path / "a"), bus=bus.url, once=True)
         summary = retain(spark, str(tmp_path / "a"), topic, bus=bus.url, once=True)
         last = client.topic_stats(topic)["subscribers"][0]["last"]
-        assert last in read[-2:]  # of what it got last the bus is told by the next get
+        assert last in read[-2:]  # the next GET acknowledges the last message
         assert summary.rows == last
         assert client.bounds(topic)["first_id"] == last + 1
         assert str(summary.facts["held back by"]).startswith("['subscriber ")
@@ -110,12 +110,12 @@ def test_a_subscriber_of_pirate_that_has_not_read_holds_back(spark, topic, tmp_p
         assert summary.rows == ROWS - last
 
 
-def test_only_the_topics_that_are_named(bus, made, once):
+def test_only_named_topics_are_trimmed(bus, made, once):
     assert once("another").rows == 0
     assert once(made).rows == ROWS
 
 
-def test_files_that_are_gone_or_damaged_keep_the_log(bus, made, once, folder):
+def test_missing_or_damaged_file_keeps_the_log(bus, made, once, folder):
     (file,) = read_manifest(ArchiveFolder(folder), made).files
     path = folder / file.path
     path.rename(path.with_suffix(".gone"))
@@ -126,11 +126,11 @@ def test_files_that_are_gone_or_damaged_keep_the_log(bus, made, once, folder):
     assert once(made).rows == ROWS
 
 
-def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, folder):
+def test_manifest_with_rows_that_files_lack_keeps_the_log(bus, made, once, folder):
     manifest = read_manifest(ArchiveFolder(folder), made)
     (file,) = manifest.files
     one = {n: OffsetSpan(span.start, span.end + 1) for n, span in manifest.shards.items()}
-    # The last rows are compared with the log, so they must be right to come that far.
+    # The last rows must be valid: they are compared with the log first.
     lasts = {}
     for shard, span in one.items():
         (batch,) = open_log_access(bus.url).read(made, shard, span.end - 1, span.end)
@@ -149,34 +149,34 @@ def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, folder
             }
         ),
     )
-    with pytest.raises(Damaged, match="its archive does not have"):
+    with pytest.raises(Damaged, match="its archive must have"):
         once(made)
     assert starts(bus, made) == {0: 0, 1: 0}
 
 
-def test_another_bus_is_not_trimmed(bus, made, once, folder):
+def test_log_that_is_not_archived_is_not_trimmed(bus, made, once, folder):
     manifest = read_manifest(ArchiveFolder(folder), made).as_json()
     for shard in manifest["shards"].values():
         shard["id"] += 1
     commit_manifest(ArchiveFolder(folder), Manifest.parse({**manifest, "number": 2}))
-    with pytest.raises(Conflict, match="is not the one that is in the archive"):
+    with pytest.raises(Conflict, match="is not the archived topic"):
         once(made)
     assert starts(bus, made) == {0: 0, 1: 0}
 
 
-def test_no_archive_and_no_running_bus_are_refused(spark, bus, tmp_path):
-    with pytest.raises(WrongFormat, match="is no archive"):
+def test_archive_and_running_bus_are_required(spark, bus, tmp_path):
+    with pytest.raises(WrongFormat, match="is not an archive"):
         retain(spark, str(tmp_path / "none"), bus=bus.url, once=True)
     ArchiveFolder(tmp_path).prepare()
     with pytest.raises(UsageError, match="only a running bus"):
         retain(spark, str(tmp_path), bus=f"lmdb:{bus.folder}", once=True)
 
 
-# --- who holds back what
+# --- holds
 
 
 class Log:
-    """Ids 10, 12, 14… at offsets 0, 1, 2…"""
+    """Access with ids 10, 12, 14… at offsets 0, 1, 2…"""
 
     def read(self, topic, shard, start, end, max_rows=0):
         yield pa.RecordBatch.from_pydict({"id": [10 + 2 * n for n in range(start, end)]})
@@ -185,12 +185,12 @@ class Log:
 @pytest.mark.parametrize(
     ("last", "offset"), [(0, 3), (15, 3), (16, 4), (17, 4), (28, 10), (99, 10)]
 )
-def test_the_first_message_that_a_subscriber_has_not_read(last, offset):
+def test_first_unread_offset_of_a_subscriber(last, offset):
     log: Any = Log()
     assert first_with_id(log, "t", 0, ShardOffsets(3, 10), last + 1) == offset
 
 
-def test_a_marker_is_needed_as_long_as_its_letter_is_there(bus, client, topic):
+def test_marker_is_kept_as_long_as_its_letter(bus, client, topic):
     letters, marked, access = f"{topic}.dlq", f"{topic}.dlq.requeued", open_log_access(bus.url)
     client.create_topic(letters, shards=1)
     client.create_topic(marked, shards=1)
@@ -223,7 +223,7 @@ def test_a_marker_is_needed_as_long_as_its_letter_is_there(bus, client, topic):
         ([("g", 1)], [], 3, "group g"),
     ],
 )
-def test_the_slowest_decides(groups, subscribers, end, by):
+def test_lowest_hold_decides(groups, subscribers, end, by):
     stats = {
         "groups": [{"group": g, "shards": [{"shard": 0, "low": low}]} for g, low in groups],
         "subscribers": [{"id": name, "last": last} for name, last in subscribers],

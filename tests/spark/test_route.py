@@ -1,4 +1,4 @@
-"""`polybus pipeline route`: what it copies, what it refuses, and that it goes on where it was."""
+"""`polybus pipeline route`: copies, SQL, errors, and continuing from a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers(client: Any, topic: str) -> list[int]:
 
 @pytest.fixture
 def feed(client, topic):
-    """Numbered orders as JSON, of five customers."""
+    """Produce numbered orders of five customers as JSON."""
     client.create_topic(topic, shards=2)
     sent = 0
 
@@ -50,7 +50,7 @@ def run(spark, bus, topic, tmp_path):
     return run
 
 
-def test_what_holds_is_copied_once_and_the_next_run_goes_on(feed, run, client, topic):
+def test_matching_messages_are_copied_once(feed, run, client, topic):
     out = f"{topic}.large"
     query = {"into": out, "where": "get_json_object(cast(body AS string), '$.euros') >= 300"}
     feed(50)
@@ -62,7 +62,7 @@ def test_what_holds_is_copied_once_and_the_next_run_goes_on(feed, run, client, t
     assert run(**query).rows == 0
 
 
-def test_messages_keep_key_order_and_headers(client, run, topic):
+def test_messages_keep_keys_order_and_headers(client, run, topic):
     client.create_topic(topic, shards=4)
     with client.producer() as producer:
         for first in range(0, 200, 20):
@@ -83,7 +83,7 @@ def test_messages_keep_key_order_and_headers(client, run, topic):
     assert all(one == sorted(one) for one in by_key.values())
 
 
-def test_sql_reshapes_messages_and_says_where_each_goes(feed, run, client, topic):
+def test_sql_changes_messages_and_their_topics(feed, run, client, topic):
     feed(20)
     out = f"{topic}.by"
     run(
@@ -96,16 +96,14 @@ def test_sql_reshapes_messages_and_says_where_each_goes(feed, run, client, topic
     assert sorted(json.loads(body)["EUROS"] for body in bodies) == list(range(0, 200, 10))
 
 
-def test_a_topic_moves_to_another_bus(feed, run, topic):
+def test_topic_is_copied_to_another_bus(feed, run, topic):
     feed(30)
     with NativeBus() as other, other.client() as there:
         run(into=topic, into_bus=other.url)
         assert numbers(there, topic) == list(range(30))
 
 
-def test_what_was_trimmed_before_it_was_routed_is_passed_over_if_that_is_said(
-    feed, run, client, topic
-):
+def test_trimmed_messages_are_skipped_with_accept_loss(feed, run, client, topic):
     feed(5)
     assert run(into=f"{topic}.out").rows == 5
     feed(5)
@@ -117,7 +115,7 @@ def test_what_was_trimmed_before_it_was_routed_is_passed_over_if_that_is_said(
     assert numbers(client, f"{topic}.out") == [*range(5), *range(10, 15)]
 
 
-def test_latest_begins_with_what_comes(feed, run, client, topic):
+def test_latest_skips_existing_messages(feed, run, client, topic):
     feed(5)
     assert run(into=f"{topic}.out", start="latest").rows == 0
     feed(3)
@@ -126,7 +124,7 @@ def test_latest_begins_with_what_comes(feed, run, client, topic):
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"into": "x", "where": "id >"}, "--where 'id >' does not parse: Syntax error"),
         ({"into": "x", "where": "ide > 3"}, "`ide` cannot be resolved"),
@@ -139,43 +137,43 @@ def test_latest_begins_with_what_comes(feed, run, client, topic):
         ({"into": "x", "select": "id AS body"}, "column body is bigint"),
         ({"into": "x", "select": "shard_key"}, "there is no column body"),
         ({"into": "x", "select": "*"}, "name the columns in --select"),
-        ({"into": "x", "select": "max(body) AS body"}, "over many messages at once"),
-        ({"into": "x", "select": "DISTINCT body"}, "over many messages at once"),
-        ({"into": "x", "start": "17"}, "--from is earliest or latest, not '17'"),
-        ({}, "say where to: --into TOPIC"),
+        ({"into": "x", "select": "max(body) AS body"}, "must not aggregate or sort"),
+        ({"into": "x", "select": "DISTINCT body"}, "must not aggregate or sort"),
+        ({"into": "x", "start": "17"}, "--from must be earliest or latest, got '17'"),
+        ({}, "no target topic: give --into TOPIC"),
         ({"into": "x", "checkpoint": None}, "--checkpoint FOLDER is missing"),
-        ({"into": "x", "checkpoint": "/proc/here"}, "--checkpoint /proc/here cannot be written"),
-        ({"into": "x", "bus": "nats://x"}, "NATS is still to come"),
+        ({"into": "x", "checkpoint": "/proc/here"}, "--checkpoint /proc/here is not writable"),
+        ({"into": "x", "bus": "nats://x"}, "NATS is not supported"),
     ],
 )
-def test_what_cannot_be_is_told_at_once(feed, run, client, given, says):
+def test_invalid_arguments_are_reported(feed, run, client, given, message):
     feed(1)
     with pytest.raises(UsageError) as caught:
         run(**given)
-    assert says in str(caught.value).splitlines()[0]
+    assert message in str(caught.value).splitlines()[0]
 
 
-def test_a_topic_that_is_not_there(run, client):
+def test_missing_topic_is_reported(run, client):
     with pytest.raises(DoesNotExist, match="there is no durable topic 'nowhere': polybus topic ls"):
         run(topic="nowhere", into="x")
 
 
-def test_a_bus_that_is_not_there(run):
+def test_missing_bus_is_reported(run):
     with pytest.raises(NotConnected):
         run(into="x", bus="polybus://127.0.0.1:1")
 
 
-def test_a_route_does_not_go_round(feed, run, topic):
+def test_loop_is_refused(feed, run, topic):
     feed(1)
     with pytest.raises(UsageError, match="for ever"):
         run(into=topic)
     with pytest.raises(UsageError, match="for ever"):
         run(topic=f"{topic}*", into=f"{topic}.out")
-    with pytest.raises(UsageError, match=f"round for ever: {topic}"):
+    with pytest.raises(UsageError, match=f"loop forever: {topic}"):
         run(select="body, topic")
 
 
-def test_a_checkpoint_of_another_route_is_refused(feed, run, client, topic):
+def test_checkpoint_of_another_route_is_refused(feed, run, client, topic):
     feed(1)
     run(into=f"{topic}.out")
     client.create_topic(f"{topic}.other")
@@ -193,5 +191,5 @@ def test_a_checkpoint_of_another_route_is_refused(feed, run, client, topic):
         (None, "*", SCHEMA.names),
     ],
 )
-def test_only_what_sql_looks_at_is_read(spark, where, select, names):
+def test_only_needed_columns_are_read(spark, where, select, names):
     assert message_sql.needed_columns(spark, where, select).names == names

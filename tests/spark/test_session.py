@@ -1,4 +1,4 @@
-"""What a session needs, what it says if that is missing, and what it keeps to itself."""
+"""Requirements of a session, its error messages, and its terminal output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VERY_OLD = "echo 'java version \"1.8.0_402\"' >&2"
 
 
 def fake_java(folder: Path, script: str) -> Path:
-    """A JAVA_HOME whose java does this."""
+    """Create a JAVA_HOME whose java runs this script."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -41,37 +41,41 @@ def fake_java(folder: Path, script: str) -> Path:
 # --- Java
 
 
-def test_the_java_of_this_machine_will_do():
+def test_installed_java_is_accepted():
     check_java()
 
 
 @pytest.mark.parametrize(("script", "found"), [(OLD, "Java 11"), (VERY_OLD, "Java 8")])
-def test_an_old_java_is_named_with_what_to_install(tmp_path, monkeypatch, script, found):
+def test_old_java_is_reported_with_a_remedy(tmp_path, monkeypatch, script, found):
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, script)))
     with pytest.raises(ConfigError, match=f"{found}: install Java 17 or newer .*apt-get install"):
         check_java()
 
 
-def test_no_java(tmp_path, monkeypatch):
+def test_missing_java_is_reported_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"there is none: install Java 17.*correct JAVA_HOME="):
+    with pytest.raises(
+        ConfigError, match=r"which is not installed: install Java 17.*correct JAVA_HOME="
+    ):
         check_java()
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"there is none: install Java 17.*or set JAVA_HOME"):
+    with pytest.raises(
+        ConfigError, match=r"which is not installed: install Java 17.*or set JAVA_HOME"
+    ):
         check_java()
 
 
-def test_classes_that_do_not_fit_cost_nothing_but_time(tmp_path):
+def test_class_archive_of_another_java_is_ignored(tmp_path):
     archive = tmp_path / "spark.jsa"
     assert load_flags(archive) == ""
     archive.write_bytes(b"of another Java")
     java = shutil.which("java")
     assert java is not None
-    told = subprocess.run(
+    output = subprocess.run(
         [java, *load_flags(archive).split(), "-version"], capture_output=True, text=True, check=True
     )
-    assert archive.name not in told.stdout + told.stderr
+    assert archive.name not in output.stdout + output.stderr
 
 
 def need_java(**environment: str) -> subprocess.CompletedProcess[str]:
@@ -84,13 +88,13 @@ def need_java(**environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_setup_finds_a_java_that_will_do():
+def test_setup_accepts_the_installed_java():
     done = need_java()
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("script", [OLD, VERY_OLD, "exit 1"])
-def test_setup_says_in_one_line_that_java_is_too_old(tmp_path, script):
+def test_setup_reports_an_old_java_in_one_line(tmp_path, script):
     done = need_java(JAVA_HOME=str(fake_java(tmp_path, script)))
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -101,7 +105,7 @@ def test_setup_says_in_one_line_that_java_is_too_old(tmp_path, script):
 # --- PySpark
 
 
-def test_without_pyspark_it_is_said_what_brings_it():
+def test_missing_pyspark_names_the_extra():
     script = (
         "import sys; sys.modules['pyspark'] = None\n"
         "from polybus.errors import MissingExtra\n"
@@ -111,20 +115,20 @@ def test_without_pyspark_it_is_said_what_brings_it():
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "Spark is not installed: pip install 'polybus[spark]'"
+    assert done.stdout == "Spark is not installed; run: pip install 'polybus[spark]'"
 
 
 # --- workers
 
 
-def in_a_worker(script: str, *places: Path | str) -> str:
-    """What a Python says that is started as Spark starts its workers: its zip comes first."""
-    said, complained = both_of_a_worker(script, *places)
-    assert complained == ""
-    return said
+def worker_output(script: str, *places: Path | str) -> str:
+    """Return the output of a Python that is started like a Spark worker, with Spark's zip first."""
+    stdout, stderr = worker_outputs(script, *places)
+    assert stderr == ""
+    return stdout
 
 
-def both_of_a_worker(script: str, *places: Path | str) -> tuple[str, str]:
+def worker_outputs(script: str, *places: Path | str) -> tuple[str, str]:
     path = [str(Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"), str(STARTUP)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, *map(str, places)])}
     done = subprocess.run(
@@ -133,70 +137,70 @@ def both_of_a_worker(script: str, *places: Path | str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_workers_load_pyspark_as_it_is_installed():
-    found = in_a_worker("import sys, pyspark; sys.stdout.write(pyspark.__file__)")
+def test_workers_import_the_installed_pyspark():
+    found = worker_output("import sys, pyspark; sys.stdout.write(pyspark.__file__)")
     assert found == pyspark.__file__
 
 
-def test_they_do_not_look_into_the_zips_of_what_is_installed():
-    found = in_a_worker("import sys; sys.stdout.write('\\n'.join(sys.path))")
+def test_workers_have_no_zips_of_installed_packages_on_their_path():
+    found = worker_output("import sys; sys.stdout.write('\\n'.join(sys.path))")
     assert ".zip" not in found.replace(f"python3{sys.version_info.minor}.zip", "")
 
 
 @pytest.mark.parametrize(
-    ("place", "error", "is_said"),
+    ("place", "error", "is_printed"),
     [
-        ("/pyspark/daemon.py", "BrokenPipeError", False),  # Java has hung up
+        ("/pyspark/daemon.py", "BrokenPipeError", False),  # Java closed the connection
         ("/pyspark/daemon.py", "KeyError", True),
         ("/job/users.py", "BrokenPipeError", True),
     ],
 )
-def test_only_of_a_hung_up_java_nothing_is_said(place, error, is_said):
+def test_only_broken_pipes_of_the_daemon_are_muted(place, error, is_printed):
     failing = f"import traceback\ntry: raise {error}\nexcept Exception: traceback.print_exc()"
-    _, said = both_of_a_worker(f"exec(compile({failing!r}, {place!r}, 'exec'))")
-    assert (error in said) == is_said
+    _, stdout = worker_outputs(f"exec(compile({failing!r}, {place!r}, 'exec'))")
+    assert (error in stdout) == is_printed
 
 
-def test_nobody_else_reaches_the_sockets_of_workers(tmp_path, monkeypatch):
+def test_socket_folder_must_be_private(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
     folder = Path(socket_settings()[f"{SOCKETS}.dir"])
     assert folder.stat().st_mode & 0o77 == 0
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / folder.name).mkdir(mode=0o755)  # somebody was here before us
+    (tmp_path / folder.name).mkdir(mode=0o755)  # created by another user
     assert socket_settings() == {}
 
 
-def test_where_names_are_too_long_for_sockets_there_are_none(tmp_path, monkeypatch):
+def test_long_path_disables_unix_sockets(tmp_path, monkeypatch):
     long = tmp_path / ("x" * LONGEST_FOLDER)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     assert socket_settings() == {}
 
 
-def test_another_sitecustomize_is_run_all_the_same(tmp_path):
+def test_shadowed_sitecustomize_is_imported(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("FOUND = 'both'\n")
     script = "import sys, sitecustomize; sys.stdout.write(sitecustomize.FOUND)"
-    assert in_a_worker(script, tmp_path) == "both"
+    assert worker_output(script, tmp_path) == "both"
 
 
 # --- a quiet terminal
 
 
-def say(text: str) -> None:
+def write_stderr(text: str) -> None:
     subprocess.run(["sh", "-c", f"echo {text} >&2"], check=True)
 
 
-def test_what_a_program_says_while_it_starts_is_kept(capfd):
+def test_stderr_is_dropped_if_the_start_succeeds(capfd):
     with hold_stderr():
-        say("noise")
-    say("later")
+        write_stderr("noise")
+    write_stderr("later")
     assert capfd.readouterr().err == "later\n"
 
 
-def test_if_it_does_not_start_all_of_it_is_shown(capfd):
+def test_stderr_is_shown_if_the_start_fails(capfd):
     def start() -> None:
         with hold_stderr():
-            say("why")
+            write_stderr("why")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -204,24 +208,24 @@ def test_if_it_does_not_start_all_of_it_is_shown(capfd):
     assert capfd.readouterr().err == "why\n"
 
 
-def test_what_it_says_once_it_is_up_is_passed_on(capfd):
+def test_stderr_after_the_start_is_forwarded(capfd):
     with hold_stderr():
         program = subprocess.Popen(
             ["sh", "-c", "echo noise >&2; read line; echo $line >&2"], stdin=subprocess.PIPE
         )
-        say("more noise")
+        write_stderr("more noise")
     program.communicate(b"news\n")
     shown = capfd.readouterr().err
     while "news" not in shown:
         shown += capfd.readouterr().err
-    assert shown in ("news\n", "noise\nnews\n")  # it may have been slow to begin
+    assert shown in ("news\n", "noise\nnews\n")  # the program may start slowly
 
 
-def test_who_asks_for_it_hears_all(capfd):
+def test_stderr_is_not_held_back_if_not_quiet(capfd):
     with hold_stderr(is_quiet=False):
-        say("noise")
+        write_stderr("noise")
     assert capfd.readouterr().err == "noise\n"
 
 
-def test_tasks_on_this_machine_need_no_executor(spark):
+def test_local_session_needs_no_executor(spark):
     assert not lacks_executors(spark)

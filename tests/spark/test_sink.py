@@ -1,4 +1,4 @@
-"""The sink: what is written, where to, and that it is there once."""
+"""The sink in Spark: batch writes, streams, and exactly once."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def write(rows: Any, url: str, **options: str) -> None:
 
 @pytest.fixture
 def numbers(spark):
-    return spark.shard_range(0, NUMBERS, 1, 4).selectExpr("cast(id as string) as body")
+    return spark.range(0, NUMBERS, 1, 4).selectExpr("cast(id as string) as body")
 
 
 class Feed:
-    """Numbered messages for a topic that a stream reads."""
+    """Produces numbered messages for a topic that a stream reads."""
 
     def __init__(self, client: Any, topic: str) -> None:
         self.topic = topic
@@ -55,7 +55,7 @@ def feed(client, topic):
 
 @pytest.fixture
 def copy(spark, bus, feed, topic, tmp_path):
-    """Runs a stream from the feed to the topic until it has read all; its checkpoint stays."""
+    """Run a stream from the feed to the topic until all is read. Keeps the checkpoint."""
 
     def run(checkpoint: str = "checkpoint", rows: Any = None, **options: Any) -> Any:
         read = spark.readStream.format("polybus").option("bus", bus.url)
@@ -79,7 +79,7 @@ def copy(spark, bus, feed, topic, tmp_path):
 # --- batch
 
 
-def test_rows_become_messages_of_a_topic_that_was_not_there(spark, bus, client, topic, numbers):
+def test_write_creates_the_topic(spark, bus, client, topic, numbers):
     write(numbers, bus.url, topic=topic)
     assert sorted(map(int, bodies(client, topic))) == list(range(NUMBERS))
     again = spark.read.format("polybus").option("bus", bus.url).option("topic", topic).load()
@@ -103,8 +103,8 @@ def test_keys_headers_and_topics_are_columns(spark, bus, client, topic):
     assert (z["shard_key"], z["body"]) == (None, b"3")
 
 
-def test_messages_of_one_key_keep_their_order(spark, bus, client, topic):
-    rows = spark.shard_range(0, 5000, 1, 1).selectExpr(
+def test_messages_of_a_key_keep_their_order(spark, bus, client, topic):
+    rows = spark.range(0, 5000, 1, 1).selectExpr(
         "cast(id as string) as body", "concat('k', id % 7) as shard_key"
     )
     write(rows, bus.url, topic=topic)
@@ -116,8 +116,8 @@ def test_messages_of_one_key_keep_their_order(spark, bus, client, topic):
         assert found == list(range(int(key[1:]), 5000, 7))
 
 
-def test_a_write_is_all_or_nothing(spark, bus, client, topic):
-    rows = spark.shard_range(0, 100, 1, 4).selectExpr(
+def test_write_is_all_or_nothing(spark, bus, client, topic):
+    rows = spark.range(0, 100, 1, 4).selectExpr(
         "if(id = 99, cast(raise_error('one is bad') as string), cast(id as string)) as body"
     )
     with pytest.raises(Exception, match="one is bad"):
@@ -125,7 +125,7 @@ def test_a_write_is_all_or_nothing(spark, bus, client, topic):
     assert _is_empty(client, topic)
 
 
-def test_a_write_adds_and_the_same_transaction_is_done_once(bus, client, topic, numbers):
+def test_write_appends_and_a_transaction_is_done_once(bus, client, topic, numbers):
     for _ in range(2):
         write(numbers, bus.url, topic=topic)
     for _ in range(2):
@@ -133,7 +133,7 @@ def test_a_write_adds_and_the_same_transaction_is_done_once(bus, client, topic, 
     assert len(bodies(client, topic)) == 3 * NUMBERS
 
 
-def test_no_rows_are_no_messages(bus, client, topic, numbers):
+def test_write_without_rows(bus, client, topic, numbers):
     write(numbers.filter("false"), bus.url, topic=topic, transactionId=topic)
     assert _is_empty(client, topic)
 
@@ -141,7 +141,7 @@ def test_no_rows_are_no_messages(bus, client, topic, numbers):
 # --- streams
 
 
-def test_a_stream_goes_on_where_it_was(client, topic, feed, copy):
+def test_stream_continues_from_its_checkpoint(client, topic, feed, copy):
     sent = feed(35)
     assert len(copy().recentProgress) >= 4
     assert sorted(bodies(client, topic)) == sorted(sent)
@@ -150,10 +150,8 @@ def test_a_stream_goes_on_where_it_was(client, topic, feed, copy):
     assert sorted(bodies(client, topic)) == sorted(sent)
 
 
-def test_an_epoch_that_was_published_and_not_noted_by_spark_is_there_once(
-    client, topic, feed, copy, tmp_path
-):
-    """What a driver leaves that dies between the two: its last commit is not in Spark's log."""
+def test_epoch_missing_in_the_commit_log_is_published_once(client, topic, feed, copy, tmp_path):
+    """The driver died between its publish and Spark's commit log."""
     sent = feed(25)
     copy()
     newest = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda p: int(p.name))
@@ -164,25 +162,25 @@ def test_an_epoch_that_was_published_and_not_noted_by_spark_is_there_once(
     assert sorted(bodies(client, topic)) == sorted(sent)
 
 
-def test_a_known_producer_with_a_fresh_checkpoint_is_refused_or_goes_on(client, topic, feed, copy):
+def test_known_producer_with_a_new_checkpoint(client, topic, feed, copy):
     sent = feed(10)
     copy("first", producerId=topic)
-    told = refused(lambda: copy("second", producerId=topic))
-    assert "set onNewCheckpoint=continue" in told
+    message = refused(lambda: copy("second", producerId=topic))
+    assert "set onNewCheckpoint=continue" in message
     assert sorted(bodies(client, topic)) == sorted(sent)
     copy("second", producerId=topic, onNewCheckpoint="continue")
     assert sorted(bodies(client, topic)) == sorted(2 * sent)
     feed(1)
-    told = refused(lambda: copy("first", producerId=topic, onNewCheckpoint="continue"))
-    assert "was replaced by" in told
-    assert "producerId of its own" in told
+    message = refused(lambda: copy("first", producerId=topic, onNewCheckpoint="continue"))
+    assert "was replaced by" in message
+    assert "producerId of its own" in message
 
 
-# --- what cannot be: as Spark shows it; all of it, without Spark, is in test_sink_refusals.py
+# --- errors as Spark prints them; test_sink_errors.py has all of them, without Spark
 
 
 def refused(action: Callable[[], object]) -> str:
-    """The first line of what Spark raises: it must say what to do."""
+    """Return the first line of Spark's error, which must say what to do."""
     try:
         action()
     except PySparkException as error:
@@ -191,32 +189,32 @@ def refused(action: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         ("id as body", "column body is bigint: cast it to binary or string"),
         ("if(id = 3, null, 'x') as body", "a body is null: write only rows that have one"),
     ],
 )
-def test_rows_that_cannot_be_written(spark, bus, client, topic, columns, told):
-    rows = spark.shard_range(0, 10, 1, 1).selectExpr(columns)
-    assert told in refused(lambda: write(rows, bus.url, topic=topic))
+def test_invalid_rows_are_reported(spark, bus, client, topic, columns, message):
+    rows = spark.range(0, 10, 1, 1).selectExpr(columns)
+    assert message in refused(lambda: write(rows, bus.url, topic=topic))
     assert _is_empty(client, topic)
 
 
-def test_an_option_that_there_is_not(bus, numbers, feed, copy):
-    told = refused(lambda: write(numbers, bus.url, topics="x"))
-    assert "there is no option 'topics': use one of bus, topic, producerId" in told
+def test_unknown_option_is_reported(bus, numbers, feed, copy):
+    message = refused(lambda: write(numbers, bus.url, topics="x"))
+    assert "unknown option 'topics': use one of bus, topic, producerId" in message
     feed(1)
-    told = refused(lambda: copy(startingOffsets="earliest"))
-    assert "there is no option 'startingoffsets'" in told
+    message = refused(lambda: copy(startingOffsets="earliest"))
+    assert "unknown option 'startingoffsets'" in message
 
 
-def test_a_topic_is_not_overwritten(numbers, bus, topic):
+def test_overwrite_is_refused(numbers, bus, topic):
     writer = numbers.write.format("polybus").mode("overwrite").options(bus=bus.url, topic=topic)
     assert "append" in refused(writer.save)
 
 
-def test_what_was_read_is_not_sent_back_by_mistake(spark, bus, client, topic):
+def test_column_topic_of_the_source_is_refused(spark, bus, client, topic):
     with client.producer() as producer:
         producer.produce(topic, [b"x"]).result()
     rows = spark.read.format("polybus").options(bus=bus.url, topic=topic).load()

@@ -1,4 +1,4 @@
-"""Topics as Spark's tables, in Spark: what stands in them, and what mistakes look like."""
+"""Topics as Spark tables: rows, columns and errors, in Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(spark: SparkSession, bus: NativeBus, topic: str) -> Any:
     return load
 
 
-def test_every_column_comes_as_it_was_stored(load, bus, client, topic):
+def test_columns_have_the_stored_values(load, bus, client, topic):
     client.create_topic(topic, 1)
     headers = [[("trace", b"\x01\xff"), ("empty", b"")], None, []]
     columns = [
@@ -61,7 +61,7 @@ def test_every_column_comes_as_it_was_stored(load, bus, client, topic):
     assert load(bus=f"lmdb:{bus.folder / 'data'}").orderBy("offset").collect() == frame.collect()
 
 
-def test_a_table_keeps_its_rows_and_an_empty_one_has_none(load, client, topic):
+def test_table_keeps_its_rows(load, client, topic):
     client.create_topic(topic, 2)
     assert load().count() == 0
     with client.producer() as producer:
@@ -72,10 +72,12 @@ def test_a_table_keeps_its_rows_and_an_empty_one_has_none(load, client, topic):
     assert before.groupBy("body").count().collect() == [(b"1", 10)]
     after = load()
     assert after.filter("shard_key = '3'").count() == 1
-    assert after.filter("shard_key is null").count() == 10, "a filter is not kept for the next"
+    assert after.filter("shard_key is null").count() == 10, (
+        "a filter of one query must not apply to the next"
+    )
 
 
-def test_some_columns_by_a_schema(spark, bus, client, topic):
+def test_schema_selects_columns(spark, bus, client, topic):
     with client.producer() as producer:
         producer.produce(topic, [b"12345"] * 3).result()
     reader = spark.read.format("polybus").options(bus=bus.url, topic=topic)
@@ -84,20 +86,20 @@ def test_some_columns_by_a_schema(spark, bus, client, topic):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"topic": "nowhere"}, "there is no durable topic 'nowhere'"),
-        ({"startingOfset": "latest"}, "there is no option 'startingofset': use one of bus, topic,"),
+        ({"startingOfset": "latest"}, "unknown option 'startingofset': use one of bus, topic,"),
     ],
 )
-def test_the_first_line_says_what_to_do(load, options, said):
+def test_error_message_is_in_the_first_line(load, options, message):
     with pytest.raises(PySparkException) as error:
         load(**options).collect()
-    assert said in str(error.value).splitlines()[0]
+    assert message in str(error.value).splitlines()[0]
     assert "Traceback" not in str(error.value)
 
 
-def test_a_range_that_was_trimmed_before_its_task_ran(load, client, topic):
+def test_range_trimmed_before_its_task_runs(load, client, topic):
     client.create_topic(topic, 1)
     with client.producer() as producer:
         producer.produce(topic, [b"%d" % n for n in range(10)]).result()

@@ -1,4 +1,4 @@
-"""`polybus pipeline stats`: what it counts is what is there, however it came to be counted."""
+"""`polybus pipeline stats`: tables match the messages, also over several runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = 300
 
 @pytest.fixture
 def feed(client, topic):
-    """Messages of growing size; a third of them of one key, some without."""
+    """Produce messages of growing size; a third has the same key, some have none."""
     client.create_topic(topic, shards=3)
     sent = 0
 
@@ -55,7 +55,7 @@ def messages(client: Any, topic: str) -> list[dict[str, Any]]:
 
 
 def check(client: Any, topic: str, tmp_path: Any) -> None:
-    """Every table, against the messages themselves."""
+    """Compare every table with the messages."""
     rows = messages(client, topic)
     size = sum(len(row["body"]) for row in rows)
     windows = table(tmp_path, "windows")
@@ -74,8 +74,8 @@ def check(client: Any, topic: str, tmp_path: Any) -> None:
     assert whole["largest_key_share"] == keys["hot"] / len(rows)
 
 
-def test_tables_hold_what_is_there_and_go_on(feed, run, client, topic, tmp_path, monkeypatch):
-    """The second run adds to the first; sums are summed up as they become many."""
+def test_tables_match_the_messages_over_two_runs(feed, run, client, topic, tmp_path, monkeypatch):
+    """The second run adds to the first. Partial sums are merged during the runs."""
     monkeypatch.setattr(partial_sums, "MOST_FILES", 2)
     feed()
     assert run().rows == ROWS
@@ -93,7 +93,7 @@ def test_tables_hold_what_is_there_and_go_on(feed, run, client, topic, tmp_path,
     assert "Keys with the most messages" in page
 
 
-def test_groups_are_told_by_the_bus(feed, run, bus, topic, tmp_path):
+def test_group_samples(feed, run, bus, topic, tmp_path):
     feed()
     handled = []
     with fdq.Consumer(bus.url) as consumer:
@@ -108,40 +108,39 @@ def test_groups_are_told_by_the_bus(feed, run, bus, topic, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "says"),
+    ("given", "error", "message"),
     [
         ({"out": None}, UsageError, "--out FOLDER is missing"),
-        ({"out": "/proc/here"}, UsageError, "--out /proc/here cannot be written"),
+        ({"out": "/proc/here"}, UsageError, "--out /proc/here is not writable"),
         ({"topic": "nowhere"}, DoesNotExist, "there is no durable topic 'nowhere'"),
-        ({"window": 7200}, UsageError, "--window was 3600, and is 7200"),
+        ({"window": 7200}, UsageError, "--window was 3600, got 7200"),
     ],
 )
-def test_what_cannot_be_is_told_at_once(feed, run, tmp_path, topic, given, error, says):
+def test_invalid_arguments_are_reported(feed, run, tmp_path, topic, given, error, message):
     (tmp_path / "out").mkdir()
     mark = {"version": 1, "TOPIC": topic, "--window": 3600, "--checkpoint": None}
     (tmp_path / "out" / "stats.json").write_text(json.dumps(mark))
     with pytest.raises(error) as caught:
         run(**given)
-    assert says in str(caught.value).splitlines()[0]
+    assert message in str(caught.value).splitlines()[0]
 
 
-def test_a_folder_of_something_else_is_left_alone(feed, run, tmp_path):
+def test_folder_with_other_files_is_refused(feed, run, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "stats.json").write_text("[1]")
-    with pytest.raises(UsageError, match="has stats of something else"):
+    with pytest.raises(UsageError, match="has stats with other arguments"):
         run()
 
 
-def test_sums_and_checkpoint_go_together(feed, run, tmp_path):
-    """Numbers of batches begin anew with another checkpoint: they would replace what was counted,
-    or add to nothing."""
+def test_sums_and_checkpoint_must_match(feed, run, tmp_path):
+    """Batch numbers restart with another checkpoint, which would replace counted batches."""
     feed(10)
     run()
     shutil.copytree(tmp_path / "out" / "_checkpoint", tmp_path / "kept")
-    with pytest.raises(UsageError, match=r"--checkpoint was None, and is '.*kept'"):
+    with pytest.raises(UsageError, match=r"--checkpoint was None, got '.*kept'"):
         run(checkpoint=str(tmp_path / "kept"))
-    with pytest.raises(UsageError, match="kept is of other stats: name another --checkpoint"):
+    with pytest.raises(UsageError, match="kept belongs to other stats: give another --checkpoint"):
         run(out=str(tmp_path / "other"), checkpoint=str(tmp_path / "kept"))
     shutil.rmtree(tmp_path / "out" / "_checkpoint")
-    with pytest.raises(UsageError, match=r"the checkpoint of .* is gone"):
+    with pytest.raises(UsageError, match=r"the checkpoint of .* is missing"):
         run()

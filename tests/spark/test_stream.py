@@ -1,4 +1,4 @@
-"""Topics as Spark's streams, in Spark: triggers, restarts, lag."""
+"""Topics as Spark streams, in Spark: triggers, restarts, lag."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.rig.observer import until
 PATIENCE_S = 90
 
 
-class Reading:
-    """A streaming query whose batches are kept here, as bodies."""
+class StreamQuery:
+    """A streaming query that keeps the bodies of its batches."""
 
     def __init__(self, spark: SparkSession, checkpoint: Path, **options: str) -> None:
         self._frame = spark.readStream.format("polybus").options(**options).load()
@@ -29,7 +29,7 @@ class Reading:
         return writer.option("checkpointLocation", str(self._checkpoint)).trigger(**trigger).start()
 
     def run(self) -> list[bytes]:
-        """All that is there now."""
+        """Read all messages that exist now."""
         query = self.start(availableNow=True)
         assert query.awaitTermination(PATIENCE_S)
         return self.bodies
@@ -44,8 +44,8 @@ class Reading:
 
 @pytest.fixture
 def reading(spark: SparkSession, bus: NativeBus, topic: str, tmp_path: Path) -> Any:
-    def reading(**options: str) -> Reading:
-        return Reading(
+    def reading(**options: str) -> StreamQuery:
+        return StreamQuery(
             spark, tmp_path / "checkpoint", **{"bus": bus.url, "topic": topic, **options}
         )
 
@@ -58,25 +58,29 @@ def produce(client: Any, topic: str, *numbers: int) -> None:
         producer.produce(topic, bodies, [str(number) for number in numbers]).result()
 
 
-def told(client: Any, topic: str) -> list[tuple[str, int]]:
+def reported_lags(client: Any, topic: str) -> list[tuple[str, int]]:
     return [(one["name"], one["lag"]) for one in client.topic_stats(topic)["queries"]]
 
 
-def test_what_is_there_in_bounded_batches_and_the_rest_after_a_restart(reading, client, topic):
+def test_query_reads_limited_batches_and_continues_after_a_restart(reading, client, topic):
     produce(client, topic, *range(10))
     first = reading(maxRowsPerBatch="4")
     assert first.run() == [b"%02d" % n for n in range(10)]
     assert [len(batch) for batch in first.batches] == [4, 4, 2]
     produce(client, topic, 10, 11)
     assert reading().run() == [b"10", b"11"]
-    until(lambda: told(client, topic) == [("kept", 0)], "that the bus was told all", PATIENCE_S)
+    until(
+        lambda: reported_lags(client, topic) == [("kept", 0)],
+        "the bus to know the query's end",
+        PATIENCE_S,
+    )
 
 
-def test_a_stream_follows_from_latest_and_goes_on_after_a_stop(reading, client, topic):
+def test_stream_starts_at_latest_and_continues_after_a_stop(reading, client, topic):
     produce(client, topic, 0)
     first = reading(startingOffsets="latest")
     query = first.start(processingTime="0 seconds")
-    until(lambda: query.lastProgress, "the first batch, which has nothing", PATIENCE_S)
+    until(lambda: query.lastProgress, "the first, empty batch", PATIENCE_S)
     produce(client, topic, 1, 2)
     query.processAllAvailable()
     query.stop()
@@ -85,7 +89,7 @@ def test_a_stream_follows_from_latest_and_goes_on_after_a_stop(reading, client, 
     assert first.bodies == [b"01", b"02"]
 
 
-def test_a_topic_dropped_under_a_query_ends_it_with_what_to_do(reading, client, topic):
+def test_query_fails_if_its_topic_is_dropped(reading, client, topic):
     produce(client, topic, 0)
     one = reading()
     query = one.start(processingTime="0 seconds")

@@ -1,4 +1,4 @@
-"""The stream's own part, asked as Spark asks it, without Spark: positions, plans, bounds."""
+"""The stream reader, called as Spark calls it, without Spark: positions, plans, limits."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ ALL = ReadAllAvailable()
 
 
 class Query:
-    """A run of a query: what goes to Spark and comes back is JSON, and tasks are pickled."""
+    """A run of a query. Positions pass through JSON and tasks through pickle, as in Spark."""
 
     def __init__(self, **options: str) -> None:
         self.reader = StreamReader(SparkOptions(options, SOURCE_OPTIONS), SCHEMA)
         self.at: dict[str, Any] | None = None
 
     def start(self) -> dict[str, Any]:
-        return self.at or _travelled(self.reader.initialOffset())
+        return self.at or _through_json(self.reader.initialOffset())
 
     def next_end(self) -> dict[str, Any]:
         limit = self.reader.getDefaultReadLimit()
-        return _travelled(self.reader.latestOffset(self.start(), limit))
+        return _through_json(self.reader.latestOffset(self.start(), limit))
 
     def rows(self, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
         tasks = pickle.loads(pickle.dumps((self.reader, self.reader.partitions(start, end))))
@@ -55,7 +55,7 @@ class Query:
         return sorted(rows)
 
 
-def _travelled(offset: dict[str, Any]) -> dict[str, Any]:
+def _through_json(offset: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(offset))
     return found
 
@@ -84,31 +84,31 @@ def bodies(*numbers: int) -> list[bytes]:
     return [b"%02d" % number for number in numbers]
 
 
-# --- where it begins
+# --- start position
 
 
-def test_from_the_start_and_on(url, produce, topic):
+def test_query_reads_from_the_start_and_continues(url, produce, topic):
     produce(topic, *range(5))
     query = Query(bus=url, topic=topic)
     assert query.batch() == bodies(*range(5))
     at = query.at
-    assert query.next_end() == at, "nothing new: Spark must see the same position"
+    assert query.next_end() == at, "the position must not change without new messages"
     produce(topic, 5, 6)
     assert query.batch() == bodies(5, 6)
 
 
-def test_latest_is_resolved_once_and_kept(url, produce, topic):
+def test_latest_is_resolved_once(url, produce, topic):
     produce(topic, 0)
     query = Query(bus=url, topic=topic, startingOffsets="latest")
     first = query.start()
     produce(topic, 1)
-    assert query.start() == first, "asked again, it is the same place"
+    assert query.start() == first, "the initial position must not change"
     assert query.batch() == bodies(1)
 
 
 @pytest.mark.sabotage("latest-again", expects=r"assert \[\] == \[b'01'\]")
-def test_latest_is_kept_over_a_restart_before_the_first_commit(url, produce, topic):
-    """Spark has written where the first batch ends, and asks a new process where it began."""
+def test_latest_survives_a_restart_before_the_first_commit(url, produce, topic):
+    """Spark has stored the end of the first batch, and asks a new process for its start."""
     produce(topic, 0)
     old = Query(bus=url, topic=topic, startingOffsets="latest")
     old.start()
@@ -121,11 +121,11 @@ def test_latest_is_kept_over_a_restart_before_the_first_commit(url, produce, top
     assert new.batch() == bodies(2)
 
 
-def test_latest_of_a_silent_topic_is_kept_by_an_empty_first_batch(url, produce, topic):
+def test_empty_first_batch_stores_latest(url, produce, topic):
     produce(topic, 0)
     old = Query(bus=url, topic=topic, startingOffsets="latest")
     end = old.next_end()
-    assert end != old.start(), "a batch, so that the checkpoint knows where it began"
+    assert end != old.start(), "the first batch must store the initial position"
     assert old.rows(old.start(), end) == []
     produce(topic, 1)
     new = Query(bus=url, topic=topic, startingOffsets="latest")
@@ -134,7 +134,7 @@ def test_latest_of_a_silent_topic_is_kept_by_an_empty_first_batch(url, produce, 
     assert new.batch() == bodies(1)
 
 
-def test_from_offsets_and_times(url, client, topic):
+def test_query_starts_at_offsets_or_times(url, client, topic):
     client.create_topic(topic, 1)
     with client.producer() as producer:
         for body in bodies(0, 1, 2):
@@ -148,10 +148,10 @@ def test_from_offsets_and_times(url, client, topic):
     assert Query(bus=url, topic=topic, startingTimestamp="2999-01-01").batch() == []
 
 
-# --- how much a batch has
+# --- limits of a batch
 
 
-def test_rows_of_a_batch_are_bounded_and_none_is_lost(url, produce, topic):
+def test_max_rows_per_batch(url, produce, topic):
     produce(topic, *range(50))
     query = Query(bus=url, topic=topic, maxRowsPerBatch="7")
     sizes, found = [], []
@@ -162,7 +162,7 @@ def test_rows_of_a_batch_are_bounded_and_none_is_lost(url, produce, topic):
     assert sorted(found) == bodies(*range(50))
 
 
-def test_bytes_of_a_batch_are_bounded_by_the_size_of_what_comes_next(url, client, topic):
+def test_max_bytes_per_batch_follows_the_message_size(url, client, topic):
     client.create_topic(topic, 1)
     with client.producer() as producer:
         producer.produce(topic, [b"s"] * 5000).result()
@@ -175,7 +175,7 @@ def test_bytes_of_a_batch_are_bounded_by_the_size_of_what_comes_next(url, client
     assert max(sizes) <= 120_000
 
 
-def test_a_limit_of_bytes_lets_at_least_one_through(url, client, topic):
+def test_max_bytes_per_batch_admits_at_least_one_message(url, client, topic):
     client.create_topic(topic, 1)
     with client.producer() as producer:
         producer.produce(topic, [bytes(10_000)] * 3).result()
@@ -183,15 +183,15 @@ def test_a_limit_of_bytes_lets_at_least_one_through(url, client, topic):
     assert [len(query.batch()) for _ in range(4)] == [1, 1, 1, 0]
 
 
-def test_all_available_is_not_bounded(url, produce, topic):
+def test_read_all_available_ignores_limits(url, produce, topic):
     produce(topic, *range(20))
     query = Query(bus=url, topic=topic, maxRowsPerBatch="3")
     assert query.reader.getDefaultReadLimit() == ReadMaxRows(3)
-    end = _travelled(query.reader.latestOffset(query.start(), ALL))
+    end = _through_json(query.reader.latestOffset(query.start(), ALL))
     assert len(query.rows(query.start(), end)) == 20
 
 
-def test_available_now_ends_where_the_topic_ended(url, produce, topic):
+def test_available_now_ends_at_the_end_of_its_start(url, produce, topic):
     produce(topic, *range(10))
     query = Query(bus=url, topic=topic, maxRowsPerBatch="4")
     query.reader.prepareForTriggerAvailableNow()
@@ -202,7 +202,7 @@ def test_available_now_ends_where_the_topic_ended(url, produce, topic):
     assert again.batch() == bodies(10, 11)
 
 
-def test_a_batch_planned_again_has_the_same_rows(url, produce, topic):
+def test_batch_planned_again_has_the_same_rows(url, produce, topic):
     produce(topic, *range(40))
     query = Query(bus=url, topic=topic)
     end = query.next_end()
@@ -213,10 +213,10 @@ def test_a_batch_planned_again_has_the_same_rows(url, produce, topic):
     assert sorted(other.rows(query.start(), end)) == sorted(whole)
 
 
-# --- topics and shards that come and go
+# --- new and dropped topics and shards
 
 
-def test_topics_that_appear_under_a_pattern_are_read_from_their_start(url, produce, topic):
+def test_new_topics_of_a_pattern_are_read_from_their_start(url, produce, topic):
     query = Query(bus=url, topic=f"{topic}.*", startingOffsets="latest")
     assert query.batch() == []
     produce(f"{topic}.a", 1, 2)
@@ -226,9 +226,7 @@ def test_topics_that_appear_under_a_pattern_are_read_from_their_start(url, produ
     assert query.batch() == bodies(3, 4)
 
 
-def test_a_new_topic_begins_where_it_began_when_its_batch_is_planned_again(
-    url, client, produce, topic
-):
+def test_new_topic_keeps_its_start_if_its_batch_is_planned_again(url, client, produce, topic):
     produce(f"{topic}.a", 0)
     query = Query(bus=url, topic=f"{topic}.*")
     query.batch()
@@ -240,7 +238,7 @@ def test_a_new_topic_begins_where_it_began_when_its_batch_is_planned_again(
         query.rows(query.start(), end)
 
 
-def test_available_now_leaves_out_topics_that_came_later(url, produce, topic):
+def test_available_now_skips_topics_created_later(url, produce, topic):
     produce(f"{topic}.a", 1)
     query = Query(bus=url, topic=f"{topic}.*")
     query.reader.prepareForTriggerAvailableNow()
@@ -248,8 +246,8 @@ def test_available_now_leaves_out_topics_that_came_later(url, produce, topic):
     assert [query.batch(), query.batch()] == [bodies(1), []]
 
 
-def test_shards_of_a_reshard_are_read_from_their_start(tmp_path):
-    """No bus can reshard yet; its store can."""
+def test_shards_added_by_a_reshard_are_read_from_their_start(tmp_path):
+    """The bus cannot reshard yet; the store can."""
     from polybus.model.commit import Commit
     from polybus.store.engine_registry import open_store
     from polybus.testing.conformance import kit
@@ -265,7 +263,7 @@ def test_shards_of_a_reshard_are_read_from_their_start(tmp_path):
         assert query.batch() == bodies(1, 2)
 
 
-def test_a_topic_dropped_while_it_is_read(url, client, produce, topic):
+def test_topic_dropped_while_it_is_read(url, client, produce, topic):
     produce(topic, *range(5))
     query, lenient = (
         Query(bus=url, topic=topic),
@@ -278,7 +276,7 @@ def test_a_topic_dropped_while_it_is_read(url, client, produce, topic):
     assert lenient.batch() == []
 
 
-def test_a_topic_that_is_gone_when_a_bounded_run_begins(url, client, produce, topic):
+def test_topic_dropped_before_an_available_now_run(url, client, produce, topic):
     produce(topic, *range(5))
     options = {"bus": url, "topic": topic}
     query, lenient = Query(**options), Query(**options, failOnDataLoss="false")
@@ -291,8 +289,8 @@ def test_a_topic_that_is_gone_when_a_bounded_run_begins(url, client, produce, to
     assert lenient.batch() == []
 
 
-class Vanishing:
-    """A way to a bus on which topics that a list still has are gone when they are asked for."""
+class StaleTopicList:
+    """Access whose list of topics contains one that was just dropped."""
 
     def __init__(self, real: LogAccess, gone: str) -> None:
         self._real, self._gone = real, gone
@@ -304,15 +302,15 @@ class Vanishing:
         return [*self._real.list_topics(pattern), self._gone]
 
 
-def test_what_a_pattern_found_may_be_gone_when_it_is_asked_for(bus, produce, topic):
+def test_topic_dropped_after_the_pattern_matched_is_skipped(bus, produce, topic):
     produce(f"{topic}.a", 1)
-    access = Vanishing(open_log_access(bus.url), f"{topic}.b")
+    access = StaleTopicList(open_log_access(bus.url), f"{topic}.b")
     assert set(TopicSelection(f"{topic}.*").shards(access)) == {f"{topic}.a"}
     with pytest.raises(DoesNotExist):
         TopicSelection(f"{topic}.b").shards(access)
 
 
-def test_a_topic_dropped_and_made_again_goes_on(url, client, produce, topic):
+def test_topic_created_again_continues(url, client, produce, topic):
     produce(topic, *range(5))
     query = Query(bus=url, topic=topic)
     assert query.batch() == bodies(*range(5))
@@ -321,10 +319,10 @@ def test_a_topic_dropped_and_made_again_goes_on(url, client, produce, topic):
     assert query.batch() == bodies(5, 6)
 
 
-# --- what is lost
+# --- data loss
 
 
-def test_a_trimmed_range_is_an_error_that_names_it(url, client, topic):
+def test_trimmed_range_is_reported(url, client, topic):
     client.create_topic(topic, 1)
     with client.producer() as producer:
         producer.produce(topic, bodies(*range(10))).result()
@@ -338,7 +336,7 @@ def test_a_trimmed_range_is_an_error_that_names_it(url, client, topic):
     assert lenient.rows(query.start(), end) == bodies(*range(4, 10))
 
 
-def test_a_range_trimmed_under_a_running_task(url, client, topic):
+def test_range_trimmed_during_a_task(url, client, topic):
     client.create_topic(topic, 1)
     with client.producer() as producer:
         producer.produce(topic, bodies(*range(10))).result()
@@ -358,7 +356,7 @@ def test_a_range_trimmed_under_a_running_task(url, client, topic):
 
 
 @pytest.mark.sabotage("losses-unseen", expects=r"assert \[1\] == \[\]")
-def test_no_loss_is_passed_over_in_silence(url, client, topic):
+def test_loss_is_never_ignored(url, client, topic):
     client.create_topic(topic, 1)
     with client.producer() as producer:
         producer.produce(topic, bodies(*range(10))).result()
@@ -372,7 +370,7 @@ def test_no_loss_is_passed_over_in_silence(url, client, topic):
     assert found == []
 
 
-def test_a_bus_that_has_less_than_was_read_is_another_bus(url, produce, topic):
+def test_log_that_ends_before_the_position_is_reported(url, produce, topic):
     produce(topic, *range(5))
     query = Query(bus=url, topic=topic)
     query.batch()
@@ -382,10 +380,10 @@ def test_a_bus_that_has_less_than_was_read_is_another_bus(url, produce, topic):
         query.next_end()
 
 
-# --- what is wrong
+# --- errors
 
 
-def test_a_checkpoint_of_another_topic(url, produce, topic):
+def test_checkpoint_of_another_topic(url, produce, topic):
     produce(f"{topic}.a", 1)
     produce(f"{topic}.b", 2)
     query = Query(bus=url, topic=f"{topic}.a")
@@ -398,7 +396,7 @@ def test_a_checkpoint_of_another_topic(url, produce, topic):
         other.rows(query.start(), query.start())
 
 
-def test_a_checkpoint_of_something_else(url, topic):
+def test_checkpoint_of_another_source(url, topic):
     query = Query(bus=url, topic=topic)
     query.at = {"sourceVersion": 1, "logOffset": 17}
     with pytest.raises(UsageError, match="another checkpointLocation"):
@@ -406,66 +404,78 @@ def test_a_checkpoint_of_something_else(url, topic):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"topic": "{none}"}, "there is no .*topic"),
-        ({"topic": " , "}, "names no topic"),
+        ({"topic": " , "}, "must name a topic"),
         ({"topic": "_x"}, "option topic"),
-        ({"topic": "t", "endingOffsets": "latest"}, "leave option endingOffsets out"),
-        ({"topic": "t", "endingTimestamp": "1"}, "leave option endingTimestamp out"),
+        (
+            {"topic": "t", "endingOffsets": "latest"},
+            "option endingOffsets is not allowed for streams",
+        ),
+        (
+            {"topic": "t", "endingTimestamp": "1"},
+            "option endingTimestamp is not allowed for streams",
+        ),
         ({"topic": "t", "startingOffsets": "first"}, "earliest, latest, or JSON"),
         ({"topic": "t", "startingOffsets": "[1]"}, "earliest, latest, or JSON"),
-        ({"topic": "t", "startingOffsets": '{"t": 1}'}, "a topic has its shards"),
-        ({"topic": "t", "startingOffsets": '{"t": {"0": -1}}'}, "no shard with its offset"),
-        ({"topic": "t", "startingOffsets": '{"t": {"x": 1}}'}, "no shard with its offset"),
+        ({"topic": "t", "startingOffsets": '{"t": 1}'}, "shards of a topic must be an object"),
+        ({"topic": "t", "startingOffsets": '{"t": {"0": -1}}'}, "is not a shard and an offset"),
+        ({"topic": "t", "startingOffsets": '{"t": {"x": 1}}'}, "is not a shard and an offset"),
         ({"topic": "{there}", "startingOffsets": '{"u": {"0": 1}}'}, "names topic 'u'"),
         ({"topic": "{there}", "startingOffsets": '{"{there}": {"99": 1}}'}, "has no shard 99"),
         ({"topic": "{there}", "startingOffsets": '{"{there}": {"0": 99}}'}, "ends at .* 99"),
         ({"topic": "t", "startingTimestamp": "yesterday"}, "a time like"),
         ({"topic": "t", "startingTimestamp": "-1"}, "a time like"),
         ({"topic": "t", "startingTimestamp": "1", "startingOffsets": "latest"}, "not both"),
-        ({"topic": "t", "maxRowsPerBatch": "0"}, "maxRowsPerBatch is a whole number above 0"),
-        ({"topic": "t", "maxBytesPerBatch": "1k"}, "maxBytesPerBatch is a whole number"),
-        ({"topic": "t", "rowsPerPartition": "-1"}, "rowsPerPartition is a whole number"),
+        ({"topic": "t", "maxRowsPerBatch": "0"}, "maxRowsPerBatch must be an integer > 0"),
+        ({"topic": "t", "maxBytesPerBatch": "1k"}, "maxBytesPerBatch must be an integer > 0"),
+        ({"topic": "t", "rowsPerPartition": "-1"}, "rowsPerPartition must be an integer > 0"),
         ({"topic": "t", "failOnDataLoss": "perhaps"}, "one of true, false"),
-        ({"topic": "t", "startingOfsets": "latest"}, "no option 'startingOfsets': use one of bus"),
+        (
+            {"topic": "t", "startingOfsets": "latest"},
+            "unknown option 'startingOfsets': use one of bus",
+        ),
         ({}, "option topic is missing"),
-        ({"topic": ""}, "option topic is empty"),
-        ({"topic": "t", "bus": "nats://x"}, "NATS is still to come"),
+        ({"topic": ""}, "option topic must not be empty"),
+        ({"topic": "t", "bus": "nats://x"}, "NATS is not supported"),
         ({"topic": "t", "bus": "lmdb:"}, "lmdb:PATH"),
         ({"topic": "t", "bus": "http://x"}, "no bus"),
-        ({"topic": "t", "bus": "lmdb:/nowhere/at/all"}, "there is no store here"),
+        ({"topic": "t", "bus": "lmdb:/nowhere/at/all"}, "no such folder"),
     ],
 )
-def test_wrong_options_say_what_to_do(bus, produce, topic, options, said):
+def test_invalid_options_are_reported(bus, produce, topic, options, message):
     produce(topic, 1)
     names = {"{there}": topic, "{none}": f"{topic}.none"}
     for short, long in names.items():
         options = {key: value.replace(short, long) for key, value in options.items()}
-    with pytest.raises(PolybusError, match=said):
+    with pytest.raises(PolybusError, match=message):
         Query(**{"bus": bus.url, **options}).start()
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
-    [("bodies binary", "no column 'bodies'.*body"), ("body string", "body is binary, not string")],
+    ("columns", "message"),
+    [
+        ("bodies binary", "no column 'bodies'.*body"),
+        ("body string", "body must be binary, got string"),
+    ],
 )
-def test_a_schema_that_topics_do_not_have(columns, said):
+def test_schema_with_unknown_columns(columns, message):
     name, kind = columns.split()
     schema = StructType().add(name, kind)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         StreamReader(SparkOptions({"topic": "t"}, SOURCE_OPTIONS), schema)
 
 
-def test_the_bus_is_told_how_far_a_query_has_come(bus, client, produce, topic):
+def test_progress_is_reported_to_the_bus(bus, client, produce, topic):
     produce(topic, *range(10))
     query = Query(bus=bus.url, topic=topic, maxRowsPerBatch="4")
     query.batch()
     query.batch()
     query.reader.stop()
-    (told,) = client.topic_stats(topic)["queries"]
-    assert (told["lag"], told["query"]) == (2, query.start()["_query"])
+    (reported,) = client.topic_stats(topic)["queries"]
+    assert (reported["lag"], reported["query"]) == (2, query.start()["_query"])
     query.batch()
     query.reader.stop()
-    (told,) = client.topic_stats(topic)["queries"]
-    assert told["lag"] == 0
+    (reported,) = client.topic_stats(topic)["queries"]
+    assert reported["lag"] == 0

@@ -1,11 +1,12 @@
-"""Durable topics as Spark's tables: `format("polybus")`, to read and to write.
+"""Durable topics as Spark tables and streams: `format("polybus")`, for reading and writing.
 
     spark = polybus.spark.session()
     orders = spark.readStream.format("polybus").option("topic", "orders").load()
     history = polybus.spark.table(spark, "orders", archive="/archive")
 
-Spark finds the format by itself where polybus is installed (`pyspark_polybus`); `register`
-is for where it does not look. Tasks need polybus, too, on every machine of a cluster.
+Spark discovers the format if polybus is installed (`pyspark_polybus`). Call `register` if
+discovery does not work. Every machine of a cluster must have polybus installed, because the
+tasks import it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from polybus.errors import MissingExtra
 
 try:
-    import pyspark.sql.datasource  # noqa: F401  # all else here needs it
+    import pyspark.sql.datasource  # noqa: F401  # every module of this package needs it
 except ImportError:
     raise MissingExtra("Spark", "spark") from None
 
@@ -31,6 +32,6 @@ __all__ = ["PolybusSource", "register", "session", "table"]
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("polybus")` known to a session, and reads what its queries need, no more."""
+    """Register `format("polybus")` and the column pruning rule in a session."""
     spark.dataSource.register(PolybusSource)
     column_pruning.install(spark)

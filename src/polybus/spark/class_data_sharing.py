@@ -1,10 +1,9 @@
-"""Java's classes as they lie in memory, kept in a file: a session starts in half the time.
+"""Java class data sharing: a file with Spark's parsed classes, which halves the start of a session.
 
-Spark needs some twenty thousand classes before its first query is done, and Java reads, checks
-and lays out each of them anew in every program: five to eight seconds of a processor. What one
-program has laid out it can leave to others. `make setup` has it done, for a query as they are
-(`tests.rig.spark.class_archive`). A file that does not fit, since Java or Spark are others by now,
-is not used: Java compares them when it starts, and goes on as it would without.
+Spark loads about twenty thousand classes before its first query is done. Java parses and verifies
+each of them again in every process: five to eight seconds of CPU time. `make setup` writes an
+archive of the parsed classes of a typical query (`tests.rig.spark.class_archive`). Java compares
+its version and class path with the archive at start, and ignores an archive that does not match.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ SILENTLY = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def load_flags(archive: Path = ARCHIVE) -> str:
-    """For Java's command line; nothing if nobody has made the file."""
+    """Return Java options that use the archive; empty if it does not exist."""
     return f"-XX:SharedArchiveFile={archive} {SILENTLY}" if archive.is_file() else ""
 
 
 def dump_flags(archive: Path) -> str:
-    """For the command line of a Java that makes the file when it ends."""
+    """Return Java options that write the archive when Java exits."""
     return f"-XX:ArchiveClassesAtExit={archive} {SILENTLY}"

@@ -1,4 +1,4 @@
-"""`format("polybus")`: Spark asks it for readers and writers."""
+"""The data source class of `format("polybus")`, from which Spark gets readers and writers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polybus.spark.spark_options import SINK_OPTIONS, SOURCE_OPTIONS, SparkOptio
 
 
 class PolybusSource(DataSource):
-    """Pickled by Spark, and made anew for each thing it is asked: it keeps nothing."""
+    """Data source without state. Spark pickles it and creates a new instance for every request."""
 
     @classmethod
     def name(cls) -> str:
@@ -44,7 +44,7 @@ class PolybusSource(DataSource):
 
         with hide_traceback():
             if overwrite:
-                raise UsageError("a topic is not overwritten, only added to: .mode('append')")
+                raise UsageError("a topic cannot be overwritten; use .mode('append')")
             return batch_writer(SparkOptions(self.options, SINK_OPTIONS), schema)
 
     def streamWriter(  # noqa: N802  # Spark's name

@@ -1,15 +1,12 @@
-"""The Python processes that Spark starts: what is known of them, and what they are spared.
+"""The Python workers that Spark starts: garbage collection and error output.
 
-Spark has Python's collector go over all that a worker has loaded, each time it has done
-something: tens of milliseconds, in each of the four that take part in an epoch, while the
-others wait for a processor. What a worker holds when it is asked for the second time it
-keeps: that is frozen, and the collector passes over it from then on.
+Spark runs Python's garbage collector after each request of a worker. It takes tens of
+milliseconds to walk all loaded modules, in each of the four workers of an epoch. Objects that
+exist at the second request live as long as the worker, so they are frozen: the collector skips
+them from then on.
 
-Where our errors become Spark's.
-
-Spark shows a fault of Python with the whole way it came, and what it says at the very
-end. An error of polybus is no fault of a program but an answer to its user, so the
-worker that raises one is told to show it alone: the first line then says what to do.
+Spark prints a Python exception with the whole traceback and the message last. An error of polybus
+is an answer to the user, so a worker that raises one asks Spark to print the message alone.
 """
 
 from __future__ import annotations
@@ -22,26 +19,29 @@ from contextlib import contextmanager
 from polybus.errors import PolybusError
 
 RUNTIME, WORKER = "SPARK_PYTHON_RUNTIME", "PYTHON_WORKER"
-_asked = 0
-WITHOUT_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # looked at by Spark when a worker fails
+_request_count = 0
+WITHOUT_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # Spark reads it when a worker fails
 
 
 def is_worker() -> bool:
-    """Whether Spark has started this process."""
+    """Return whether Spark started this process as a Python worker."""
     return os.environ.get(RUNTIME) == WORKER
 
 
 def note_request() -> None:
-    """Called once for whatever a worker is asked to do."""
-    global _asked
-    _asked += 1
-    if _asked == 2 and is_worker():
+    """Count a request of Spark. Must be called once per request.
+
+    Freezes the objects of a worker at its second request.
+    """
+    global _request_count
+    _request_count += 1
+    if _request_count == 2 and is_worker():
         gc.freeze()
 
 
 @contextmanager
 def hide_traceback() -> Iterator[None]:
-    """In the workers that Spark starts: each ends with the first error it raises."""
+    """Ask Spark to print a polybus error without traceback. A worker ends with its first error."""
     try:
         yield
     except PolybusError:

@@ -1,8 +1,7 @@
-"""Options of `format("polybus")`: their names, and what may stand in each.
+"""Options of `format("polybus")`: names and allowed values.
 
-Spark hands options over as text, under names in any case. A name that we do not know is
-refused, with the known ones: a misspelt `endingOffset` would else read too much, and say
-nothing. Spark's own, which it passes along, are not looked at.
+Spark passes options as text, with names in any case. An unknown name is an error, because a
+misspelt `endingOffset` would silently read too much. Spark's own options are ignored.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from polybus.errors import UsageError
 from polybus.native.client.native_options import bus_url
+from polybus.store.engine_registry import absolute_url, is_store_url
 
 SOURCE_OPTIONS = (
     "bus",
@@ -31,16 +31,15 @@ SINK_OPTIONS = (
     *("bus", "topic", "producerId", "transactionId", "transactionNumber"),
     "onNewCheckpoint",
 )
-# What Spark gives to sources and sinks beside what the user has for us.
+# Options that Spark passes to every source and sink.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 
-STORE_SCHEME = "lmdb:"
 NATS_SCHEME = "nats:"
 FLAGS = {"true": True, "false": False}
 
 
 class SparkOptions:
-    """What was given to one source or sink. `UsageError` names the option that is wrong."""
+    """The options of one source or sink. Raises `UsageError` that names the invalid option."""
 
     def __init__(self, given: Mapping[str, str], allowed: Sequence[str]) -> None:
         known = {name.lower(): name for name in allowed}
@@ -49,35 +48,37 @@ class SparkOptions:
             if name.lower() in known:
                 self._given[known[name.lower()]] = value
             elif name.lower() not in SPARKS_OWN:
-                raise UsageError(f"there is no option {name!r}: use one of {', '.join(allowed)}")
+                raise UsageError(f"unknown option {name!r}: use one of {', '.join(allowed)}")
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """None, or the default, if it was not given; an empty one is a mistake."""
+        """Return the value, or `default` if it was not given. An empty value is an error."""
         value = self._given.get(name)
         if value is None:
             return default
         if not value.strip():
-            raise UsageError(f"option {name} is empty: give it a value, or leave it out")
+            raise UsageError(f"option {name} must not be empty; give it a value, or leave it out")
         return value.strip()
 
     def required(self, name: str, example: str) -> str:
+        """Return the value; raises `UsageError` with an example if it was not given."""
         value = self.text(name)
         if value is None:
             raise UsageError(f"option {name} is missing: .option({name!r}, {example!r})")
         return value
 
     def count(self, name: str) -> int | None:
+        """Return the value as an integer > 0, or None if it was not given."""
         value = self.text(name)
         if value is None:
             return None
         if not (value.isascii() and value.isdigit() and 0 < int(value) < 1 << 63):
-            raise UsageError(f"option {name} is a whole number above 0, not {value!r}")
+            raise UsageError(f"option {name} must be an integer > 0, got {value!r}")
         return int(value)
 
     def choice(self, name: str, allowed: Sequence[str], default: str) -> str:
         value = (self.text(name) or default).lower()
         if value not in allowed:
-            raise UsageError(f"option {name} is one of {', '.join(allowed)}, not {value!r}")
+            raise UsageError(f"option {name} must be one of {', '.join(allowed)}, got {value!r}")
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -85,22 +86,17 @@ class SparkOptions:
 
     @property
     def bus(self) -> str:
-        """The URL of the bus, or `lmdb:` with an absolute path.
+        """The URL of the bus, or of a store with an absolute path.
 
-        Called on the driver: tasks may run in another folder, with another environment.
+        Must be called on the driver: tasks may have another working folder and environment.
         """
         url = bus_url(self.text("bus"), os.environ)
         if url.startswith(NATS_SCHEME):
-            raise UsageError(f"{url}: NATS is still to come; give polybus://… or lmdb:PATH as bus")
-        if not url.startswith(STORE_SCHEME):
-            return url
-        folder = url.removeprefix(STORE_SCHEME)
-        if not folder:
-            raise UsageError("lmdb: needs the data folder of a bus: lmdb:PATH")
-        return STORE_SCHEME + str(Path(folder).absolute())
+            raise UsageError(f"{url}: NATS is not supported; give polybus://… or a store as bus")
+        return absolute_url(url) if is_store_url(url) else url
 
     @property
     def archive(self) -> str | None:
-        """The folder of the archive, as an absolute path; None: the log alone is read."""
+        """The absolute path of the archive, or None to read the log alone."""
         folder = self.text("archive")
         return None if folder is None else str(Path(folder).absolute())

@@ -1,8 +1,8 @@
-"""A session of Spark as polybus likes it: this Python in its tasks, and a quiet terminal.
+"""Spark sessions with the settings that polybus needs: this Python in tasks, a quiet terminal.
 
-A master of Spark is looked at before Spark is: it tries one that nobody answers on for a
-minute, and then tells of something else. And one whose workers have no room is waited for
-without a word.
+The master is checked before Spark starts. Spark would try to reach a missing master for a minute
+and then report an unrelated error, and would wait without any message for a master whose workers
+have no free cores.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17
-QUIET = "OFF"  # what fails is raised: the same in the log is noise
-# Rows reach Spark through Arrow's memory, of which Java checks every access unless told not
-# to, and as garbage that the collector for throughput handles best: together a third faster.
+QUIET = "OFF"  # errors are raised; a copy in the log is noise
+# Rows reach Spark in Arrow buffers. Java checks each access to them by default, and they become
+# garbage at once, which the parallel collector handles best: together a third faster.
 JAVA = (
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false "
     "-XX:+UseParallelGC"
@@ -40,24 +40,24 @@ DRIVERS_JAVA = "spark.driver.extraJavaOptions"
 SETTINGS = {
     DRIVERS_JAVA: JAVA,
     "spark.executor.extraJavaOptions": JAVA,
-    # Between Java and its Python workers: fewer, larger reads.
+    # The buffer between Java and its Python workers: fewer, larger reads.
     "spark.buffer.size": "262144",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Tasks that read and write topics are few and short; 200 shuffle partitions are many.
+    # Tasks that read and write topics are few and short; Spark's default is 200.
     "spark.sql.shuffle.partitions": "8",
 }
 LOCAL = {
-    # Spark's logs of a query are renamed into place. The way it does so by default asks programs
-    # (stat, readlink, chmod) about local files: a fork each, 50 ms for each of the two logs.
+    # Spark renames the files of a query's log into place. The default class for that runs programs
+    # (stat, readlink, chmod) for local files: a fork each, 50 ms for each of the two logs.
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming"
     ".checkpointing.FileSystemBasedCheckpointFileManager",
 }
-# Over TCP each task waits 40 ms: Java's second small write for the first to be acknowledged, which
-# the other side puts off.
+# Over TCP each task waits 40 ms: Nagle's algorithm delays Java's second small write until the
+# other side acknowledges the first, and that acknowledgement is delayed.
 SOCKETS = "spark.python.unix.domain.socket"
-LONGEST_FOLDER = 60  # the name of a socket has at most 107 bytes, and Spark's part of it 42
-# What a worker runs first: it then starts in a third of the time.
+LONGEST_FOLDER = 60  # a socket's path has at most 107 bytes; Spark appends 42
+# First on the path of workers; they start in a third of the time with it.
 STARTUP = Path(__file__).with_name("startup")
 VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 STANDALONE = "spark://"
@@ -75,10 +75,13 @@ def session(
     log_level: str = QUIET,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The session that is there, or a new one: local unless `master` says where.
+    """Return the active session, or create one: local unless `master` is given.
 
-    Nothing of Spark's own comes to the terminal, unless `log_level` (WARN, INFO…) asks
-    for it; what kept it from starting does.
+    Spark's log is off unless `log_level` (WARN, INFO…) is given. Its output during the start is
+    shown only if the start fails.
+
+    Raises `ConfigError` if `master` is not a master URL or Java is missing or too old, and
+    `NotConnected` if no standalone master answers.
     """
     from pyspark.sql import SparkSession
 
@@ -86,48 +89,52 @@ def session(
         check_master(master)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     is_local = master is None or master.startswith("local")
-    given = {**SETTINGS, **(LOCAL if is_local else {}), "spark.log.level": log_level}
+    values = {**SETTINGS, **(LOCAL if is_local else {}), "spark.log.level": log_level}
     if is_local and _has_own_workers():
-        given.update(socket_settings())
-    given.update(settings or {})
-    given[DRIVERS_JAVA] = f"{given[DRIVERS_JAVA]} {class_data_sharing.load_flags()}".strip()
+        values.update(socket_settings())
+    values.update(settings or {})
+    values[DRIVERS_JAVA] = f"{values[DRIVERS_JAVA]} {class_data_sharing.load_flags()}".strip()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master or "local[*]")
-    for key, value in given.items():
+    for key, value in values.items():
         builder = builder.config(key, value)
     try:
         with hold_stderr(is_quiet=log_level.upper() == QUIET), _startup_folder_on_path(STARTUP):
-            found: SparkSession = builder.getOrCreate()
+            spark: SparkSession = builder.getOrCreate()
     except Exception:
         check_java()
         raise
-    column_pruning.install(found)
-    return found
+    column_pruning.install(spark)
+    return spark
 
 
 def _has_own_workers() -> bool:
-    """Whether they have the PySpark of this Python."""
+    """Return whether workers import the same PySpark as this process."""
     return os.environ["PYSPARK_PYTHON"] == sys.executable and "SPARK_HOME" not in os.environ
 
 
 def socket_settings() -> dict[str, str]:
-    """In a folder of this user alone: a worker does what it is told by whoever gets through."""
+    """Return settings that connect workers by Unix sockets; empty if that is not safe or possible.
+
+    A worker executes the commands of any client that connects, so the folder must belong to this
+    user and must not be accessible to others.
+    """
     folder = Path(tempfile.gettempdir()) / f"polybus-spark-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        there = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return {}
-    is_private = stat.S_ISDIR(there.st_mode) and not there.st_mode & 0o77
-    if not is_private or there.st_uid != os.getuid() or len(bytes(folder)) > LONGEST_FOLDER:
+    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o77
+    if not is_private or status.st_uid != os.getuid() or len(bytes(folder)) > LONGEST_FOLDER:
         return {}
     return {f"{SOCKETS}.enabled": "true", f"{SOCKETS}.dir": str(folder)}
 
 
 @contextmanager
 def _startup_folder_on_path(folder: Path) -> Iterator[None]:
-    """Java that is started meanwhile passes it on."""
+    """Put `folder` first on PYTHONPATH, for workers of a Java process that is started meanwhile."""
     before = os.environ.get("PYTHONPATH")
     if not _has_own_workers():
         yield
@@ -143,51 +150,57 @@ def _startup_folder_on_path(folder: Path) -> Iterator[None]:
 
 
 def check_java() -> None:
-    """`ConfigError` if there is no Java that Spark runs on; it says what to do."""
+    """Raise `ConfigError` if no Java that Spark supports is installed."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
     remedy = f"install Java {OLDEST_JAVA} or newer (apt-get install default-jre-headless)"
     remedy += f", or correct JAVA_HOME={home}" if home else ", or set JAVA_HOME"
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     except OSError:
-        raise ConfigError(f"Spark needs Java, and there is none: {remedy}") from None
-    version = VERSION.search(told.stderr + told.stdout)
+        raise ConfigError(f"Spark needs Java, which is not installed: {remedy}") from None
+    version = VERSION.search(output.stderr + output.stdout)
     if version is None or int(version[1]) < OLDEST_JAVA:
-        found = f"Java {version[1]}" if version else "something else"
-        raise ConfigError(f"Spark needs a newer Java than {java}, which is {found}: {remedy}")
+        found = f"Java {version[1]}" if version else "of unknown version"
+        raise ConfigError(
+            f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is {found}: {remedy}"
+        )
 
 
 def check_master(master: str) -> None:
-    """`ConfigError` if it is none, `NotConnected` if no standalone master answers there."""
+    """Raise `ConfigError` for an invalid master, `NotConnected` if no standalone master answers."""
     if FORM.fullmatch(master) is None:
-        raise ConfigError(f"{master!r} is no master of Spark: give {FORMS}")
+        raise ConfigError(f"invalid Spark master {master!r}: expected {FORMS}")
     if master.startswith(STANDALONE):
         _check_answers(master)
 
 
 def _check_answers(master: str) -> None:
-    """One of several is enough: the others stand by."""
-    why: Exception | None = None
+    """Check that at least one of several standby masters accepts connections."""
+    error_cause: Exception | None = None
     for place in master.removeprefix(STANDALONE).split(","):
         host, _, port = place.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
             return
         except (OSError, OverflowError) as error:
-            why = error
-    raise NotConnected(f"no master of Spark answers at {master} ({why}): start it, or correct it")
+            error_cause = error
+    raise NotConnected(
+        f"no Spark master answers at {master} ({error_cause}): start it, or correct the URL"
+    )
 
 
 def lacks_executors(spark: SparkSession) -> bool:
-    """Whether a standalone master has started none, though it had time to."""
+    """Return whether a standalone master started no executor within EXECUTOR_S."""
     context = spark.sparkContext
-    is_asked_later = context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
-    if is_asked_later or not str(context.master).startswith(STANDALONE):
+    has_dynamic_executors = (
+        context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
+    )
+    if has_dynamic_executors or not str(context.master).startswith(STANDALONE):
         return False
     ends_s = time.monotonic() + EXECUTOR_S
     while time.monotonic() < ends_s:
-        if context._jsc.sc().getExecutorMemoryStatus().size() > 1:  # the driver is one of them
+        if context._jsc.sc().getExecutorMemoryStatus().size() > 1:  # the driver counts as one
             return False
         time.sleep(LOOK_EVERY_S)
     return True

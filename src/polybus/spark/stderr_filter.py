@@ -1,8 +1,8 @@
-"""Keeps what a program says while it starts to itself, unless it fails to.
+"""Hold back the stderr of child processes while they start.
 
-Spark's Java writes to the terminal that it was started in, some of it before anything of
-ours could tell it not to. So it is started with a pipe for its stderr: until it is up
-what it says is held back, and lost if all went well; from then on it is passed on.
+Spark's Java writes to its stderr before any setting can turn that off. It is therefore started
+with a pipe as stderr. Its output is dropped if the start succeeds, and shown if it fails. Later
+output is forwarded to the terminal.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from contextlib import contextmanager
 from threading import Event, Thread
 
 STDERR = 2
-MARK = b"\0polybus: started\0"  # no program says that
+MARK = b"\0polybus: started\0"  # marks the end of the start; does not occur in output
 CHUNK_BYTES = 65_536
 
 
 @contextmanager
 def hold_stderr(*, is_quiet: bool = True) -> Iterator[None]:
-    """Programs started meanwhile have such a pipe; whoever else writes to stderr waits."""
+    """Hold back stderr, of this process and of child processes started meanwhile."""
     if not is_quiet:
         yield
         return
     terminal = os.dup(STDERR)
     reading, writing = os.pipe()
-    passing = _StderrForwarder(reading, terminal)
+    forwarder = _StderrForwarder(reading, terminal)
     os.dup2(writing, STDERR)
     os.close(writing)
-    passing.start()
+    forwarder.start()
     try:
         yield
     except BaseException:
-        passing.release(show=True)
+        forwarder.release(show=True)
         raise
     else:
-        passing.release(show=False)
+        forwarder.release(show=False)
     finally:
         os.dup2(terminal, STDERR)
 
 
 class _StderrForwarder(Thread):
-    """Ends with the last program that writes; it does not keep ours from ending."""
+    """Daemon thread that forwards the pipe until the last process that writes to it has ended."""
 
     def __init__(self, reading: int, terminal: int) -> None:
         super().__init__(name="polybus-spark-stderr", daemon=True)
@@ -52,30 +52,30 @@ class _StderrForwarder(Thread):
 
     def run(self) -> None:
         try:
-            self._pass_on(self._hold())
-            while said := os.read(self._reading, CHUNK_BYTES):
-                self._pass_on(said)
+            self._forward(self._hold())
+            while output := os.read(self._reading, CHUNK_BYTES):
+                self._forward(output)
         except OSError:
-            pass  # nobody is there to be told
+            pass  # the terminal is gone
         os.close(self._reading)
 
     def release(self, *, show: bool) -> None:
-        """What was said up to now is shown or not, what is said from now on is."""
+        """End holding back: show or drop the output up to now, forward later output."""
         self._show = show
         os.write(STDERR, MARK)
         self._released.wait()
 
     def _hold(self) -> bytes:
-        """Reads up to the mark; what came behind it, and before it if that is to be shown."""
+        """Read up to MARK. Returns the output after it."""
         held = b""
         while MARK not in held:
             held += os.read(self._reading, CHUNK_BYTES)
-        before, _, behind = held.partition(MARK)
+        before, _, later = held.partition(MARK)
         if self._show:
-            self._pass_on(before)
+            self._forward(before)
         self._released.set()
-        return behind
+        return later
 
-    def _pass_on(self, said: bytes) -> None:
-        if said:
-            os.write(self._terminal, said)
+    def _forward(self, output: bytes) -> None:
+        if output:
+            os.write(self._terminal, output)

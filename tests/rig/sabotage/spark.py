@@ -22,7 +22,7 @@ PUBLISH_ALONE = """def _publish_alone(client, done):
 
 
 """
-STAGED = "StagedRows(staging.finish(), query_id(), staging.rows)"
+STAGED = "StagedRows(stage.finish(), query_id(), stage.rows)"
 
 SABOTAGES = [
     # Each task publishes its own stage; the driver publishes nothing.
@@ -37,8 +37,8 @@ SABOTAGES = [
     Patch(
         "latest-again",
         "spark/source/query_position.py",
-        "        begins_anew = self.is_initial and end.since\n",
-        "        begins_anew = False\n",
+        "        is_first_batch = self.is_initial and end.since\n",
+        "        is_first_batch = False\n",
     ),
     # A task that finds messages missing goes on without an error.
     Patch(

@@ -1,4 +1,4 @@
-"""How much a part of a replay reads, by how much of it was written."""
+"""The size of a replay's parts follows the number of rows written."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def after(pace: ReplayPace, *written: int) -> int:
     return pace.rows
 
 
-def test_without_a_filter_each_part_is_a_second():
+def test_part_is_one_second_without_a_filter():
     assert after(ReplayPace(MOST, RATE)) == SECOND
     assert after(ReplayPace(MOST, RATE), SECOND, SECOND, SECOND) == SECOND
 
 
 @pytest.mark.parametrize("kept", [0, 0.001, 0.1])
-def test_where_few_are_let_through_more_is_read(kept):
+def test_part_grows_if_the_filter_matches_few_rows(kept):
     pace = ReplayPace(MOST, RATE)
     written = 0.0
     for _ in range(20):
@@ -32,12 +32,12 @@ def test_where_few_are_let_through_more_is_read(kept):
     assert SECOND / 2 < written <= SECOND or pace.rows == SECOND * MOST_GROWTH
 
 
-def test_when_all_are_let_through_again_it_is_a_second_again():
+def test_part_shrinks_if_the_filter_matches_all_rows_again():
     assert after(ReplayPace(MOST, RATE), 0, 0, 0) == 8 * SECOND
     assert after(ReplayPace(MOST, RATE), 0, 0, 0, 8 * SECOND) == SECOND
 
 
-def test_never_more_than_a_part_may_have():
+def test_part_is_limited_by_most_rows():
     assert after(ReplayPace(100, RATE), 0, 0) == 100
     assert after(ReplayPace(MOST, None), 0, 10, MOST) == MOST
     assert after(ReplayPace(MOST, 0.1)) == 1

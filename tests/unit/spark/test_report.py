@@ -1,4 +1,4 @@
-"""The report's numbers, and that its page stands by itself whatever names it shows."""
+"""Figures of the report, and a page that is valid HTML for any topic name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NASTY = "<script>alert(1)</script> \"&' \x00 \U0001f600"
 
 
 def bucket(value: float) -> int:
-    """What `bucket_sql` says, in Python."""
+    """Return the bucket of a value; the same as `bucket_sql`."""
     return 0 if value < 1 else 1 + math.floor(math.log2(value) * histogram.PER_DOUBLING)
 
 
@@ -39,7 +39,7 @@ def counted(values: list[float]) -> dict[int, int]:
 # --- numbers
 
 
-def test_a_quantile_is_right_within_a_tenth():
+def test_quantile_is_exact_within_a_tenth():
     chance = random.Random(1)
     values = sorted(chance.lognormvariate(6, 2) for _ in range(5000))
     for share in (0.01, 0.5, 0.9, 0.99, 1.0):
@@ -49,18 +49,18 @@ def test_a_quantile_is_right_within_a_tenth():
         assert exact <= found <= max(1.0, exact * 1.1)
 
 
-def test_histograms_of_parts_add_up_to_that_of_the_whole():
+def test_merged_histograms_equal_the_histogram_of_all_values():
     chance = random.Random(2)
     values = [chance.expovariate(0.001) for _ in range(1000)]
     parts = (counted(values[:1]), counted(values[1:700]), counted(values[700:]))
     assert Histogram.merge(map(Histogram, parts)).buckets == counted(values)
 
 
-def test_nothing_has_no_quantile():
+def test_empty_histogram_has_no_quantile():
     assert Histogram().quantile(0.5) is None
 
 
-def test_nothing_is_said_to_be_larger_than_the_largest():
+def test_quantile_is_at_most_the_largest_value():
     spread = Histogram.merge([Histogram({57: 9}, 128), Histogram({57: 1}, 100)])
     assert [spread.quantile(share) for share in (0.5, 0.99, 1.0)] == [128, 128, 128]
 
@@ -93,7 +93,7 @@ def test_moments_of_an_axis_are_between_its_ends_and_few(span_s):
         (-1500, "-1.5k"),
     ],
 )
-def test_numbers_are_short(value, shown):
+def test_short_numbers(value, shown):
     assert axis_scales.short(value) == shown
 
 
@@ -101,14 +101,14 @@ def test_numbers_are_short(value, shown):
     ("us", "shown"),
     [(5, "5 µs"), (1500, "1.5 ms"), (2.5e6, "2.5 s"), (600e6, "10 min"), (4 * 86_400e6, "4 d")],
 )
-def test_durations_are_in_the_unit_that_reads_best(us, shown):
+def test_duration_units(us, shown):
     assert axis_scales.duration(us) == shown
 
 
 # --- windows
 
 
-def test_windows_are_merged_and_silence_is_kept():
+def test_merged_windows_include_times_without_messages():
     windows = [
         TimeWindow(n * 10, 10, 1, 5, Histogram({3: 1}, n), Histogram({7: 2}))
         for n in (*range(100), 900)
@@ -128,7 +128,7 @@ def test_windows_are_merged_and_silence_is_kept():
 
 
 class Reader(HTMLParser):
-    """Every tag is closed in its turn; all that is referred to is in the page."""
+    """Parser that checks that tags are closed in order and that links stay within the page."""
 
     EMPTY = ("meta", "!doctype")
 
@@ -157,7 +157,7 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
 
-def a_topic(name: str) -> TopicFigures:
+def topic_figures(name: str) -> TopicFigures:
     windows = [
         TimeWindow(1_790_000_000 + 10 * n, 10, n, 100 * n, Histogram({50: n}), Histogram({60: n}))
         for n in range(20)
@@ -177,9 +177,11 @@ def a_topic(name: str) -> TopicFigures:
     )
 
 
-def test_a_page_is_well_formed_and_stands_by_itself():
+def test_page_is_well_formed_and_self_contained():
     written = page(
-        [a_topic("orders"), a_topic(NASTY), TopicFigures("silent", [])], "polybus://x", 1.79e9
+        [topic_figures("orders"), topic_figures(NASTY), TopicFigures("silent", [])],
+        "polybus://x",
+        1.79e9,
     )
     reader = Reader()
     reader.feed(written)
@@ -190,15 +192,15 @@ def test_a_page_is_well_formed_and_stands_by_itself():
     assert "silent" in written
 
 
-def test_a_page_of_nothing_says_so():
+def test_page_without_topics():
     assert "nothing yet" in page([], "polybus://x", 1.79e9)
 
 
-def test_what_comes_from_outside_is_escaped():
+def test_text_is_escaped():
     assert tag("p", text("<b>\x00"), title='"') == '<p title="&quot;">&lt;b&gt;\ufffd</p>'
 
 
-def test_a_line_has_gaps_where_there_is_no_value():
+def test_line_has_gaps_for_missing_values():
     plot = Plot("p", [0.0, 1.0, 2.0, 3.0, 4.0], [Series("a", [1.0, 2.0, None, 4.0, None])], str)
     drawn = plot.draw()
     assert drawn.count('class="s0 line"') == 1
@@ -206,7 +208,7 @@ def test_a_line_has_gaps_where_there_is_no_value():
     assert "a: 4.0" in drawn
 
 
-def test_buckets_far_apart_are_drawn_in_whole_doublings():
+def test_wide_histogram_has_one_column_per_doubling():
     few = plots.draw_histogram("t", {9: 1, 16: 2}, str)
     assert few.count("<rect") == 8
     many = plots.draw_histogram("t", {0: 1, 9: 2, 16: 4, 99: 8}, str)

@@ -1,4 +1,4 @@
-"""What the driver does: the files of a batch become a part of the archive, in one step a topic."""
+"""Archive commits by the driver: the files of a batch join the archive in one step per topic."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from polybus.spark.archive.parquet_files import WrittenFile
     from polybus.spark.source.log_access import LogAccess
 
-# How long a file stays that no manifest names: somebody may read it by an older one.
+# How long an unlisted file is kept: a reader may use an older manifest.
 KEEP_S = 86_400
-TIDY_EVERY_S = 3600  # for a run that goes on for months
+TIDY_EVERY_S = 3600  # a run may last for months
 
 
 class ArchiveCommitter:
-    """One run that adds to an archive. `gaps`: what the log has lost is passed over."""
+    """Adds files to an archive during one run. With `gaps`, offsets that the log has lost are
+    skipped.
+    """
 
     def __init__(self, folder: ArchiveFolder, *, gaps: bool = False) -> None:
         self._folder = folder
@@ -33,13 +35,13 @@ class ArchiveCommitter:
         self.rows = self.size_bytes = 0
 
     def begin(self, topic: str, access: LogAccess) -> None:
-        """Nobody else adds to this topic from now on; what is left of earlier runs goes."""
+        """Lock a topic, check that its log is the archived one, and remove unlisted files."""
         self._locks.take(topic)
         check_same_log(access, read_manifest(self._folder, topic))
         self._tidy(topic)
 
     def add(self, written: Iterable[WrittenFile]) -> list[str]:
-        """The topics that have grown."""
+        """Commit the files of a batch. Returns the topics that have grown."""
         by_topic: dict[str, list[WrittenFile]] = defaultdict(list)
         for one in written:
             by_topic[one.topic].append(one)
@@ -50,17 +52,19 @@ class ArchiveCommitter:
 
     @property
     def topics(self) -> list[str]:
-        """That nobody else adds to now."""
+        """The topics that this run has locked."""
         return self._locks.held
 
     def end(self) -> None:
         self._locks.release()
 
     def _add(self, topic: str, written: list[WrittenFile]) -> None:
+        """Commit the files of one topic."""
         self._locks.take(topic)
         for one in written:
-            _check_there(self._folder, one)
+            _check_written(self._folder, one)
         lasts: dict[int, LastRow] = {}
+        # A shard's last row decides later whether a log is the archived one (check_same_log).
         for one in sorted(written, key=lambda one: one.file.last_ns):
             for shard, last in one.lasts.items():
                 lasts[shard] = max(last, lasts.get(shard, last))
@@ -80,12 +84,16 @@ class ArchiveCommitter:
 
 
 def check_same_log(access: LogAccess, manifest: Manifest) -> None:
-    """`Conflict` if a log is not the one that was archived: offsets of another mean other rows."""
+    """Raise `Conflict` if the log is not the archived one.
+
+    The log must not end before the archive, and must have the archive's last row if it was not
+    trimmed. Equal offsets of another log would be other messages.
+    """
     if not manifest.shards:
         return
-    there = access.shards(manifest.topic)
+    log_shards = access.shards(manifest.topic)
     for shard, span in manifest.shards.items():
-        log = there.get(shard)
+        log = log_shards.get(shard)
         if log is not None and log.end < span.end:
             _raise_other_log(
                 manifest.topic, f"shard {shard} ends at {log.end}, archived up to {span.end}"
@@ -102,29 +110,31 @@ def check_same_log(access: LogAccess, manifest: Manifest) -> None:
 
 def _raise_other_log(topic: str, why: str) -> None:
     raise Conflict(
-        f"topic {topic!r} of this bus is not the one that is in the archive ({why}): "
-        "give another folder, or the right bus"
+        f"topic {topic!r} of this bus is not the archived topic ({why}): "
+        "give another folder, or another bus"
     )
 
 
-def _check_there(folder: ArchiveFolder, written: WrittenFile) -> None:
+def _check_written(folder: ArchiveFolder, written: WrittenFile) -> None:
+    """Raise `Damaged` if the driver does not see a task's file."""
     path = folder.path / written.file.path
     if not path.is_file() or path.stat().st_size != written.file.size_bytes:
         raise Damaged(
-            f"{path} is not as its task wrote it: the archive must be one folder for the driver "
-            "and all tasks"
+            f"{path} is not the file that its task wrote: the archive must be one folder shared by "
+            "the driver and all tasks"
         )
 
 
 def remove_unlisted(folder: ArchiveFolder, topic: str, now_s: float) -> None:
-    """Removes files that do not count, and that nobody can be reading any more."""
+    """Remove files that the manifest does not list and that no reader can need."""
     manifest = read_manifest(folder, topic)
-    counts = {one.path for one in manifest.files}
+    listed = {one.path for one in manifest.files}
+    # A replaced file has an old mtime but may still be read, so its own time counts.
     kept = {one.path for one in manifest.replaced if one.since_s > now_s - KEEP_S}
     for path in folder.data(topic).glob("date=*/*.parquet"):
         name = str(path.relative_to(folder.path))
         is_old = path.stat().st_mtime < now_s - KEEP_S
-        if name not in counts and name not in kept and is_old:
+        if name not in listed and name not in kept and is_old:
             path.unlink()
     if len(kept) < len(manifest.replaced):
         commit_manifest(folder, manifest.without_replaced(kept))

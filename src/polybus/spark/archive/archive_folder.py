@@ -1,9 +1,8 @@
-"""The folder of an archive: where things are in it, and whether it is one.
+"""The folder of an archive: its layout, its version, and locks on its topics.
 
-One archive of a topic at a time, on one folder.
-
-The kernel gives a lock back when its process ends, however it ends. Where it does not reach
-(other machines, some network disks) the numbers of manifests still let only one go on.
+One process at a time adds to a topic. The kernel releases a lock when its process ends. On other
+machines and on network file systems without locks, the numbers of manifests still allow only one
+writer to continue.
 """
 
 from __future__ import annotations
@@ -27,47 +26,47 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "polybus archive", 1
 MARK = "polybus-archive.json"
-OWN = "_polybus"  # Spark and others pass over what begins so
+OWN = "_polybus"  # Spark and other readers ignore names that begin with _
 TOPICS, CHECKPOINTS = "topics", "checkpoints"
-LONGEST, HASH = 200, 32  # characters of a name in a folder, which may have 255 bytes
+LONGEST, HASH = 200, 32  # characters of a file's name; the limit of file systems is 255 bytes
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
-NAME = "lock"
+LOCK_FILE = "lock"
 
 
 class ArchiveFolder:
-    """Pickled, and sent to tasks: it must be the same folder wherever they run."""
+    """Paths in an archive. Pickled and sent to tasks, which must see the same folder."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
 
     def check(self) -> None:
-        """`WrongFormat` if it is no archive, or one of another version."""
+        """Raise `WrongFormat` if the folder is not an archive of this version."""
         try:
             found = json.loads((self.path / MARK).read_text())
         except FileNotFoundError:
             raise WrongFormat(
-                f"{self.path} is no archive: there is no {MARK}; "
-                "polybus pipeline archive makes one in an empty folder"
+                f"{self.path} is not an archive: {MARK} is missing; "
+                "polybus pipeline archive creates an archive in an empty folder"
             ) from None
         except (ValueError, OSError) as error:
-            raise WrongFormat(f"{self.path} is no archive: {MARK}: {error}") from None
+            raise WrongFormat(f"{self.path} is not an archive: {MARK}: {error}") from None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise WrongFormat(f"{self.path} is no archive: {MARK} is of something else")
+            raise WrongFormat(f"{self.path} is not an archive: {MARK} has another format")
         if found.get("version") != VERSION:
             raise WrongFormat(
-                f"{self.path} is an archive of version {found.get('version')}, and this polybus "
-                f"has version {VERSION}: use the polybus that wrote it, or another folder"
+                f"{self.path} is an archive of version {found.get('version')}, this polybus "
+                f"supports version {VERSION}: use the polybus that wrote it, or another folder"
             )
 
     def prepare(self) -> None:
-        """Makes it an archive, if it is empty or not there."""
+        """Make the folder an archive if it is empty or missing, and check that it is writable."""
         with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             if not (self.path / MARK).exists():
                 if any(self.path.iterdir()):
                     raise WrongFormat(
-                        f"{self.path} is no archive, and not empty: give an empty folder, or none"
+                        f"{self.path} is not an archive and not empty: give an empty folder"
                     )
                 write_durably(self.path / MARK, json.dumps({"format": FORMAT, "version": VERSION}))
             self.check()
@@ -87,7 +86,7 @@ class ArchiveFolder:
 
 
 def quote_name(name: str) -> str:
-    """As the name of a file; one that is too long for that is cut, and told apart by its hash."""
+    """Return a name for a file. A long name is cut and made unique by its hash."""
     text = quote(name, safe="")
     text = "%2E" + text[1:] if text.startswith(".") else text
     if len(text) <= LONGEST:
@@ -97,24 +96,24 @@ def quote_name(name: str) -> str:
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """What the disk refuses is told as what it is, and what to do."""
+    """Raise errors of the file system as polybus errors that say what to do."""
     try:
         yield
     except OSError as error:
         if error.errno in NO_ROOM:
             raise StoreFull(
-                f"the disk of {path} is full: make room and start again, what is done stays, "
-                "and the rest goes on from there"
+                f"the disk of {path} is full: free space and start again; finished work is kept, "
+                "and the run continues from there"
             ) from None
         if error.errno in NOT_ALLOWED:
             raise ConfigError(f"{path} is not writable: {error.strerror}") from None
         if isinstance(error, NotADirectoryError | FileExistsError):
-            raise ConfigError(f"{path} is no folder: {error.strerror}") from None
+            raise ConfigError(f"{path} is not a folder: {error.strerror}") from None
         raise
 
 
 def write_durably(path: Path, text: str) -> None:
-    """All of it is on disk under this name, or nothing is."""
+    """Write a file so that it is on disk completely or not at all, also after a power failure."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with draft.open("w") as file:
@@ -128,7 +127,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in a folder are on disk, too."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -137,14 +136,14 @@ def sync_folder(folder: Path) -> None:
 
 
 class TopicLocks:
-    """Of one run, over all its topics."""
+    """The locks of one run on its topics."""
 
     def __init__(self, folder: ArchiveFolder) -> None:
         self._folder = folder
         self._held: dict[str, TextIOWrapper] = {}
 
     def take(self, topic: str) -> None:
-        """`DataFolderInUse` if another one has it."""
+        """Lock a topic. Raises `DataFolderInUse` if another process holds the lock."""
         if topic in self._held:
             return
         with explain_write_errors(self._folder.path):
@@ -160,9 +159,9 @@ class TopicLocks:
         self._held.clear()
 
     def _locked(self, topic: str) -> TextIOWrapper:
-        place = self._folder.manifests(topic)
-        place.mkdir(parents=True, exist_ok=True)
-        file = (place / NAME).open("a+")
+        folder = self._folder.manifests(topic)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK_FILE).open("a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -171,7 +170,7 @@ class TopicLocks:
             file.close()
             raise DataFolderInUse(
                 f"topic {topic!r} is being archived to {self._folder.path} by {owner}: "
-                "end that one, or use another folder"
+                "stop that process, or use another folder"
             ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")

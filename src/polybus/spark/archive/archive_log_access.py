@@ -1,8 +1,8 @@
-"""Archive and log as one: an `Access` whose shards begin where the archive does.
+"""Archive and log as one: a `LogAccess` whose shards begin where the archive begins.
 
-What is archived is read from there, the rest from the log. If the log is trimmed meanwhile,
-what it has lost was archived before (`retain` sees to that), and the newest manifest has it:
-no row twice, none missing, whatever runs beside it.
+Archived offsets are read from files, the rest from the log. `retain` trims only archived offsets,
+so if the log is trimmed during a read, the newest manifest has the trimmed rows. Each row is read
+exactly once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,22 @@ if TYPE_CHECKING:
     from polybus.spark.archive.manifest import ArchivedFile, Manifest
 
 US_PER_MS = 1000
-PLACE = ["shard", "offset"]
-STORED = ["id", "shard", "offset", "timestamp_ns", "insertion_time", "shard_key", "body", "headers"]
+POSITION_COLUMNS = ["shard", "offset"]
+STORED_COLUMNS = [
+    "id",
+    "shard",
+    "offset",
+    "timestamp_ns",
+    "insertion_time",
+    "shard_key",
+    "body",
+    "headers",
+]
 
 
 class ArchiveLogAccess:
+    """Access to a log and the archive of its topics."""
+
     def __init__(self, log: LogAccess, archive: str) -> None:
         self._log = log
         self._folder = ArchiveFolder(archive)
@@ -45,14 +56,17 @@ class ArchiveLogAccess:
         return sorted({*self._log.list_topics(pattern), *archived})
 
     def shards(self, topic: str) -> dict[int, ShardOffsets]:
-        """The log is looked at first: what it loses after that, the manifest has by then."""
+        """Return the offsets that archive and log have together.
+
+        Reads the log's bounds before the manifest: rows trimmed in between are in the manifest.
+        """
         try:
             found = dict(self._log.shards(topic))
         except DoesNotExist:
             found = {}
         archived = read_manifest(self._folder, topic).shards
         if not (found or archived):
-            return self._log.shards(topic)  # which says why
+            return self._log.shards(topic)  # raises with the reason
         for shard, span in archived.items():
             log = found.get(shard, span)
             found[shard] = ShardOffsets(min(span.start, log.start), max(span.end, log.end))
@@ -107,7 +121,7 @@ class ArchiveLogAccess:
     def _from_log(
         self, topic: str, shard: int, start: int, end: int, columns: Collection[str] | None
     ) -> Iterator[pa.RecordBatch]:
-        """Ends where the log was trimmed, if the archive has what it has lost."""
+        """Yield rows of the log. Ends at a trimmed offset if the archive has it."""
         try:
             yield from self._log.read(topic, shard, start, end, columns=columns)
         except Trimmed:
@@ -119,13 +133,13 @@ class ArchiveLogAccess:
     def _from_files(
         self, manifest: Manifest, shard: int, start: int, end: int
     ) -> Iterator[pa.RecordBatch]:
-        """Ends where a file is gone, if a newer manifest no longer needs it."""
+        """Yield rows of the archive. Ends at a missing file if a newer manifest replaced it."""
         for file in manifest.find_files(shard, start, end):
             first, last = file.shards[shard]
             if first > start:
                 raise trimmed_error(manifest.topic, shard, start, first)
             try:
-                yield from rows(self._folder, file, shard, start, min(last, end))
+                yield from read_rows(self._folder, file, shard, start, min(last, end))
             except FileNotFoundError:
                 if read_manifest(self._folder, manifest.topic).number == manifest.number:
                     raise Damaged(f"{file.path} is missing from {self._folder.path}") from None
@@ -133,7 +147,9 @@ class ArchiveLogAccess:
             start = last
 
     def _first(self, topic: str, shard: int, column: str, least: int) -> int | None:
-        """In the archive; None if nothing there is as late."""
+        """Return the first offset in the archive where `column` is >= `least`; None if there is
+        none.
+        """
         for file in read_manifest(self._folder, topic).files:
             if shard in file.shards:
                 found = _first_from(self._folder, file, shard, column, least)
@@ -145,11 +161,11 @@ class ArchiveLogAccess:
         return offset < (read_manifest(self._folder, topic).end(shard) or 0)
 
 
-def rows(
+def read_rows(
     folder: ArchiveFolder, file: ArchivedFile, shard: int, start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """These rows of a file, as the log has them."""
-    for group in _groups(folder, file, shard, start, end, STORED):
+    """Yield rows of a file with the columns and types of the log."""
+    for group in _groups(folder, file, shard, start, end, STORED_COLUMNS):
         place = group.column("shard"), group.column("offset")
         wanted = pc.and_(
             pc.equal(place[0], shard),
@@ -160,6 +176,7 @@ def rows(
 
 
 def _as_read(stored: pa.Table) -> pa.Table:
+    """Convert stored columns to READ_SCHEMA."""
     times = pc.divide(stored.column("insertion_time").cast(pa.int64()), US_PER_MS)
     made = {"insertion_ms": times, "headers": stored.column("headers").cast(HEADERS_TYPE)}
     columns = [made[name] if name in made else stored.column(name) for name in READ_SCHEMA.names]
@@ -169,9 +186,11 @@ def _as_read(stored: pa.Table) -> pa.Table:
 def _first_from(
     folder: ArchiveFolder, file: ArchivedFile, shard: int, column: str, least: int
 ) -> int | None:
-    """The first offset of a shard where a column that rises has at least this."""
+    """Return the first offset of a shard in a file where a rising column is >= `least`."""
     start, end = file.shards[shard]
-    for group in _groups(folder, file, shard, start, end, [*PLACE, column], (column, least)):
+    for group in _groups(
+        folder, file, shard, start, end, [*POSITION_COLUMNS, column], (column, least)
+    ):
         wanted = pc.and_(
             pc.equal(group.column("shard"), shard), pc.greater_equal(group.column(column), least)
         )
@@ -190,20 +209,20 @@ def _groups(
     columns: list[str],
     at_least: tuple[str, int] = ("offset", 0),
 ) -> Iterator[pa.Table]:
-    """The row groups that can have such rows, by their least and greatest values."""
+    """Yield the row groups that can have matching rows, by the statistics of their columns."""
     column, least = at_least
     with _readable(folder, file), pq.ParquetFile(folder.path / file.path) as source:
         for number in range(source.num_row_groups):
-            told = _statistics(source.metadata.row_group(number))
-            shards, offsets = (told[name] for name in PLACE)
-            is_near = shards.min <= shard <= shards.max and offsets.min < end
-            if is_near and start <= offsets.max and told[column].max >= least:
+            statistics = _statistics(source.metadata.row_group(number))
+            shards, offsets = (statistics[name] for name in POSITION_COLUMNS)
+            overlaps = shards.min <= shard <= shards.max and offsets.min < end
+            if overlaps and start <= offsets.max and statistics[column].max >= least:
                 yield source.read_row_group(number, columns)
 
 
 @contextmanager
 def _readable(folder: ArchiveFolder, file: ArchivedFile) -> Iterator[None]:
-    """Arrow tells of bytes that are no Parquet in several ways."""
+    """Raise `Damaged` for a file that is not valid Parquet. Arrow reports that in several ways."""
     try:
         yield
     except FileNotFoundError:

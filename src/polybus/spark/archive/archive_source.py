@@ -1,9 +1,8 @@
-"""The stream that archives: it is read like any topic, but a task writes its rows, and what
-comes out of it is one row a file.
+"""The source of the archiving query: its tasks write rows to files and yield one row per file.
 
-So rows do not travel to Spark's Java and back, and all the rest (positions, batches, tasks
-that are tried again) is Spark's as ever. Which rows are still to be archived the manifests
-say, not Spark's checkpoint: a batch that is done again finds its rows archived.
+Rows therefore do not travel to Java and back, while Spark still manages positions, batches and
+retries of tasks. The manifests decide which rows are still to be archived, not Spark's checkpoint:
+a batch that runs again finds its rows in the archive.
 """
 
 from __future__ import annotations
@@ -31,12 +30,15 @@ FORMAT = "polybus_archive"
 FILES = StructType([StructField("written", StringType(), nullable=False)])
 ARROW_FILES = pa.schema([pa.field("written", pa.utf8(), nullable=False)])
 OPTIONS = (*SOURCE_OPTIONS, "folder", "tasks")
-# What a task writes at most; files are cut by their size as well.
+# The most rows of a task; files are also limited by their size.
 MOST_ROWS = 2_000_000
-FEW_ROWS = 250_000  # not worth a task, and a file, of their own: a third of a second
+# fewer rows get no task and file of their own; archiving them takes a third of a second
+FEW_ROWS = 250_000
 
 
 class ArchiveSource(DataSource):
+    """Data source of the archiving query."""
+
     @classmethod
     def name(cls) -> str:
         return FORMAT
@@ -50,50 +52,53 @@ class ArchiveSource(DataSource):
 
 
 class ArchiveStreamReader(StreamReader):
+    """Stream reader whose tasks write files."""
+
     def __init__(self, options: SparkOptions) -> None:
         super().__init__(options, SCHEMA)
         self._folder = ArchiveFolder(options.required("folder", "/archive"))
         self._tasks = options.count("tasks") or 1
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """Where the archive ends, whatever became of the checkpoint."""
+        """Return the position at the end of the archive, whatever the checkpoint says."""
         first = QueryPosition.parse(super().initialOffset())
         ends = {topic: self._archived(topic, shards) for topic, shards in first.offsets.items()}
         self._initial = QueryPosition(ends, first.query, is_initial=True)
         return self._initial.as_json()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Write the files of a partition. Yields one row per file, when the file is on disk."""
         assert isinstance(partition, Partition)
         with hide_traceback():
             for written in self._write(partition):
                 yield pa.RecordBatch.from_pydict({"written": [written.as_text()]}, ARROW_FILES)
 
     def _archived(self, topic: str, shards: dict[int, int]) -> dict[int, int]:
-        """How far each of these is archived; where it begins if nothing of it is."""
+        """Return the archived end of each shard; its start if nothing of it is archived."""
         manifest = read_manifest(self._folder, topic)
         return {shard: manifest.end(shard) or start for shard, start in shards.items()}
 
     def _readable_ranges(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        """What is not in the archive yet: a log may have been trimmed up to there."""
+        """Return the unarchived parts of the ranges. The log may be trimmed before them."""
         topics = {one.topic for one in ranges}
         starts = {topic: self._starts(topic) for topic in topics}
         ends = {topic: self._archived(topic, shards) for topic, shards in starts.items()}
         for one in ranges:
             self._check_follows(one, ends[one.topic].get(one.shard, 0))
-        left = [
+        unarchived = [
             one._replace(start=max(one.start, ends[one.topic].get(one.shard, 0))) for one in ranges
         ]
-        return super()._readable_ranges([one for one in left if one.rows > 0])
+        return super()._readable_ranges([one for one in unarchived if one.rows > 0])
 
     def _starts(self, topic: str) -> dict[int, int]:
-        return {n: one.start for n, one in self._ahead.shards(topic).items()}
+        return {n: one.start for n, one in self._available.shards(topic).items()}
 
     def _check_follows(self, wanted: OffsetRange, end: int) -> None:
         if wanted.start > end and self._task.strict:
             raise Conflict(
-                f"this checkpoint is of another archive: it goes on with {wanted.start} in shard "
-                f"{wanted.shard} of topic {wanted.topic!r}, which is archived up to {end} here; "
-                "use another --checkpoint"
+                f"this checkpoint belongs to another archive: it continues at offset "
+                f"{wanted.start} in shard {wanted.shard} of topic {wanted.topic!r}, which is "
+                f"archived up to {end} here; use another --checkpoint"
             )
 
     def _cut(self, ranges: list[OffsetRange]) -> list[Partition]:
@@ -102,18 +107,18 @@ class ArchiveStreamReader(StreamReader):
     def _write(self, partition: Partition) -> Iterator[WrittenFile]:
         parts = self._task.ranges(partition)
         for topic, ranges in groupby(parts, key=lambda one: one[0].topic):
-            writing = TopicFileWriter(self._folder, topic)
+            writer = TopicFileWriter(self._folder, topic)
             try:
                 for one, batches in ranges:
-                    yield from writing.add(one, batches)
-                yield from writing.finish()
+                    yield from writer.add(one, batches)
+                yield from writer.finish()
             except BaseException:
-                writing.discard()
+                writer.discard()
                 raise
 
 
 def plan_tasks(ranges: list[OffsetRange], tasks: int) -> list[Partition]:
-    """As many partitions as there are tasks at a time, of the same size: few, large files."""
+    """Return partitions of equal size, as many as tasks run at a time: few, large files."""
     total = sum(one.rows for one in ranges)
     parts = max(-(-total // MOST_ROWS), min(tasks, -(-total // FEW_ROWS)), 1)
     partitions: list[list[OffsetRange]] = [[] for _ in range(parts)]
@@ -125,5 +130,5 @@ def plan_tasks(ranges: list[OffsetRange], tasks: int) -> list[Partition]:
             piece = one._replace(end=min(one.end, one.start + room))
             partitions[part].append(piece)
             seen += piece.rows
-            one = one._replace(start=piece.end)  # what is left of it
+            one = one._replace(start=piece.end)
     return [Partition(tuple(part)) for part in partitions if part]

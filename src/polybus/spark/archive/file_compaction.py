@@ -1,7 +1,7 @@
-"""Small files of a date become one: a folder of many small ones is slow to read, and to list.
+"""Compaction: small files of a date become one, because many small files are slow to list and read.
 
-A file that is not small is never touched again, so each row is rewritten a few times at most.
-The small ones stay for a day after they were replaced, for whoever has begun to read them.
+A file that is not small is never rewritten, so each row is rewritten a few times at most. Replaced
+files are kept for a day, for readers that have begun to read them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from polybus.spark.archive.parquet_files import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# As many small files are worth the work at any time; at the end of a run a few, if they are
-# tiny. Spark takes opening a file for as long as reading 4 MiB of it.
+# During a run MANY small files are merged; at its end already a FEW tiny ones. Spark estimates that
+# opening a file costs as much as reading 4 MiB.
 SMALL_BYTES, MANY = 32 << 20, 8
 TINY_BYTES, FEW = 8 << 20, 2
 
 
 class FileMerge(NamedTuple):
-    """Files that follow one another in each of their shards, of one date."""
+    """Contiguous files of one date, to be merged."""
 
     topic: str
     files: tuple[ArchivedFile, ...]
@@ -56,7 +56,7 @@ def compact(
     least: int = MANY,
     small_bytes: int = SMALL_BYTES,
 ) -> None:
-    """Where a date has so many small files."""
+    """Merge files where a date has at least `least` neighbours below `small_bytes`."""
     manifests = [read_manifest(folder, topic) for topic in topics]
     merges = [one for manifest in manifests for one in choose_merges(manifest, least, small_bytes)]
     if not merges:
@@ -73,7 +73,7 @@ def compact(
 def choose_merges(
     manifest: Manifest, least: int, small_bytes: int = SMALL_BYTES
 ) -> list[FileMerge]:
-    """Runs of small neighbours of a date, none larger than a file should be."""
+    """Return runs of small neighbours of a date whose sum is at most FILE_BYTES."""
     found: list[FileMerge] = []
     for _, files in groupby(sorted(manifest.files, key=lambda one: one.date), lambda one: one.date):
         run: list[ArchivedFile] = []
@@ -90,13 +90,15 @@ def choose_merges(
 
 
 def is_contiguous(run: Sequence[ArchivedFile], file: ArchivedFile) -> bool:
-    """Whether nothing is missing between them: a file has no gaps."""
+    """Return whether a file continues the run in each shard: a file must not have gaps."""
     ends = {shard: span.end for one in run for shard, span in one.shards.items()}
     return all(ends.get(shard, span.start) == span.start for shard, span in file.shards.items())
 
 
 def write_merged(folder: ArchiveFolder, merge: FileMerge) -> ArchivedFile:
-    """In a task: the rows of all, in their order, with a row group of memory."""
+    """Write the rows of all files to a new one, in order. Runs in a task, with one row group in
+    memory.
+    """
     first = merge.files[0]
     path = (folder.path / first.path).with_name(f"{uuid.uuid4().hex}.zstd.parquet")
     with explain_write_errors(path):
@@ -119,19 +121,19 @@ def write_merged(folder: ArchiveFolder, merge: FileMerge) -> ArchivedFile:
 
 def _copy(folder: ArchiveFolder, files: Sequence[ArchivedFile], sink: pa.NativeFile) -> None:
     with parquet_writer(sink) as writer:
-        waiting: list[pa.Table] = []
+        pending: list[pa.Table] = []
         for file in files:
             source = pq.ParquetFile(folder.path / file.path)
             for number in range(source.num_row_groups):
-                waiting.append(source.read_row_group(number))
+                pending.append(source.read_row_group(number))
                 if (
-                    sum(one.num_rows for one in waiting) >= GROUP_ROWS
-                    or sum(one.nbytes for one in waiting) >= GROUP_BYTES
+                    sum(one.num_rows for one in pending) >= GROUP_ROWS
+                    or sum(one.nbytes for one in pending) >= GROUP_BYTES
                 ):
-                    writer.write_table(_as_written(waiting), GROUP_ROWS)
-                    waiting = []
-        if waiting:
-            writer.write_table(_as_written(waiting), GROUP_ROWS)
+                    writer.write_table(_as_written(pending), GROUP_ROWS)
+                    pending = []
+        if pending:
+            writer.write_table(_as_written(pending), GROUP_ROWS)
 
 
 def _as_written(tables: list[pa.Table]) -> pa.Table:

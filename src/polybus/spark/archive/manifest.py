@@ -1,13 +1,12 @@
-"""What of a topic is archived: the files that count, and how far each shard goes.
+"""Manifests: the files of an archived topic, and the offsets that are archived of each shard.
 
-A file has for each of its shards one range of offsets, without gaps; files stand in the order
-in which they were added (`_place`), and that is the order of offsets in each shard. So where a
-shard is archived up to is one number, and each row is in one file.
+A file has one range of offsets per shard, without gaps. Files are listed in the order in which
+they were added, which is the order of offsets in each shard. One number per shard therefore says
+how far it is archived, and each row is in exactly one file.
 
-The newest manifest of a topic, and the next: numbered files that are never changed.
-
-The next one is made whole under another name, and gets its number by a link, which fails if
-the number is taken: of two that add at once one has to begin again.
+Manifests are numbered files that never change. The next one is written completely under another
+name and gets its number by a hard link, which fails if the number is taken: of two processes that
+add at the same time, one gets `Conflict`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from polybus.spark.archive.archive_folder import OWN, TOPICS, VERSION, sync_fold
 if TYPE_CHECKING:
     from polybus.spark.archive.archive_folder import ArchiveFolder
 DIGITS = 20
-KEPT_MANIFESTS = 8  # old ones, for whoever wants to know what was before
+KEPT_MANIFESTS = 8  # older ones are kept for inspection
 
 
 class OffsetSpan(NamedTuple):
@@ -41,7 +40,7 @@ class OffsetSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class ArchivedFile:
-    """`path` is relative to the archive. Times are the bus's, of its first and last row."""
+    """A file; `path` is relative to the archive. Times are the bus's, of the first and last row."""
 
     path: str
     date: str
@@ -68,7 +67,7 @@ class ArchivedFile:
 
 
 class OffsetGap(NamedTuple):
-    """Of a shard, between two files."""
+    """Offsets of a shard that are lost between two files."""
 
     shard: int
     lost: OffsetSpan
@@ -76,14 +75,14 @@ class OffsetGap(NamedTuple):
 
 
 class LastRow(NamedTuple):
-    """The last row of a shard: whether a log is the one that was archived shows there."""
+    """The last archived row of a shard. It identifies the log that was archived."""
 
     id: int
     timestamp_ns: int
 
 
 class ReplacedFile(NamedTuple):
-    """A file that compaction has made needless; who reads it by an older manifest still may."""
+    """A file that compaction replaced. Readers with an older manifest may still read it."""
 
     path: str
     since_s: int
@@ -91,6 +90,8 @@ class ReplacedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
+    """The archive of one topic at one time."""
+
     topic: str
     number: int = 0
     files: tuple[ArchivedFile, ...] = ()
@@ -103,12 +104,12 @@ class Manifest:
         return sum(one.rows for one in self.files)
 
     def end(self, shard: int) -> int | None:
-        """How far it is archived; None: nothing of it is."""
+        """Return the archived end of a shard; None if nothing of it is archived."""
         found = self.shards.get(shard)
         return None if found is None else found.end
 
     def find_files(self, shard: int, start: int, end: int) -> list[ArchivedFile]:
-        """The files that have some of these rows, in their order."""
+        """Return the files that have some of these rows, in order."""
         return [
             one
             for one in self.files
@@ -118,7 +119,7 @@ class Manifest:
         ]
 
     def gaps(self) -> Iterator[OffsetGap]:
-        """What was lost before it was archived."""
+        """Yield the offsets that were lost before they were archived."""
         last: dict[int, ArchivedFile] = {}
         for file in self.files:
             for shard, span in file.shards.items():
@@ -135,8 +136,8 @@ class Manifest:
     def added(
         self, files: Iterable[ArchivedFile], lasts: Mapping[int, LastRow], *, gaps: bool = False
     ) -> Manifest:
-        """The next, with these files. `Conflict` if they do not follow what is there."""
-        new = sorted(files, key=_place)
+        """Return the next manifest with these files. Raises `Conflict` if they do not follow."""
+        new = sorted(files, key=_sort_key)
         shards = dict(self.shards)
         for file in new:
             for shard, span in file.shards.items():
@@ -152,7 +153,7 @@ class Manifest:
         )
 
     def compacted(self, old: Sequence[ArchivedFile], new: ArchivedFile, now_s: float) -> Manifest:
-        """The next, with one file in place of several of its date that follow one another."""
+        """Return the next manifest with one file in place of contiguous ones of its date."""
         paths = {one.path for one in old}
         files = [new if one == old[0] else one for one in self.files]
         gone = tuple(ReplacedFile(one.path, int(now_s)) for one in old)
@@ -164,7 +165,7 @@ class Manifest:
         )
 
     def without_replaced(self, kept: Collection[str]) -> Manifest:
-        """The next, with only these of the replaced files."""
+        """Return the next manifest with only these of the replaced files."""
         replaced = tuple(one for one in self.replaced if one.path in kept)
         return replace(self, number=self.number + 1, replaced=replaced)
 
@@ -172,8 +173,8 @@ class Manifest:
         if start == end or (gaps and start > end):
             return
         raise Conflict(
-            f"topic {self.topic!r}, shard {shard} is archived up to {end}, and was to go on with "
-            f"{start}: another one adds to this archive, or the checkpoint is of another archive"
+            f"topic {self.topic!r}, shard {shard} is archived up to {end}, and the batch begins at "
+            f"{start}: another run adds to this archive, or the checkpoint belongs to another one"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -202,69 +203,73 @@ class Manifest:
                 tuple(ReplacedFile(one["path"], one["since_s"]) for one in given["replaced"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Damaged(f"a manifest of the archive is not one: {error!r}") from None
+            raise Damaged(f"a manifest of the archive is damaged: {error!r}") from None
 
 
-def _place(file: ArchivedFile) -> tuple[str, tuple[int, int]]:
-    """By day before all else: a shard's times never go back, but a file of today may have an
-    earlier shard than the file of yesterday that its task wrote beside it."""
+def _sort_key(file: ArchivedFile) -> tuple[str, tuple[int, int]]:
+    """Return the sort key of a file: the day first.
+
+    Times of a shard never go back, but today's file may begin with a lower shard than yesterday's
+    file that the same task wrote.
+    """
     return file.date, min((shard, span.start) for shard, span in file.shards.items())
 
 
 def list_archived_topics(folder: ArchiveFolder) -> list[str]:
-    """Those that something was archived of."""
+    """Return the topics of which something is archived."""
     places = (folder.path / OWN / TOPICS).glob("*/")
-    return sorted(one.topic for place in places if (one := _newest(place)) is not None)
+    return sorted(one.topic for folder_path in places if (one := _newest(folder_path)) is not None)
 
 
 def read_manifest(folder: ArchiveFolder, topic: str) -> Manifest:
-    """An empty one if nothing was archived yet."""
+    """Return the newest manifest of a topic, an empty one if nothing is archived."""
     return _newest(folder.manifests(topic)) or Manifest(topic)
 
 
-def _newest(place: Path) -> Manifest | None:
+def _newest(folder_path: Path) -> Manifest | None:
     while True:
-        numbers = _numbers(place)
+        numbers = _numbers(folder_path)
         if not numbers:
             return None
-        path = _path(place, numbers[-1])
+        path = _path(folder_path, numbers[-1])
         try:
             return Manifest.parse(json.loads(path.read_text()))
         except FileNotFoundError:
-            continue  # it was the newest when we looked, and is an old one by now
+            continue  # a newer manifest replaced it after the listing
         except ValueError as error:
-            raise Damaged(f"{path} is no manifest: {error}") from None
+            raise Damaged(f"{path} is not a manifest: {error}") from None
 
 
 def commit_manifest(folder: ArchiveFolder, manifest: Manifest) -> None:
-    """From now on it is the newest. `Conflict` if another one has its number."""
-    place = folder.manifests(manifest.topic)
-    place.mkdir(parents=True, exist_ok=True)
-    draft = place / f".{os.getpid()}.new"
+    """Make a manifest the newest. Raises `Conflict` if another one has its number."""
+    folder_path = folder.manifests(manifest.topic)
+    folder_path.mkdir(parents=True, exist_ok=True)
+    draft = folder_path / f".{os.getpid()}.new"
     try:
         with draft.open("w") as file:
             json.dump(manifest.as_json(), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        os.link(draft, _path(place, manifest.number))
+        # The draft is synced before it gets its number: a numbered manifest is always complete.
+        os.link(draft, _path(folder_path, manifest.number))
     except FileExistsError:
         raise Conflict(
-            f"somebody else adds to the archive of topic {manifest.topic!r}: end one of the two"
+            f"another process adds to the archive of topic {manifest.topic!r}: stop one of them"
         ) from None
     finally:
         draft.unlink(missing_ok=True)
-    sync_folder(place)
-    for number in _numbers(place)[:-KEPT_MANIFESTS]:
-        _path(place, number).unlink(missing_ok=True)
+    sync_folder(folder_path)
+    for number in _numbers(folder_path)[:-KEPT_MANIFESTS]:
+        _path(folder_path, number).unlink(missing_ok=True)
 
 
-def _numbers(place: Path) -> list[int]:
+def _numbers(folder_path: Path) -> list[int]:
     try:
-        names = [one.name for one in place.iterdir()]
+        names = [one.name for one in folder_path.iterdir()]
     except FileNotFoundError:
         return []
     return sorted(int(name[:DIGITS]) for name in names if name[:DIGITS].isdigit())
 
 
-def _path(place: Path, number: int) -> Path:
-    return place / f"{number:0{DIGITS}}.json"
+def _path(folder_path: Path, number: int) -> Path:
+    return folder_path / f"{number:0{DIGITS}}.json"

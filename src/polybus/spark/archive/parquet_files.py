@@ -1,8 +1,8 @@
-"""What a task does: it reads its ranges and writes them as files, a date a file.
+"""The archiving task: writes rows of its ranges to Parquet files, each with rows of one date.
 
-A file that is written counts for nothing until a manifest names it; so a task that is tried
-again, or runs twice, writes under other names, and one that fails removes what it has begun.
-All of a file is on disk before its task tells of it.
+A file is not part of the archive before a manifest lists it. A task that runs again or twice writes
+files with other names, and a task that fails removes its unfinished files. A file is synced to disk
+before its task reports it.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from polybus.spark.source.topic_schema import COLUMNS, SCHEMA, BatchBuilder
 if TYPE_CHECKING:
     from polybus.spark.source.partitions import OffsetRange
 
-# The rows of a row group are in memory until it is full: enough for long runs of a column,
-# few enough for several tasks on a machine.
+# A row group is in memory until it is full: large enough for long runs in a column, small enough
+# for several tasks on a machine.
 GROUP_ROWS = 131_072
 GROUP_BYTES = 32 << 20
-# A file is closed when it has so much. Larger ones are read no faster.
+# A file is closed at this size. Larger ones are not faster to read.
 FILE_BYTES = 256 << 20
 NS_PER_DAY = 86_400 * 10**9
-# Of rows that are next to each other; bodies differ, and what is equal in them zstd finds.
+# Neighbouring rows have close numbers and few keys. Bodies are left to zstd.
 NUMBERS = ["offset", "id", "timestamp", "timestamp_ns", "insertion_time"]
 DELTAS = dict.fromkeys(NUMBERS, "DELTA_BINARY_PACKED")
 FEW_VALUES = ["shard", "shard_key"]
-BOUNDED = [*NUMBERS, *FEW_VALUES]  # columns whose least and greatest value is kept
+BOUNDED = [*NUMBERS, *FEW_VALUES]  # columns with statistics
 ROWS = StructType([one for one in SCHEMA.fields if one.name != "topic"])
 ARROW = pa.schema(pa.field(one.name, COLUMNS[one.name][0], one.nullable) for one in ROWS.fields)
 
 
 class WrittenFile(NamedTuple):
-    """A file, and the last row of each of its shards."""
+    """A file with the last row of each of its shards, sent from a task to the driver."""
 
     topic: str
     file: ArchivedFile
     lasts: dict[int, LastRow]
 
     def as_text(self) -> str:
-        """As a row of Spark."""
+        """Return the file as JSON, the value of Spark's row."""
         lasts = {str(shard): list(last) for shard, last in self.lasts.items()}
         return json.dumps({"topic": self.topic, "file": self.file.as_json(), "lasts": lasts})
 
@@ -64,22 +64,22 @@ class WrittenFile(NamedTuple):
 
 
 class TopicFileWriter:
-    """One task's files of one topic."""
+    """Writes the files of one topic in one task."""
 
     def __init__(self, folder: ArchiveFolder, topic: str) -> None:
         self._folder = folder
         self._topic = topic
         self._open: dict[str, ParquetFileWriter] = {}
-        self._shape = BatchBuilder(ROWS)
+        self._builder = BatchBuilder(ROWS)
 
     def add(self, wanted: OffsetRange, batches: Iterator[pa.RecordBatch]) -> Iterator[WrittenFile]:
-        """Files that are full meanwhile. `batches` are the rows of a range, in their order."""
+        """Write the rows of a range, given in order. Yields files that are full."""
         for batch in batches:
             for date, piece in by_date(batch):
                 if date in self._open and not self._open[date].is_contiguous(wanted.shard, piece):
                     yield self._open.pop(date).close()
                 draft = self._draft(date)
-                draft.add(wanted.shard, piece, self._shape.build_batch(self._topic, piece))
+                draft.add(wanted.shard, piece, self._builder.build_batch(self._topic, piece))
                 if draft.is_full:
                     yield self._open.pop(date).close()
 
@@ -105,7 +105,7 @@ class ParquetFileWriter:
         place = folder.data(topic) / f"date={date}"
         self._path = place / f"{uuid.uuid4().hex}.zstd.parquet"
         self._relative = str(self._path.relative_to(folder.path))
-        self._waiting: list[pa.RecordBatch] = []
+        self._pending: list[pa.RecordBatch] = []
         self._bytes = self._rows = 0
         self._shards: dict[int, OffsetSpan] = {}
         self._lasts: dict[int, LastRow] = {}
@@ -120,12 +120,12 @@ class ParquetFileWriter:
         return bool(self._sink.tell() >= FILE_BYTES)
 
     def is_contiguous(self, shard: int, rows: pa.RecordBatch) -> bool:
-        """Whether they follow what it has: where something was lost, another file begins."""
+        """Return whether rows follow those of the file. After a gap another file begins."""
         known = self._shards.get(shard)
         return known is None or known.end == rows.column("offset")[0].as_py()
 
     def add(self, shard: int, rows: pa.RecordBatch, shaped: pa.RecordBatch) -> None:
-        """Rows of the log, and the same as they are written."""
+        """Append rows, given as in the log and as they are written."""
         first, last = rows.column("offset")[0].as_py(), rows.column("offset")[-1].as_py()
         known = self._shards.get(shard, OffsetSpan(first, first))
         self._shards[shard] = OffsetSpan(known.start, last + 1)
@@ -135,7 +135,7 @@ class ParquetFileWriter:
         times = rows.column("timestamp_ns")
         self._first_ns = min(self._first_ns, times[0].as_py())
         self._last_ns = max(self._last_ns, times[-1].as_py())
-        self._waiting.append(shaped)
+        self._pending.append(shaped)
         self._rows += shaped.num_rows
         self._bytes += shaped.nbytes
         if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
@@ -162,11 +162,11 @@ class ParquetFileWriter:
         self._path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
-        if not self._waiting:
+        if not self._pending:
             return
         with explain_write_errors(self._path):
-            self._writer.write_table(pa.Table.from_batches(self._waiting), GROUP_ROWS)
-        self._waiting, self._bytes, self._rows = [], 0, 0
+            self._writer.write_table(pa.Table.from_batches(self._pending), GROUP_ROWS)
+        self._pending, self._bytes, self._rows = [], 0, 0
 
 
 def parquet_writer(sink: pa.NativeFile) -> pq.ParquetWriter:
@@ -189,7 +189,7 @@ def make_durable(path: Path) -> None:
 
 
 def by_date(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Pieces of one date each: a shard's times never go back."""
+    """Yield pieces of one date each. Times of a shard never go back."""
     times = batch.column("timestamp_ns")
     at = 0
     while at < batch.num_rows:

@@ -1,8 +1,7 @@
-"""How much of a log is needed no more: archived, acked by every group, read by every
-subscriber of Pirate.
+"""How far a log may be trimmed: archived, acked by every group, read by every Pirate subscriber.
 
-A group counts from its first member on, a subscriber from its subscription on, and both until
-they are removed: one that nobody runs any more holds the log back for ever, on purpose.
+A group counts from its first member, a subscriber from its subscription, and both until they are
+removed. A group or subscriber that is no longer in use therefore holds the log forever, on purpose.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TrimHold(NamedTuple):
-    """Who keeps a shard from being trimmed any further."""
+    """The first offset that must be kept, and what it is kept for."""
 
     offset: int
     by: str
@@ -33,33 +32,36 @@ def find_trimmable(
     manifest: Manifest,
     log: Mapping[int, ShardOffsets],
     stats: Mapping[str, Any],
-    further: Mapping[int, TrimHold] | None = None,
+    extra_holds: Mapping[int, TrimHold] | None = None,
 ) -> dict[int, tuple[OffsetSpan, str]]:
-    """Of each shard what may go, from where it begins, and who keeps the rest."""
+    """Return for each shard the offsets that may be trimmed, and the name of the lowest hold."""
     found = {}
-    for shard, there in log.items():
+    for shard, log_offsets in log.items():
         holds = [TrimHold(manifest.end(shard) or 0, ARCHIVE)]
-        holds += [further[shard]] if further and shard in further else []
+        holds += [extra_holds[shard]] if extra_holds and shard in extra_holds else []
         holds += _groups(stats, shard)
-        holds += _subscribers(access, manifest.topic, shard, there, stats)
+        holds += _subscribers(access, manifest.topic, shard, log_offsets, stats)
         least = min(holds)
         found[shard] = (
-            OffsetSpan(there.start, max(there.start, min(least.offset, there.end))),
+            OffsetSpan(
+                log_offsets.start, max(log_offsets.start, min(least.offset, log_offsets.end))
+            ),
             least.by,
         )
     return found
 
 
 def _groups(stats: Mapping[str, Any], shard: int) -> Iterator[TrimHold]:
-    """One that has no position in a shard yet will begin with it."""
+    """Yield the holds of consumer groups. A group without a position in a shard will begin at 0."""
     for group in stats["groups"]:
         lows = {one["shard"]: one["low"] for one in group["shards"]}
         yield TrimHold(lows.get(shard, 0), f"group {group['group']}")
 
 
 def _subscribers(
-    access: LogAccess, topic: str, shard: int, there: ShardOffsets, stats: Mapping[str, Any]
+    access: LogAccess, topic: str, shard: int, log_offsets: ShardOffsets, stats: Mapping[str, Any]
 ) -> Iterator[TrimHold]:
+    """Yield the holds of Pirate subscribers."""
     for one in stats.get("subscribers", ()):
-        offset = first_with_id(access, topic, shard, there, one["last"] + 1)
+        offset = first_with_id(access, topic, shard, log_offsets, one["last"] + 1)
         yield TrimHold(offset, f"subscriber {one['id']}")

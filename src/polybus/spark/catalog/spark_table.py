@@ -1,9 +1,9 @@
-"""Topics as one table, their history by Spark's own Parquet reader.
+"""Topics as one table, with archived rows read by Spark's own Parquet reader.
 
-A data source in Python hands rows to Spark; it cannot make Spark read Parquet by itself, with
-its pruned columns and pushed filters. So `format("polybus")` with option `archive` reads the
-archive through Arrow, and this function puts the two together that Spark is fastest at: the
-files of the archive by Spark's reader, and what is not archived from the log.
+A Python data source sends rows to Spark; it cannot make Spark read Parquet files with pruned
+columns and pushed filters. `format("polybus")` with option `archive` therefore reads the archive
+through Arrow. `table` is faster: Spark reads the files of the archive, and the rest comes from
+the log.
 """
 
 from __future__ import annotations
@@ -39,31 +39,34 @@ FORMAT = "polybus"
 
 
 def table(spark: SparkSession, topic: str, **options: object) -> DataFrame:
-    """The table of a topic, of several, or of patterns; `options` are those of the source.
+    """Return the table of topics, given as names and patterns; `options` are those of the source.
 
-    With `archive` its rows are those of the archive and of the log, each once, as they are
-    now: also if the archive grows and the log is trimmed before it is computed. `Trimmed` if
-    something between them was lost before it was archived, unless `failOnDataLoss` is false.
+    With `archive` the table has the rows of archive and log, each once, as of now. They stay the
+    same if the archive grows and the log is trimmed before the table is computed.
+
+    Raises `Trimmed` if messages between archive and log are lost, unless `failOnDataLoss` is false.
     """
     given = {name: _text(value) for name, value in {"topic": topic, **options}.items()}
-    asked = SparkOptions(given, SOURCE_OPTIONS)
-    if asked.archive is None:
+    source_options = SparkOptions(given, SOURCE_OPTIONS)
+    if source_options.archive is None:
         return spark.read.format(FORMAT).options(**given).load()
-    start = ReadBound.parse(asked, "starting", EARLIEST)
-    end = ReadBound.parse(asked, "ending", LATEST)
-    folder = ArchiveFolder(asked.archive)
+    start = ReadBound.parse(source_options, "starting", EARLIEST)
+    end = ReadBound.parse(source_options, "ending", LATEST)
+    folder = ArchiveFolder(source_options.archive)
     folder.check()
-    wanted = TopicSelection(asked.required("topic", "orders"))
-    topics = wanted.find_topics(open_log_access(asked.bus, asked.archive))
+    wanted = TopicSelection(source_options.required("topic", "orders"))
+    topics = wanted.find_topics(open_log_access(source_options.bus, source_options.archive))
     manifests = [read_manifest(folder, name) for name in topics]
-    strict = asked.flag("failOnDataLoss", default=True)
+    strict = source_options.flag("failOnDataLoss", default=True)
     parts = [
-        _archived(spark, folder, one, start, end, strict=strict) for one in manifests if one.files
+        _rows_from_archive(spark, folder, one, start, end, strict=strict)
+        for one in manifests
+        if one.files
     ]
-    return reduce(DataFrame.unionByName, [*parts, _rest(spark, given, manifests, start)])
+    return reduce(DataFrame.unionByName, [*parts, _rows_from_log(spark, given, manifests, start)])
 
 
-def _archived(
+def _rows_from_archive(
     spark: SparkSession,
     folder: ArchiveFolder,
     manifest: Manifest,
@@ -72,7 +75,7 @@ def _archived(
     *,
     strict: bool,
 ) -> DataFrame:
-    """What Spark reads by itself."""
+    """Return the archived rows between the bounds, read by Spark."""
     files = [one for one in manifest.files if _may_have(one, manifest.topic, start, end)]
     if start.default == LATEST or not files:
         return spark.createDataFrame([], SCHEMA)
@@ -80,13 +83,19 @@ def _archived(
         _check_whole(manifest, start, end)
     rows = spark.read.schema(ROWS).parquet(*(str(folder.path / one.path) for one in files))
     rows = rows.withColumn("topic", f.lit(manifest.topic))
-    for condition in (*_bounded(start, manifest.topic), *_bounded(end, manifest.topic)):
+    for condition in (
+        *_bound_conditions(start, manifest.topic),
+        *_bound_conditions(end, manifest.topic),
+    ):
         rows = rows.where(condition)
     return rows.select(*SCHEMA.names)
 
 
 def _check_whole(manifest: Manifest, start: ReadBound, end: ReadBound) -> None:
-    """Between two points of a shard; by times, between two files that have some of them."""
+    """Raise `Trimmed` if the archive lacks rows between the bounds.
+
+    With bounds by time, only gaps between two files that overlap the bounds count.
+    """
     topic = manifest.topic
     first, last = start.offsets.get(topic, {}), end.offsets.get(topic, {})
     by_time = (start.timestamp_ns, end.timestamp_ns) != (None, None)
@@ -98,7 +107,7 @@ def _check_whole(manifest: Manifest, start: ReadBound, end: ReadBound) -> None:
 
 
 def _may_have(file: ArchivedFile, topic: str, start: ReadBound, end: ReadBound) -> bool:
-    """By its times and offsets, whether it is worth opening."""
+    """Return whether a file can have rows between the bounds, by its times and offsets."""
     if start.timestamp_ns is not None and file.last_ns < start.timestamp_ns:
         return False
     if end.timestamp_ns is not None and file.first_ns >= end.timestamp_ns:
@@ -110,8 +119,8 @@ def _may_have(file: ArchivedFile, topic: str, start: ReadBound, end: ReadBound) 
     )
 
 
-def _bounded(bound: ReadBound, topic: str) -> list[Column]:
-    """Conditions that rows must meet."""
+def _bound_conditions(bound: ReadBound, topic: str) -> list[Column]:
+    """Return the conditions of a bound on rows."""
     is_start = bound.edge == "starting"
     if bound.timestamp_ns is not None:
         time = f.col("timestamp_ns")
@@ -123,28 +132,28 @@ def _bounded(bound: ReadBound, topic: str) -> list[Column]:
     ]
 
 
-def _rest(
+def _rows_from_log(
     spark: SparkSession, given: dict[str, str], manifests: list[Manifest], start: ReadBound
 ) -> DataFrame:
-    """The log, from where the archive ends."""
+    """Return the rows of the log after the end of the archive."""
     own = {"startingoffsets", "startingtimestamp"}
     options = {name: value for name, value in given.items() if name.lower() not in own}
     if start.default == LATEST:
         options["startingOffsets"] = LATEST
-    elif offsets := _starts(manifests, start):
+    elif offsets := _log_starts(manifests, start):
         options["startingOffsets"] = json.dumps(offsets)
     rows = spark.read.format(FORMAT).options(**options).load()
-    for condition in _bounded(start, "") if start.timestamp_ns is not None else ():
+    for condition in _bound_conditions(start, "") if start.timestamp_ns is not None else ():
         rows = rows.where(condition)
     return rows
 
 
-def _starts(manifests: list[Manifest], start: ReadBound) -> Offsets:
-    found = {one.topic: {n: span.end for n, span in one.shards.items()} for one in manifests}
+def _log_starts(manifests: list[Manifest], start: ReadBound) -> Offsets:
+    starts = {one.topic: {n: span.end for n, span in one.shards.items()} for one in manifests}
     for topic, shards in start.offsets.items():
-        ends = found.setdefault(topic, {})
+        ends = starts.setdefault(topic, {})
         ends.update({n: max(offset, ends.get(n, 0)) for n, offset in shards.items()})
-    return {topic: shards for topic, shards in found.items() if shards}
+    return {topic: shards for topic, shards in starts.items() if shards}
 
 
 def _text(value: object) -> str:

@@ -1,12 +1,12 @@
-"""Jobs of Spark on durable topics, each a function here and a command: `polybus pipeline NAME`.
+"""Spark jobs on durable topics. Each is a function here and a command: `polybus pipeline NAME`.
 
-A pipeline is one file in this folder with a function of the same name, or a folder with a
-file `NAME_pipeline.py` that has it (`dead_letters.py` has
-`dead_letters`, and the command is `dead-letters`). Its first parameter is the session; the
-others are what the command line gives, so each is annotated for Typer (`arguments.py` has
-those that several take), but `tell`, which gets the progress. The first line of its docstring
-is the command's help, and it returns a `Summary`. A file without such a function is a part of
-others. Nothing else is to be written down anywhere: a new file is a new command.
+A pipeline is a file of this folder with a function of the same name, or a folder with a module
+`NAME_pipeline.py` that has it. (Function `dead_letters` becomes the command `dead-letters`.) The
+first parameter of the function is the session. The others are the arguments of the command, so
+each is annotated for Typer; `pipeline_arguments.py` has those that several pipelines take. The
+parameter `tell` is the callback for progress. The first line of the docstring is the command's
+help. The function returns a `Summary`. A file without such a function is a part of other
+pipelines. A new file is a new command; it is not registered anywhere else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.spark.pipelines.query_run import Progress, Summary
 
-if TYPE_CHECKING:  # what `_found` finds
+if TYPE_CHECKING:  # set by `_find_pipelines` at run time
     from polybus.spark.pipelines.archive import archive
     from polybus.spark.pipelines.dead_letters.dead_letters_pipeline import dead_letters
     from polybus.spark.pipelines.replay.replay_pipeline import replay
@@ -41,14 +41,14 @@ __all__ = [
 
 def _find_pipelines() -> dict[str, Callable[..., Summary]]:
     functions: dict[str, Any] = {}
-    for one in iter_modules(__path__):
-        inner = f".{one.name}_pipeline" if one.ispkg else ""
-        module = import_module(f"{__name__}.{one.name}{inner}")
-        functions[one.name] = getattr(module, one.name, None)
-    return {name: one for name, one in functions.items() if callable(one)}
+    for module_info in iter_modules(__path__):
+        inner = f".{module_info.name}_pipeline" if module_info.ispkg else ""
+        module = import_module(f"{__name__}.{module_info.name}{inner}")
+        functions[module_info.name] = getattr(module, module_info.name, None)
+    return {name: function for name, function in functions.items() if callable(function)}
 
 
-# Name of the function → the function. Files are loaded before their functions take the same
-# names here, so that `pipelines.archive` is the function, whoever imports the file later.
+# Function name → function. All modules are imported before their functions take the same names
+# here, so that `pipelines.archive` stays the function when the module is imported again.
 PIPELINES = _find_pipelines()
 globals().update(PIPELINES)

@@ -1,8 +1,8 @@
-"""`archive`: topics → Parquet, each row once, whatever is killed.
+"""`archive`: copies topics to Parquet files, each message exactly once.
 
-A streaming query whose tasks write files (`archives/source.py`) and whose driver makes them a
-part of the archive (`archives/adding.py`). How far a shard is archived stands beside its files
-and becomes true in the same step: Spark's checkpoint may be lost, or be old.
+A streaming query whose tasks write files (`archive_source.py`) and whose driver commits them to
+the archive (`archive_committer.py`). The archived offsets are stored with the files and change in
+the same step, so Spark's checkpoint may be lost or outdated.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from polybus.spark.source.read_bounds import TopicSelection
 if TYPE_CHECKING:
     from polybus.spark.source.log_access import LogAccess
 
-ROWS_PER_BATCH = 8_000_000  # so that something is archived now and then
-EVERY_S = 10.0  # more often would make many small files
+ROWS_PER_BATCH = 8_000_000  # limits the time until the first files are committed
+EVERY_S = 10.0  # shorter intervals make many small files
 
 Target = Annotated[
-    str, typer.Argument(metavar="FOLDER", help="The archive; an empty folder becomes one.")
+    str, typer.Argument(metavar="FOLDER", help="The archive. An empty folder becomes an archive.")
 ]
 
 
@@ -56,7 +56,7 @@ def archive(
         preflight.check_topic(source, name)
     place.prepare()
     kept = preflight.check_checkpoint(checkpoint or str(place.checkpoint(wanted.text)))
-    work = ArchiveRun(spark, place, gaps=accept_loss)
+    run = ArchiveRun(spark, place, gaps=accept_loss)
     spark.dataSource.register(ArchiveSource)
     query = (
         spark.readStream.format(FORMAT)
@@ -64,59 +64,61 @@ def archive(
         .options(maxRowsPerBatch=rows_per_batch, failOnDataLoss=not accept_loss)
         .options(tasks=spark.sparkContext.defaultParallelism)
         .load()
-        .writeStream.foreachBatch(work.add)
+        .writeStream.foreachBatch(run.add)
         .option("checkpointLocation", kept)
         .queryName(f"archive {wanted.text}")
     )
-    with work.hold_topics(wanted.find_topics(open_log_access(source)), open_log_access(source)):
-        summary = run_query(query, once=once, every_s=every, tell=tell, rows=lambda: work.rows)
+    with run.hold_topics(wanted.find_topics(open_log_access(source)), open_log_access(source)):
+        summary = run_query(query, once=once, every_s=every, tell=tell, rows=lambda: run.rows)
         if once and summary.stopped_by is None:
-            work.compact_all()
-    summary.facts = {"bytes": work.size_bytes, "files in all": work.files_of(wanted)}
+            run.compact_all()
+    summary.facts = {"bytes": run.size_bytes, "files in all": run.files_of(wanted)}
     return summary
 
 
 class ArchiveRun:
-    """What the driver does with each batch, and what has come of it."""
+    """The driver's part of the query: commits and compacts the files of each batch."""
 
     def __init__(self, spark: SparkSession, folder: ArchiveFolder, *, gaps: bool) -> None:
         self._spark, self._folder = spark, folder
-        self._adding = ArchiveCommitter(folder, gaps=gaps)
+        self._committer = ArchiveCommitter(folder, gaps=gaps)
         self._busy = Lock()
 
     @contextmanager
     def hold_topics(self, topics: list[str], access: LogAccess) -> Iterator[None]:
-        """Meanwhile nobody else adds to these. A batch that is stopped is waited for."""
+        """Hold the locks of topics. Waits for a running batch before it releases them."""
         try:
             for topic in topics:
-                self._adding.begin(topic, access)
+                self._committer.begin(topic, access)
             yield
         finally:
             with self._busy:
-                self._adding.end()
+                self._committer.end()
 
     def add(self, batch: DataFrame, number: int) -> None:
-        """Called by Spark, in a thread of its own."""
+        """Commit a batch. Spark calls this in its own thread."""
         with self._busy:
             written = [WrittenFile.parse(row.written) for row in batch.collect()]
-            grown = self._adding.add(written)
+            grown = self._committer.add(written)
             file_compaction.compact(self._spark, self._folder, grown)
 
     def compact_all(self) -> None:
-        """At the end of a run: no more is to come that could be merged with it. Topics that are
-        not ours may be somebody else's, who adds to them now."""
+        """Merge small files at the end of a run, when no later batch can be merged with them.
+
+        Only topics that this run has locked: another run may add to the others.
+        """
         few = file_compaction.FEW, file_compaction.TINY_BYTES
-        file_compaction.compact(self._spark, self._folder, self._adding.topics, *few)
+        file_compaction.compact(self._spark, self._folder, self._committer.topics, *few)
 
     def files_of(self, wanted: TopicSelection) -> int:
-        """Of all runs: those of earlier ones are merged with those of this one."""
+        """Return the number of files of all runs. Compaction merges files of earlier runs."""
         topics = (one for one in list_archived_topics(self._folder) if wanted.covers(one))
         return sum(len(read_manifest(self._folder, one).files) for one in topics)
 
     @property
     def rows(self) -> int:
-        return self._adding.rows
+        return self._committer.rows
 
     @property
     def size_bytes(self) -> int:
-        return self._adding.size_bytes
+        return self._committer.size_bytes

@@ -1,8 +1,8 @@
-"""What --where and --select say, looked at before anything is read or written.
+"""The SQL of --where and --select, checked before anything is read or written.
 
-Both are Spark's SQL over the columns of a topic: `where` a condition, `select` a list as it
-stands behind SELECT. They are tried on an empty table of the same columns, so that what does
-not parse, names no column or has a wrong type is told at once, in one line.
+Both are Spark SQL over the columns of a topic: `where` is a condition, `select` a list of columns
+as after SELECT. They are tried on an empty table with the same columns, so that syntax errors,
+unknown columns and wrong types are reported at once, in one line.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
     from polybus.spark.source.read_bounds import TopicSelection
 
-WRITTEN = "body, shard_key, headers"  # of a message, without its topic
+WRITTEN = "body, shard_key, headers"  # the columns of a message, without its topic
 MANY_AT_ONCE = re.compile(r"^[ +:*()\d-]*(Aggregate|Window|Distinct|Sort)\b", re.MULTILINE)
 CLASS = re.compile(r"^\[[\w.]+\] ")
 TAIL = re.compile(r"\s*SQLSTATE:.*", re.DOTALL)
-# As an error of ours says it: what Spark wraps around it is taken off again.
+# Written as a polybus error: `spark_errors` removes the text that Spark adds.
 LOOP = (
     "polybus.errors.UsageError: correct --select: a message would go to a topic that is read "
-    "here, and so round for ever: "
+    "here and loop forever: "
 )
 _views = count(1)
 
 
 def empty_topic(spark: SparkSession) -> DataFrame:
-    """The columns of a topic, and no row."""
+    """Return a table with the columns of a topic and without rows."""
     columns = [
         f"cast(null as {one.dataType.simpleString()}) as `{one.name}`" for one in SCHEMA.fields
     ]
@@ -54,13 +54,13 @@ def apply_where(rows: DataFrame, where: str | None) -> DataFrame:
 
 
 def apply_select(rows: DataFrame, select: str, *further: str) -> DataFrame:
-    """`further` columns are selected as well, by their names."""
+    """Return the selected columns, and `further` columns by name."""
     view = f"polybus_messages_{next(_views)}"
     rows.createOrReplaceTempView(view)
     try:
         with _explain_sql_errors("--select", select):
-            behind = "".join(f", {name}" for name in further)
-            return rows.sparkSession.sql(f"SELECT {select}\n{behind} FROM {view}")
+            extra = "".join(f", {name}" for name in further)
+            return rows.sparkSession.sql(f"SELECT {select}\n{extra} FROM {view}")
     finally:
         rows.sparkSession.catalog.dropTempView(view)
 
@@ -72,25 +72,27 @@ def apply_sql(
 
 
 def check(spark: SparkSession, where: str | None, select: str | None, into: str | None) -> None:
-    """`UsageError` says what is wrong with a filter, a projection, or where rows would go."""
+    """Raise `UsageError` if a condition, a selection or the target is invalid."""
     if select is not None and not select.strip():
         raise UsageError("--select is empty: name columns, or leave it out")
     found = apply_sql(empty_topic(spark), where, select)
     names = found.schema.names
     if into is None and "topic" not in names:
-        raise UsageError("say where to: --into TOPIC, or a column topic in --select")
+        raise UsageError("no target topic: give --into TOPIC, or a column topic in --select")
     if into is not None and {*message_batches.IGNORED_COLUMNS, "topic"} <= set(names):
         raise UsageError(
-            f"name the columns in --select: with * each row keeps its own topic, and none "
-            f"would go to {into}"
+            f"name the columns in --select: with * each row keeps its own topic, and no row "
+            f"goes to {into}"
         )
     _check_one_by_one(found, select)
     message_batches.check_schema(found.schema, into)
 
 
 def needed_columns(spark: SparkSession, where: str | None, select: str | None) -> StructType:
-    """The columns of a topic that they need, and `shard`. Spark asks a source in Python for all
-    that its schema has, and makes rows of it, whatever a query looks at."""
+    """Return the schema of the columns that the SQL needs, and `shard`.
+
+    Spark asks a Python source for all columns of its schema, whatever the query uses.
+    """
     topic = empty_topic(spark)
     names = {one.exprId().id(): one.name() for one in _all(_analyzed(topic).output())}
     plans, ids = [_analyzed(apply_sql(topic, where, select))], set()
@@ -107,15 +109,16 @@ def _analyzed(rows: DataFrame) -> Any:
 
 
 def _all(seq: Any) -> list[Any]:
-    """Of a Seq of Scala."""
+    """Return the elements of a Scala Seq."""
     return [seq.apply(n) for n in range(seq.size())]
 
 
 def _check_one_by_one(found: DataFrame, select: str | None) -> None:
+    """Raise `UsageError` if the SQL aggregates or sorts over several messages."""
     plan = _analyzed(found).toString()
     if MANY_AT_ONCE.search(plan):
         raise UsageError(
-            f"--select {select!r} is over many messages at once: each is handled by itself; "
+            f"--select {select!r} must not aggregate or sort: each message is handled by itself; "
             "use polybus.spark for sums and windows"
         )
 
@@ -128,16 +131,16 @@ def _explain_sql_errors(option: str, given: str) -> Iterator[None]:
     except ParseException as error:
         raise UsageError(f"{option} {given!r} does not parse: {error_text(error)}") from None
     except AnalysisException as error:
-        raise UsageError(f"{option} {given!r} cannot be: {error_text(error)}") from None
+        raise UsageError(f"{option} {given!r} is not valid: {error_text(error)}") from None
 
 
 def error_text(error: AnalysisException) -> str:
-    """What Spark's error says, without its class and what comes behind."""
+    """Return the message of Spark's error, without its class and details."""
     return CLASS.sub("", TAIL.sub("", str(error).strip())).strip().rstrip(".")
 
 
 def literal(text: str) -> str:
-    """A text as SQL writes it."""
+    """Return a text as an SQL literal."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -147,21 +150,19 @@ def in_condition(column: str, values: Sequence[str]) -> str:
 
 
 def like_pattern(pattern: str) -> str:
-    """A pattern with * for anything, as SQL's LIKE writes it."""
+    """Return a pattern with * as a pattern of SQL's LIKE."""
     escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return escaped.replace("*", "%")
 
 
 def check_deterministic(rows: DataFrame) -> None:
-    """What is asked twice must be answered in the same way."""
+    """Raise `UsageError` if the SQL can give another result when it is computed again."""
     if not _analyzed(rows).deterministic():
-        raise UsageError(
-            "--where and --select must say the same each time: leave rand() and uuid() out"
-        )
+        raise UsageError("--where and --select must be deterministic: leave rand() and uuid() out")
 
 
 def reject_loops(rows: DataFrame, wanted: TopicSelection) -> DataFrame:
-    """Where SQL says where a row goes, that is known when it goes there."""
+    """Make rows fail that would go to a topic that is read. Only the data says where they go."""
     if "topic" not in rows.columns:
         return rows
     reads = [f"topic = {literal(name)}" for name in wanted.names]

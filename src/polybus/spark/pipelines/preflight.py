@@ -1,6 +1,6 @@
-"""What can be told before Spark begins: no bus, no such topic, a folder that cannot be written.
+"""Checks before Spark starts: the bus answers, topics exist, folders are writable.
 
-Each is an error of ours, in one line: what Spark makes of the same comes later, and in many.
+Each failure is a polybus error of one line. Spark would report it later and in many lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polybus.store.engine_registry import is_store_url
 
 
 def check_bus(given: str | None) -> str:
-    """The URL of a bus that answers now, or of the files of one."""
+    """Return the URL of a bus that answers now, or of the files of a store."""
     url = SparkOptions({"bus": given} if given else {}, SOURCE_OPTIONS).bus
     if not is_store_url(url):
         with Client(url, ClientOptions(connect_timeout_s=0.0)) as client:
@@ -27,46 +27,49 @@ def check_bus(given: str | None) -> str:
 
 
 def check_target_bus(given: str | None, source: str) -> str:
-    """Where to write: another bus, if one is named, else the one that is read."""
+    """Return the URL of the bus to write to: `given`, or else the source."""
     url = check_bus(given) if given else source
     if is_store_url(url):
         raise UsageError(
-            f"write through the running bus: {url} can only be read (--into-bus polybus://…)"
+            f"cannot write to {url}: its bus is the only writer; give --into-bus polybus://…"
         )
     return url
 
 
 def find_topics(bus: str, text: str) -> list[str]:
-    """Those that are there now; each that is named must be."""
+    """Return the selected topics; raises `DoesNotExist` if a named one is missing or none match."""
     wanted = TopicSelection(text)
     found = wanted.find_topics(open_log_access(bus))
     if not found:
-        raise DoesNotExist(f"no durable topic matches {wanted.text!r}: polybus topic ls lists them")
+        raise DoesNotExist(
+            f"no durable topic matches {wanted.text!r}; polybus topic ls lists the topics"
+        )
     for name in wanted.names:
         check_topic(bus, name)
     return found
 
 
 def check_topic(bus: str, topic: str) -> None:
+    """Raise `DoesNotExist` if there is no such durable topic."""
     try:
         open_log_access(bus).shards(topic)
     except DoesNotExist:
         raise DoesNotExist(
-            f"there is no durable topic {topic!r}: polybus topic ls lists those that are there"
+            f"there is no durable topic {topic!r}; polybus topic ls lists the topics"
         ) from None
 
 
-def check_checkpoint(given: str | None, what_for: str = "") -> str:
-    """As Spark takes it: a folder that can be written, or a URL, which is Spark's to look at."""
+def check_checkpoint(given: str | None, purpose: str = "") -> str:
+    """Return the checkpoint as Spark takes it: a writable folder, or a URL, which Spark checks."""
     if given is not None and "://" in given:
         return given
-    return str(check_folder(given, "--checkpoint", what_for))
+    return str(check_folder(given, "--checkpoint", purpose))
 
 
-def check_folder(given: str | os.PathLike[str] | None, option: str, what_for: str) -> Path:
-    """A folder that can be written, made if it is not there."""
+def check_folder(given: str | os.PathLike[str] | None, option: str, purpose: str) -> Path:
+    """Return a writable folder. Creates it if it is missing."""
     if given is None or not str(given).strip():
-        raise UsageError(f"{option} FOLDER is missing: {what_for}")
+        raise UsageError(f"{option} FOLDER is missing: {purpose}")
     path = Path(given).expanduser().absolute()
     probe = path / f".polybus-{uuid.uuid4().hex}"
     try:
@@ -75,7 +78,7 @@ def check_folder(given: str | os.PathLike[str] | None, option: str, what_for: st
         probe.unlink()
     except OSError as error:
         raise UsageError(
-            f"{option} {path} cannot be written ({error.strerror}): name another folder, or "
-            "correct its rights"
+            f"{option} {path} is not writable ({error.strerror}): give another folder, or "
+            "change its permissions"
         ) from None
     return path

@@ -1,9 +1,6 @@
-"""Runs a pipeline's query: once or for ever, with its progress told, until it is to stop.
+"""Runs the query of a pipeline, once or forever, and reports its progress.
 
-SIGTERM and Ctrl-C end a query between two looks at it; whatever it was about to do is done
-by the next run, as after a kill.
-
-Looks at a running query now and then: rows, their rate, and how many wait.
+SIGTERM and Ctrl-C stop a query. As after a kill, the next run repeats the unfinished batch.
 """
 
 from __future__ import annotations
@@ -30,16 +27,16 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-LOOK_EVERY_S = 0.25
-SMOOTH = 0.3  # how much the last look counts in the rate
+POLL_EVERY_S = 0.25
+SMOOTH = 0.3  # weight of the last poll in the smoothed rate
 DEFAULT_EVERY_S = 1.0
-# A worker that is slow to start on a busy machine is no fault of the query's: once more.
+# A worker that starts too slowly on a busy machine is not an error of the query: retry.
 SLOW_WORKER, TRIES = "Python worker failed to connect back", 4
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 
 
 class Progress(NamedTuple):
-    """`lag` is how many rows wait, None if that is not known."""
+    """Progress of a pipeline. `lag` is the number of unread rows, None if it is unknown."""
 
     rows: int
     rows_per_s: float
@@ -54,9 +51,11 @@ def ignore_progress(progress: Progress) -> None:
 
 
 class QueryWatch:
-    """Looks at a query now and then. Rows are told by offsets: Spark counts a batch that it
-    does again once more, and keeps the counts of the last batches only. `before` were done
-    by the query before it was started again."""
+    """Polls a query and reports its progress.
+
+    Rows are counted by offsets: Spark counts a repeated batch twice, and keeps only the counts of
+    the last batches. `before` is the number of rows before the query was restarted.
+    """
 
     def __init__(
         self,
@@ -75,9 +74,9 @@ class QueryWatch:
         self.rows = before
 
     def run_until_stopped(self, stop: StopSignal) -> None:
-        """Until the query has ended, or is to; then it has."""
+        """Poll until the query has ended or `stop` is set, then stop the query."""
         try:
-            while not (self._query.awaitTermination(LOOK_EVERY_S) or stop):  # type: ignore[arg-type]  # parts of seconds will do
+            while not (self._query.awaitTermination(POLL_EVERY_S) or stop):  # type: ignore[arg-type]  # fractions work
                 self.poll()
             self.poll()
         finally:
@@ -102,13 +101,13 @@ class QueryWatch:
         self._tell(Progress(rows, self._rate, sum(lags) if lags else None))
 
     def _last(self) -> dict[str, Any] | None:
-        """One call to Java: what Python makes of a progress takes dozens."""
+        """Return the last progress by one call to Java. PySpark's method needs dozens of calls."""
         found = self._query._jsq.lastProgress()
         return None if found is None else json.loads(found.json())
 
 
 class SourceProgress:
-    """How far one source of a query was read since this run began, and how far it could be."""
+    """Rows that one source has read in this run, and its lag."""
 
     def __init__(self, start: Any, end: Any) -> None:
         self.lag: int | None = None
@@ -131,10 +130,10 @@ class SourceProgress:
         self.lag = None if there is None else lag
 
 
-def _position(told: Any) -> QueryPosition | None:
-    """Of a polybus source; None of any other."""
+def _position(offset: Any) -> QueryPosition | None:
+    """Return the position of a polybus source; None for any other source."""
     try:
-        given = json.loads(told) if isinstance(told, str) else told
+        given = json.loads(offset) if isinstance(offset, str) else offset
         return QueryPosition.parse(given) if isinstance(given, dict) else None
     except (ValueError, UsageError):
         return None
@@ -160,7 +159,7 @@ class SummaryTable(NamedTuple):
 
 @dataclass
 class Summary:
-    """What a pipeline has done. `facts` are lines for people: what → how much."""
+    """Result of a pipeline. `facts` are lines of the printed summary: name → value."""
 
     rows: int
     seconds: float
@@ -170,7 +169,7 @@ class Summary:
 
 
 class StopSignal:
-    """Whether to go on. Set by a signal, and by nobody else."""
+    """Flag that SIGTERM and Ctrl-C set."""
 
     def __init__(self) -> None:
         self.by: signal.Signals | None = None
@@ -180,11 +179,11 @@ class StopSignal:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """True at once if it is to stop, else False when the time is over."""
+        """Wait for a signal. Returns True at once if one came, False after `seconds`."""
         return self._event.wait(seconds)
 
     def ask(self, number: int, frame: FrameType | None = None) -> None:
-        """A second Ctrl-C does not wait for anything."""
+        """Handle a signal. A second Ctrl-C raises KeyboardInterrupt at once."""
         if self and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.by = signal.Signals(number)
@@ -193,11 +192,10 @@ class StopSignal:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopSignal]:
-    """Meanwhile SIGTERM and Ctrl-C only ask for an end. Signals are the main thread's: a
-    pipeline that runs in another is ended by whoever ends its session.
+    """Make SIGTERM and Ctrl-C set a flag. Errors of Spark after a signal are ignored.
 
-    Who signals a whole group of processes ends Spark's Java, too: what Spark has to say then
-    is no error.
+    A signal to the process group also ends Spark's Java, which then raises errors. Python handles
+    signals only in the main thread: a pipeline in another thread ends with its session.
     """
     stop = StopSignal()
     if current_thread() is not main_thread():
@@ -215,7 +213,7 @@ def stop_on_signals() -> Iterator[StopSignal]:
 
 
 def activate_session(spark: SparkSession) -> None:
-    """Spark finds formats by the session that is active in a thread; a new thread has none."""
+    """Make the session active in this thread. Spark needs it to find data sources."""
     sessions = spark._get_j_spark_session_class(spark._jvm)
     sessions.setActiveSession(spark._jsparkSession)
 
@@ -228,9 +226,9 @@ def run_query(
     tell: OnProgress = ignore_progress,
     rows: Callable[[], int] | None = None,
 ) -> Summary:
-    """Starts a query and stays with it to its end.
+    """Start a query and wait for its end.
 
-    `rows` counts what it has done, if that is not what its sources gave it.
+    `rows` counts the finished rows if they are not those that the sources have read.
     """
     if once:
         writer = writer.trigger(availableNow=True)

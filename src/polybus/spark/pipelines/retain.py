@@ -1,9 +1,8 @@
-"""`retain`: trims the log up to what is archived, acked by every group and read by every
-subscriber.
+"""`retain`: trims the log up to the offset archived, acked by every group, read by subscribers.
 
-Before anything goes, Spark reads from the archive which rows it has, and the log is compared
-with it: what is trimmed was seen in the files a moment ago. There is nothing to remember, for
-what was trimmed is gone from the log: killed and started again it goes on.
+Before a trim, Spark reads the offsets from the files of the archive and compares them with the
+log, so the trimmed messages were in the archive a moment ago. The pipeline needs no checkpoint: a
+trimmed message is gone from the log, and a restarted run continues with the rest.
 """
 
 from __future__ import annotations
@@ -46,11 +45,14 @@ EVERY_S = 60.0
 
 Source = Annotated[str, typer.Argument(metavar="FOLDER", help="The archive.")]
 Topics = Annotated[
-    str, typer.Argument(metavar="[TOPIC]", help="Only these of the archive, as for archive.")
+    str,
+    typer.Argument(
+        metavar="[TOPIC]", help="Only these topics of the archive: names and patterns with *."
+    ),
 ]
 Unused = Annotated[
     str | None,
-    typer.Option("--checkpoint", metavar="FOLDER", help="Needless here: the log is the record."),
+    typer.Option("--checkpoint", metavar="FOLDER", help="Ignored: retain needs no checkpoint."),
 ]
 
 
@@ -65,53 +67,58 @@ def retain(
     checkpoint: Unused = None,
     tell: OnProgress = ignore_progress,
 ) -> Summary:
-    """Trim topics up to what is archived, acked by every group and read by every subscriber."""
+    """Trim topics up to the offset archived, acked by every group, read by every subscriber."""
     place, wanted = ArchiveFolder(folder), TopicSelection(topic)
     place.check()
     url = preflight.check_bus(bus)
     if is_store_url(url):
-        raise UsageError(f"{url}: only a running bus can trim its topics; give polybus://…")
-    began_s, trimming = time.monotonic(), LogTrimmer(spark, place, url)
+        raise UsageError(
+            f"cannot trim {url}: only a running bus can trim its topics; give polybus://…"
+        )
+    began_s, trimmer = time.monotonic(), LogTrimmer(spark, place, url)
     with stop_on_signals() as stop, raise_own_errors():
         while not stop:
-            trimming.trim_topics(wanted, tell)
+            trimmer.trim_topics(wanted, tell)
             if once or stop.wait(every):
                 break
-    facts = {"topics": len(trimming.topics), "held back by": trimming.list_holders()}
-    return Summary(trimming.rows, time.monotonic() - began_s, facts, stop.by)
+    facts = {"topics": len(trimmer.topics), "held back by": trimmer.list_holders()}
+    return Summary(trimmer.rows, time.monotonic() - began_s, facts, stop.by)
 
 
 class LogTrimmer:
+    """Trims the archived topics of a bus."""
+
     def __init__(self, spark: SparkSession, folder: ArchiveFolder, bus: str) -> None:
         self._spark, self._folder = spark, folder
         self._client = Client(bus, RECONNECT_OPTIONS)
         self._log = BusLogAccess(bus)
         self._holders: dict[str, set[str]] = {}
-        self._kept: dict[str, int] = {}  # rows that are archived, and not trimmed
+        self._kept: dict[str, int] = {}  # archived rows that are not trimmed
         self.topics: set[str] = set()
         self.rows = 0
 
     def trim_topics(self, wanted: TopicSelection, tell: OnProgress) -> None:
-        """All topics that are in the archive, once."""
+        """Trim each archived topic once."""
         began_s, before = time.monotonic(), self.rows
-        there = set(self._log.list_topics("*"))
+        existing = set(self._log.list_topics("*"))
         for topic in (one for one in list_archived_topics(self._folder) if wanted.covers(one)):
-            if topic in there:
+            if topic in existing:
                 self._trim(read_manifest(self._folder, topic))
                 rate = (self.rows - before) / max(time.monotonic() - began_s, 1e-3)
                 tell(Progress(self.rows, rate, sum(self._kept.values())))
 
     def list_holders(self) -> list[str]:
-        """Who keeps messages that are archived."""
-        return sorted(set().union(*self._holders.values())) or ["nobody"]
+        """Return what holds archived messages in the log."""
+        return sorted(set().union(*self._holders.values())) or ["none"]
 
     def _trim(self, manifest: Manifest) -> None:
+        """Trim one topic, after its rows were found in the archive."""
         topic = manifest.topic
         check_same_log(self._log, manifest)
         stats = self._client.topic_stats(topic)
         log = self._log.shards(topic)
-        further = requeue.find_holds(self._log, topic, log)
-        found = find_trimmable(self._log, manifest, log, stats, further)
+        markers = requeue.find_holds(self._log, topic, log)
+        found = find_trimmable(self._log, manifest, log, stats, markers)
         kept = [((manifest.end(n) or 0) - span.end, by) for n, (span, by) in found.items()]
         self._holders[topic] = {by for rows, by in kept if rows > 0}
         self._kept[topic] = sum(max(0, rows) for rows, _ in kept)
@@ -124,23 +131,23 @@ class LogTrimmer:
         self.rows += sum(span.rows for span in spans.values())
 
     def _check(self, manifest: Manifest, spans: dict[int, OffsetSpan]) -> None:
-        """`Damaged` unless the files have each of these rows, once."""
+        """Raise `Damaged` unless the files have each of these rows exactly once."""
         files = {one for n, span in spans.items() for one in manifest.paths(n, *span)}
         missing = [one for one in sorted(files) if not (self._folder.path / one).is_file()]
-        rows = {} if missing else self._counted(files, spans)
+        rows = {} if missing else self._count_offsets(files, spans)
         for shard, span in spans.items():
-            if rows.get(shard) != (span.rows, span.start, span.end - 1, _sum(span)):
+            if rows.get(shard) != (span.rows, span.start, span.end - 1, _sum_offsets(span)):
                 why = f"{missing[0]} is missing" if missing else f"found {rows.get(shard)}"
                 raise Damaged(
-                    f"nothing was trimmed of topic {manifest.topic!r}: its archive does not have "
-                    f"offsets {span.start} to {span.end - 1} of shard {shard}, though it should "
+                    f"nothing was trimmed of topic {manifest.topic!r}: its archive must have "
+                    f"offsets {span.start} to {span.end - 1} of shard {shard}, and does not "
                     f"({why}); restore its files"
                 )
 
-    def _counted(
+    def _count_offsets(
         self, files: Iterable[str], spans: dict[int, OffsetSpan]
     ) -> dict[int, tuple[int, int, int, int]]:
-        """What the files have of these offsets: how many, the first, the last, their sum."""
+        """Return count, first, last and sum of the offsets that the files have of each shard."""
         rows = self._spark.read.schema(ROWS).parquet(
             *(str(self._folder.path / one) for one in files)
         )
@@ -153,5 +160,6 @@ class LogTrimmer:
         return {row[0]: (row[1], row[2], row[3], row[4]) for row in found}
 
 
-def _sum(span: OffsetSpan) -> int:
+def _sum_offsets(span: OffsetSpan) -> int:
+    """Return the sum of all offsets of a span."""
     return (span.start + span.end - 1) * span.rows // 2

@@ -1,8 +1,8 @@
-"""From topics to topics, by SQL: each message once, whatever is killed meanwhile.
+"""`route`: copies messages from topics to topics, filtered and changed by SQL, exactly once.
 
-A query of Spark from our source to our sink: a batch is published in one transaction with a
-stamp, so one that is done again after a kill changes nothing. Messages of one key keep their
-order: a shard's part of a batch is never cut over several tasks.
+A Spark query from our source to our sink. A batch is published in one commit with a stamp, so a
+batch that runs again after a kill changes nothing. Messages of one key keep their order, because
+the part of a shard in a batch is never split over several tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polybus.spark.pipelines.query_run import (
 )
 from polybus.spark.source.read_bounds import EARLIEST, LATEST, TopicSelection
 
-WHY = "it is where route keeps how far it has come"
+WHY = "route stores its position there"
 
 
 def route(
@@ -50,7 +50,9 @@ def route(
     """Copy topics into topics, filtered and reshaped by SQL, exactly once."""
     activate_session(spark)
     if start not in (EARLIEST, LATEST):
-        raise UsageError(f"--from is {EARLIEST} or {LATEST}, not {start!r}: replay begins anywhere")
+        raise UsageError(
+            f"--from must be {EARLIEST} or {LATEST}, got {start!r}; replay can start anywhere"
+        )
     message_sql.check(spark, where, select, into)
     place = preflight.check_checkpoint(checkpoint, WHY)
     source = preflight.check_bus(bus)
@@ -59,7 +61,9 @@ def route(
         preflight.find_topics(source, topic)
     wanted = TopicSelection(topic)
     if into is not None and wanted.covers(into) and source == target:
-        raise UsageError(f"--into {into} is read here, too: it would go round for ever")
+        raise UsageError(
+            f"--into {into} must not be a topic that is read here: messages would loop forever"
+        )
     rows = (
         spark.readStream.format("polybus")
         .schema(message_sql.needed_columns(spark, where, select))

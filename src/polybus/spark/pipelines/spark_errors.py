@@ -1,9 +1,8 @@
-"""What goes wrong in a task or beside the driver comes out of Spark as text: which error it was.
+"""Polybus errors from the text of Spark errors.
 
-Either one of ours; or SQL that Spark could not carry out for some message: that is the user's to
-correct, and Spark says how, on one line among many; or a disk that has no room for what Spark
-keeps of its own. While it makes an error, Spark writes the same
-to its log, as JSON; who is told of the error needs no second copy.
+Spark reports an error of a task or of the source's process as text. It is an error of polybus; or
+SQL that fails for a message, which the user must correct; or a full disk under Spark's own files.
+While it creates an error, Spark also writes it to its log as JSON, which would repeat the message.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from pyspark.logger import PySparkLogger
 from polybus import errors
 
 FAULT = re.compile(r"polybus\.errors\.(\w+): ([^\n]+?)(?: SQLSTATE: \w+)*(?:\n|$)")
-# Spark shows the piece of SQL; or the state says so: data that will not do, raise_error().
+# Spark prints the SQL text after the state; or the state is a data exception (22…) or raise_error()
+# (P0001).
 STATES = r"(?:\w+\n== SQL|22\w{3}|P0001)"
 OF_SQL = re.compile(rf"\[[A-Z_.\d]+\] (?!Query \[)([^\n]+?)\.? SQLSTATE: {STATES}")
 FULL = re.compile("No space left on device|Disk quota exceeded")
 UNREAD = re.compile(r"\[FAILED_READ_FILE[.\w]*\] [^\n]*? reading file (?:file://)?(\S+?)\.? ")
-# What the source's option is called on a command line.
+# Options of the source → flags of the command line.
 FLAG_NAMES = {
     "set failOnDataLoss=false to go on": "--accept-loss goes on",
     "set failOnDataLoss=false": "give --accept-loss",
@@ -35,45 +35,49 @@ LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 @contextmanager
 def raise_own_errors() -> Iterator[None]:
-    """An error of ours that comes as text inside one of Spark's is raised as what it is."""
+    """Raise the polybus error inside an error of Spark, if there is one."""
     try:
         with mute_query_loggers():
             yield
     except (PySparkException, Py4JError) as error:
-        found = parse_own_error(str(error))
-        if found is None:
+        match = parse_own_error(str(error))
+        if match is None:
             raise
-        raise found from None
+        raise match from None
 
 
 def parse_own_error(text: str) -> errors.PolybusError | None:
-    found = FAULT.search(text)
-    kind = getattr(errors, found[1], None) if found else None
-    if found is not None and isinstance(kind, type) and issubclass(kind, errors.PolybusError):
-        return errors.error_from_code(kind.code, _as_asked(found[2].strip()))
+    """Return the polybus error that the text of a Spark error stands for; None if there is none."""
+    match = FAULT.search(text)
+    kind = getattr(errors, match[1], None) if match else None
+    if match is not None and isinstance(kind, type) and issubclass(kind, errors.PolybusError):
+        return errors.error_from_code(kind.code, _with_flag_names(match[2].strip()))
     failed = OF_SQL.search(text)
     if failed is not None:
-        return errors.UsageError(f"correct the SQL, it fails for a message: {failed[1]}")
+        return errors.UsageError(f"correct the SQL, which fails for a message: {failed[1]}")
     unread = UNREAD.search(text)
     if unread is not None:
         return errors.Damaged(f"{unread[1]} cannot be read: restore it")
     if FULL.search(text) is not None:
         return errors.StoreFull(
-            "the disk of the checkpoint, or of Spark's own files, is full: make room and start "
-            "again, what is done stays, and the rest goes on from there"
+            "the disk of the checkpoint, or of Spark's own files, is full: free space and start "
+            "again; finished work is kept, and the run continues from there"
         )
     return None
 
 
-def _as_asked(text: str) -> str:
-    for option, asked in FLAG_NAMES.items():
-        text = text.replace(option, asked)
+def _with_flag_names(text: str) -> str:
+    for option, flag in FLAG_NAMES.items():
+        text = text.replace(option, flag)
     return text
 
 
 @contextmanager
 def mute_query_loggers() -> Iterator[None]:
-    """Of Spark's own class: one that was made by another name's first user takes no fields."""
+    """Mute Spark's log of query errors.
+
+    The loggers must be created by PySparkLogger: a plain logger of the same name takes no fields.
+    """
     logs = [PySparkLogger.getLogger(name) for name in LOGS]
     before = [one.disabled for one in logs]
     for one in logs:

@@ -1,12 +1,12 @@
-"""What the driver does: one publish makes an epoch visible, all of it or nothing.
+"""Publication of staged rows by the driver: one publish makes an epoch visible, all or nothing.
 
-A stream's epoch carries a stamp: producer = `producerId`, else the query's id; counter =
-Spark's batch id + 1. An epoch that Spark replays, because the driver died between our
-publish and its own commit log, has the same stamp, and publishes nothing.
+The epoch of a stream has a stamp: the producer is `producerId` or the query's id, the counter is
+Spark's batch id + 1. If the driver dies after the publish and before it writes Spark's commit log,
+Spark runs the epoch again. It has the same stamp, so the second publish changes nothing.
 
-A batch write carries `transactionId` as its stamp, if it has one: done again, it publishes
-nothing. Without, it is stamped for the length of the publish, so that an answer that was
-lost on its way can be asked for again.
+A batch write uses `transactionId` as its stamp if it is given, and repeating it publishes nothing.
+Without it the write opens a producer for the duration of the publish, so that the request can be
+repeated if its response is lost.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from polybus.spark.sink.task_stage import StagedRows
 if TYPE_CHECKING:
     from polybus.native import Client
 
-# A commit touches at most 900 places in the store; each stage is one.
+# A commit changes at most 900 records of the store; each stage is one.
 MAX_STAGES = 890
 TRANSACTION = "transaction/"
 
 
 def publish_epoch(
-    client: Client, staged: Sequence[StagedRows], batch_id: int, producer: str | None, on_new: str
+    client: Client, parts: Sequence[StagedRows], batch_id: int, producer: str | None, on_new: str
 ) -> None:
-    """An epoch without rows needs no publish, nor a stamp: counters may leave gaps."""
-    stages = stages_of(staged)
-    queries = {one.query for one in staged if one.query}
+    """Publish an epoch of a stream. An epoch without rows is skipped: counters may have gaps."""
+    stages = stages_of(parts)
+    queries = {part.query for part in parts if part.query}
     if not stages:
         return
     if len(queries) != 1:
-        raise UsageError(f"tasks of one epoch name {len(queries)} queries: write with writeStream")
+        raise UsageError(f"tasks of one epoch belong to {len(queries)} queries; use writeStream")
     (query,) = queries
     stamp = {"producer": producer or query, "counter": batch_id + 1}
     _publish(client, stages, stamp=stamp, run={"id": query, "on_new": on_new})
 
 
 def publish_batch(
-    client: Client, staged: Sequence[StagedRows], transaction: str | None, number: int = 1
+    client: Client, parts: Sequence[StagedRows], transaction: str | None, number: int = 1
 ) -> None:
-    """`transaction` names what is to be done once; None: this is done once more each time.
+    """Publish a batch write, once per `transaction` and `number`; always if `transaction` is None.
 
-    Transactions of one name are a series: each number is done once, and they rise.
+    The numbers of a transaction name must rise.
     """
-    stages = stages_of(staged)
+    stages = stages_of(parts)
     if transaction is not None:
         stamp: dict[str, Any] = {"producer": TRANSACTION + transaction, "counter": number}
         _publish(client, stages, stamp=stamp, run={"id": transaction})
@@ -58,22 +58,23 @@ def publish_batch(
         client.act("producer.close", producer=opened["producer"], epoch=opened["epoch"])
 
 
-def discard(client: Client, staged: Sequence[StagedRows | None]) -> None:
-    """What the tasks of a failed job have staged. A bus that is not there collects it by itself."""
-    for one in staged:
-        if one is not None and one.stage is not None:
+def discard(client: Client, parts: Sequence[StagedRows | None]) -> None:
+    """Discard the stages of a failed job. If the bus does not answer, their leases expire."""
+    for part in parts:
+        if part is not None and part.stage is not None:
             try:
-                client.act("stage.discard", stage=one.stage)
+                client.act("stage.discard", stage=part.stage)
             except PolybusError:
                 return
 
 
-def stages_of(staged: Sequence[StagedRows]) -> list[str]:
-    stages = [one.stage for one in staged if one.stage is not None]
+def stages_of(parts: Sequence[StagedRows]) -> list[str]:
+    """Return the names of the stages; raises `TooLarge` if one commit cannot publish them."""
+    stages = [part.stage for part in parts if part.stage is not None]
     if len(stages) > MAX_STAGES:
         raise TooLarge(
-            f"write with at most {MAX_STAGES} tasks: {len(stages)} wrote rows, and all are "
-            f"published at once; .coalesce({MAX_STAGES}) before .write"
+            f"write with at most {MAX_STAGES} tasks, got {len(stages)}: all are published in one "
+            f"commit; use .coalesce({MAX_STAGES}) before .write"
         )
     return stages
 
@@ -83,11 +84,11 @@ def _publish(client: Client, stages: list[str], **stamped: Any) -> None:
         client.act("stage.publish", stages=stages, **stamped)
     except StageGone as error:
         raise StageGone(
-            f"write it again: nothing of it was published, since a part of it is gone ({error}); "
+            f"nothing was published: a stage has expired ({error}); write it again; "
             "stages are kept for a day after their task has ended"
         ) from None
     except Stale:
         raise Stale(
-            "use a fresh checkpointLocation: this one was set back to an epoch that was published "
-            "long before the last one, so whether its rows are there cannot be told"
+            "use a new checkpointLocation: this one was set back to an epoch that is too old to "
+            "check whether its rows were published"
         ) from None

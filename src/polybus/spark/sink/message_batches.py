@@ -1,13 +1,13 @@
-"""Rows of Spark, as batches of the native port: by columns, never row by row.
+"""Conversion of Spark rows to batches of the native port, by column and never row by row.
 
     body        binary or string        required, never null
     shard_key   string                  messages of one key keep their order
-    topic       string                  where the row goes; null or absent: option `topic`
+    topic       string                  target topic; option `topic` if null or absent
     headers     map<string, binary>
 
-The columns of our own source that say where a message stood (`offset`, `timestamp`, …) are
-passed over, so that what was read from a topic can be written to another. Any other column
-is refused: a misspelt `shard_key` would else be lost, and nobody told.
+The source's columns about a message's position (`offset`, `timestamp`, …) are ignored, so that
+rows of one topic can be written to another. Any other column is an error: a misspelt `shard_key`
+would otherwise be dropped silently.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ ALLOWED = {
     "headers": ("map<string,binary>",),
 }
 IGNORED_COLUMNS = ("shard", "offset", "id", "timestamp", "timestamp_ns", "insertion_time")
-# What every bus takes, however it is set up; FDQ's limit, too.
+# Every bus accepts this size with any configuration; also FDQ's limit.
 MAX_MESSAGE_BYTES = 64 << 20
-# One message travels in one batch; more are cut, so that blocks are neither tiny nor huge.
+# Larger batches are split between messages, so that blocks are neither tiny nor huge.
 MAX_PIECE_BYTES = 4 << 20
 
 
-# --- before anything is written
+# --- schema checks
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """`UsageError` says which column is wrong, and what to do about it."""
+    """Raise `UsageError` that names the invalid column and how to fix it."""
     for field in schema.fields:
         if field.name in IGNORED_COLUMNS:
             continue
@@ -69,34 +69,37 @@ def _check_type(name: str, given: str) -> None:
 
 
 def _check_target(schema: StructType, topic: str | None) -> None:
-    """The source's own column is never null: one that may be was computed, and is meant."""
+    """Check that each row has a target topic.
+
+    The source's own column `topic` is never null. A nullable one was computed by the query.
+    """
     if "topic" not in schema.names:
         if topic is None:
-            raise UsageError("say where to write: .option('topic', NAME), or a column topic")
+            raise UsageError("no target topic: give .option('topic', NAME), or a column topic")
         return
-    is_the_sources = not schema["topic"].nullable and set(IGNORED_COLUMNS) <= set(schema.names)
-    if topic is not None and is_the_sources:
+    is_from_source = not schema["topic"].nullable and set(IGNORED_COLUMNS) <= set(schema.names)
+    if topic is not None and is_from_source:
         raise UsageError(
-            f"drop the source's column topic, which would win over option topic ({topic}) and "
-            "send every row back to where it came from: .drop('topic')"
+            f"drop the source's column topic: it takes precedence over option topic ({topic}) and "
+            "would send every row to its own topic again; use .drop('topic')"
         )
 
 
-# --- what a task writes
+# --- batches of a task
 
 
 def build_batches(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Topics and their messages, in the order of the rows; each fits into one put."""
+    """Yield topics and batches in the order of the rows. Each batch fits into one put."""
     if rows.num_rows == 0:
         return
     columns = {name: rows.column(name) for name in rows.schema.names if name in ALLOWED}
     targets = columns.pop("topic", None)
-    whole = _batch(columns)
+    batch = _batch(columns)
     if targets is None:
-        assert topic is not None  # checked with the schema
-        parts: Iterator[tuple[str, pa.RecordBatch]] = iter([(topic, whole)])
+        assert topic is not None  # check_schema requires it
+        parts: Iterator[tuple[str, pa.RecordBatch]] = iter([(topic, batch)])
     else:
-        parts = _by_topic(whole, _filled(targets, topic))
+        parts = _by_topic(batch, _filled(targets, topic))
     for name, part in parts:
         yield from ((name, piece) for piece in split_batch(part))
 
@@ -109,28 +112,28 @@ def _batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
         )
     _check_size(body)
     keys = columns.get("shard_key")
-    found = {
+    arrays = {
         "shard_key": pa.nulls(len(body), pa.utf8()) if keys is None else _cast(keys, pa.utf8()),
         "body": _cast(body, pa.binary()),
     }
     if "headers" in columns:
-        found["headers"] = _headers(columns["headers"])
-    return pa.record_batch(list(found.values()), names=list(found))
+        arrays["headers"] = _headers(columns["headers"])
+    return pa.record_batch(list(arrays.values()), names=list(arrays))
 
 
 def _check_size(body: pa.Array) -> None:
     if body.nbytes <= MAX_MESSAGE_BYTES:
-        return  # together
+        return  # no single body can exceed the limit
     largest = pc.max(pc.binary_length(body)).as_py()
     if largest > MAX_MESSAGE_BYTES:
         raise TooLarge(
-            f"a body has {largest} bytes, and at most {MAX_MESSAGE_BYTES} can be written: cut it, "
-            "or write where it can be found"
+            f"a body must have at most {MAX_MESSAGE_BYTES} bytes, got {largest}: split it, or "
+            "write a reference to it"
         )
 
 
 def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Strings are bytes already: no copy."""
+    """Convert a column without a copy if its buffers already fit, as those of strings do."""
     return column if column.type == wanted else column.cast(wanted)
 
 
@@ -145,6 +148,7 @@ def _headers(column: pa.Array) -> pa.Array:
 
 
 def _filled(targets: pa.Array, topic: str | None) -> pa.Array:
+    """Return the target topics with nulls replaced by option `topic`."""
     targets = _cast(targets, pa.utf8())
     if not targets.null_count:
         return targets
@@ -155,14 +159,14 @@ def _filled(targets: pa.Array, topic: str | None) -> pa.Array:
     return pc.fill_null(targets, topic)
 
 
-def _by_topic(whole: pa.RecordBatch, targets: pa.Array) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """One batch a topic; rows of one topic keep their order, since the sort is stable."""
+def _by_topic(batch: pa.RecordBatch, targets: pa.Array) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield one batch per topic. The sort is stable, so rows of a topic keep their order."""
     encoded = targets.dictionary_encode()
     names: list[str] = encoded.dictionary.to_pylist()
     if len(names) == 1:
-        yield names[0], whole
+        yield names[0], batch
         return
-    sorted_rows = whole.take(pc.array_sort_indices(encoded.indices))
+    sorted_rows = batch.take(pc.array_sort_indices(encoded.indices))
     counts: dict[int, int] = {
         one["values"]: one["counts"] for one in pc.value_counts(encoded.indices).to_pylist()
     }
@@ -173,7 +177,7 @@ def _by_topic(whole: pa.RecordBatch, targets: pa.Array) -> Iterator[tuple[str, p
 
 
 def split_batch(rows: pa.RecordBatch, max_bytes: int = MAX_PIECE_BYTES) -> Iterator[pa.RecordBatch]:
-    """The rows in order, in halves of halves until each is small enough or one message."""
+    """Yield the rows in order, halved until each piece fits into `max_bytes` or is one message."""
     count: Any = rows.num_rows
     if count <= 1 or rows.nbytes <= max_bytes:
         yield rows

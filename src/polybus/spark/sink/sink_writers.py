@@ -1,10 +1,10 @@
-"""`format("polybus")` as a sink: exactly once, by staging and one publish.
+"""The sink of `format("polybus")`: exactly once, by staging and one publish.
 
-    tasks       each stages its rows (`staging.py`), shaped by columns (`shaping.py`)
-    driver      publishes all stages of the epoch in one transaction (`publishing.py`)
+    tasks       stage their rows (`task_stage.py`), converted by column (`message_batches.py`)
+    driver      publishes all stages of the epoch in one commit (`epoch_publication.py`)
 
-Spark pickles a writer and hands it to whatever process needs one, so it holds settings and
-nothing alive. Each process has one client for a bus: Spark uses its processes again.
+Spark pickles a writer and sends it to other processes, so a writer holds only settings. Each
+process keeps one client per bus, because Spark reuses its processes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from polybus.spark import python_worker
 from polybus.spark.python_worker import hide_traceback
 from polybus.spark.sink import epoch_publication, message_batches
 from polybus.spark.sink.task_stage import StagedRows, TaskStage, query_id
-from polybus.spark.spark_options import STORE_SCHEME, SparkOptions
+from polybus.spark.spark_options import SparkOptions
+from polybus.store.engine_registry import is_store_url
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
 REFUSE, CONTINUE = "refuse", "continue"
-PERMANENT = (UsageError, Denied, WrongKind)  # another try would end in the same way
-CLIENT_OPTIONS = ClientOptions()  # with a bus that is started again
-MAX_NAME_BYTES = 220  # of producerId and transactionId; the bus's names are a little longer
+PERMANENT = (UsageError, Denied, WrongKind)  # a retry would fail the same way
+CLIENT_OPTIONS = ClientOptions()  # waits for a restart of the bus
+# of producerId and transactionId together; the store's limit is a little higher
+MAX_NAME_BYTES = 220
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
+    """Checked options of a sink."""
+
     bus: str
     topic: str | None
     producer: str | None
@@ -46,48 +50,52 @@ class SinkOptions:
 
 
 def batch_writer(options: SparkOptions, schema: StructType) -> DataSourceArrowWriter:
-    settings = _settings(options, schema)
+    settings = _parse_options(options, schema)
     if options.text("onNewCheckpoint") is not None:
-        raise UsageError("leave option onNewCheckpoint out: a batch write has no checkpoint")
+        raise UsageError(
+            "option onNewCheckpoint is not allowed for a batch write, which has no checkpoint; "
+            "leave it out"
+        )
     return BatchWriter(settings)
 
 
 def stream_writer(options: SparkOptions, schema: StructType) -> DataSourceStreamArrowWriter:
-    settings = _settings(options, schema)
+    settings = _parse_options(options, schema)
     if settings.transaction is not None:
         raise UsageError(
-            "leave option transactionId out: each epoch of a stream is a transaction of its own; "
-            "producerId is the name that outlives a checkpoint"
+            "option transactionId is not allowed for a stream, whose epochs are transactions; "
+            "leave it out, or use producerId for a name that outlives a checkpoint"
         )
     return StreamWriter(settings)
 
 
-def _settings(options: SparkOptions, schema: StructType) -> SinkOptions:
+def _parse_options(options: SparkOptions, schema: StructType) -> SinkOptions:
     python_worker.note_request()
     bus, topic = options.bus, options.text("topic")
-    if bus.startswith(STORE_SCHEME):
+    if is_store_url(bus):
         raise UsageError(
-            f"write through the running bus, polybus://HOST:PORT: {bus} belongs to one bus, "
-            "and only reading works beside it"
+            f"cannot write to {bus}: its bus is the only writer; give polybus://HOST:PORT"
         )
     message_batches.check_schema(schema, topic)
     get_client(bus)
     producer, transaction = options.text("producerId"), options.text("transactionId")
     if len(f"{producer or ''}{transaction or ''}".encode()) > MAX_NAME_BYTES:
         raise UsageError(
-            f"shorten producerId or transactionId: they have at most {MAX_NAME_BYTES} bytes"
+            f"producerId and transactionId must have at most {MAX_NAME_BYTES} bytes together"
         )
     on_new = options.choice("onNewCheckpoint", (REFUSE, CONTINUE), REFUSE)
     number = options.count("transactionNumber")
     if number is not None and transaction is None:
-        raise UsageError("transactionNumber needs transactionId: the name of the series it is of")
+        raise UsageError("transactionNumber needs transactionId, the name of its series")
     return SinkOptions(bus, topic, producer, transaction, on_new, number or 1)
 
 
-# --- the writers
+# --- writers
 
 
 class BatchWriter(DataSourceArrowWriter):
+    """Writer of `df.write`."""
+
     def __init__(self, settings: SinkOptions) -> None:
         self._settings = settings
 
@@ -99,7 +107,10 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         settings = self._settings
         epoch_publication.publish_batch(
-            get_client(settings.bus), _all(messages), _transaction(settings), settings.number
+            get_client(settings.bus),
+            _successful_parts(messages),
+            _transaction(settings),
+            settings.number,
         )
 
     @hide_traceback()
@@ -110,6 +121,8 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
+    """Writer of `df.writeStream`."""
+
     def __init__(self, settings: SinkOptions) -> None:
         self._settings = settings
 
@@ -125,7 +138,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     ) -> None:
         settings, client = self._settings, get_client(self._settings.bus)
         epoch_publication.publish_epoch(
-            client, _all(messages), batchId, settings.producer, settings.on_new
+            client, _successful_parts(messages), batchId, settings.producer, settings.on_new
         )
 
     @hide_traceback()
@@ -140,53 +153,54 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def stage_rows(settings: SinkOptions, rows: Iterator[pa.RecordBatch]) -> StagedRows:
-    """All rows of a task, staged.
+    """Stage all rows of a task.
 
-    Rows that cannot be written are told to the driver, which raises it: Spark would try the
-    task again, in vain, and put a line of its own before ours.
+    A permanent error is returned to the driver, which raises it. If the task raised it, Spark would
+    retry the task in vain and put its own message before ours.
     """
     python_worker.note_request()
-    staging = TaskStage(get_client(settings.bus))
+    stage = TaskStage(get_client(settings.bus))
     try:
         for batch in rows:
             for topic, messages in message_batches.build_batches(batch, settings.topic):
-                staging.put(topic, messages)
-        return StagedRows(staging.finish(), query_id(), staging.rows)
+                stage.put(topic, messages)
+        return StagedRows(stage.finish(), query_id(), stage.rows)
     except PERMANENT as error:
-        staging.discard()
+        stage.discard()
         advice = "write to another topic: " if isinstance(error, WrongKind) else ""
         return StagedRows(None, query_id(), fault=(error.code, f"{advice}{error}"))
     except BaseException:
-        staging.discard()
+        stage.discard()
         raise
 
 
 def _transaction(settings: SinkOptions) -> str | None:
-    """A transaction is one of its producer's, if that is named."""
+    """Return the transaction's name, within the namespace of the producer if one is named."""
     if settings.transaction is None or settings.producer is None:
         return settings.transaction
     return f"{settings.producer}/{settings.transaction}"
 
 
-def _all(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
-    found = [one for one in messages if isinstance(one, StagedRows)]
-    assert len(found) == len(messages), "Spark commits only if every task has succeeded"
-    for one in found:
-        if one.fault is not None:
-            raise error_from_code(*one.fault)
-    return found
+def _successful_parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
+    """Return the results of all tasks; raises the error of a task that could not write its rows."""
+    parts = [one for one in messages if isinstance(one, StagedRows)]
+    assert len(parts) == len(messages), "Spark commits only if every task has succeeded"
+    for part in parts:
+        if part.fault is not None:
+            raise error_from_code(*part.fault)
+    return parts
 
 
-# --- one client a process and bus
+# --- one client per process and bus
 
 _clients: dict[tuple[int, str], Client] = {}
 
 
 def get_client(bus: str) -> Client:
-    """Of this process: a connection does not outlive a fork."""
+    """Return the client of this process. A connection does not survive a fork."""
     key = os.getpid(), bus
     if key not in _clients:
         client = Client(bus, CLIENT_OPTIONS)
-        client.act("topic.list", pattern="")  # says at once, and plainly, if nobody is there
+        client.act("topic.list", pattern="")  # fails now if no bus answers
         _clients[key] = client
     return _clients[key]

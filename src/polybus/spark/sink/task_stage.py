@@ -1,9 +1,8 @@
-"""What a task does: it stages its rows where nobody sees them, and says where.
+"""The stage of a writing task: rows that are on disk and not visible before the publish.
 
-Its stage is a fresh one, also when the task is tried again: what a killed task has left is
-never published, and goes when its lease ends; one that fails discards it. The lease is long,
-since what a task has finished waits for the slowest one of its job, with nobody there to
-renew it; while the task works, however long, it is renewed.
+Each attempt of a task has a new stage. The stage of a killed task is never published and expires
+with its lease; a task that fails discards its stage. The lease is long, because a finished task
+waits for the slowest task of its job and does not renew it. A running task renews it.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from polybus.errors import PolybusError
 if TYPE_CHECKING:
     from polybus.native import Client, Stage
 
-LEASE_S = 86_400.0  # from the end of a task the rest of its job may take so long
+LEASE_S = 86_400.0  # the longest time between the end of a task and the end of its job
 QUERY_ID = "sql.streaming.queryId"
 
 
 @dataclass(frozen=True, slots=True)
 class StagedRows(WriterCommitMessage):
-    """What a task tells the driver. Without rows there is no stage.
+    """Result of a task, sent to the driver. `stage` is None if there were no rows.
 
-    The query's id travels here, since the driver's own commit is not told it. `fault` is the
-    code and text of an error that no other try can mend.
+    `query` is the query's id, which Spark does not pass to the driver's commit. `fault` is the code
+    and text of a permanent error.
     """
 
     stage: str | None
@@ -41,19 +40,19 @@ class StagedRows(WriterCommitMessage):
 
 
 def query_id() -> str | None:
-    """Of the stream that this task belongs to; None in a batch write."""
+    """Return the id of the streaming query of this task; None in a batch write."""
     context = TaskContext.get()
     return context.getLocalProperty(QUERY_ID) if context else None
 
 
 class TaskStage:
-    """One task's stage, made when there is something to put."""
+    """The stage of one task, opened at the first put."""
 
     def __init__(self, client: Client, *, lease_s: float = LEASE_S) -> None:
         self._client = client
         self._lease_s = lease_s
         self._stage: Stage | None = None
-        self._renewing: LeaseRenewer | None = None
+        self._renewer: LeaseRenewer | None = None
         self.rows = 0
 
     def put(self, topic: str, rows: pa.RecordBatch) -> None:
@@ -61,18 +60,17 @@ class TaskStage:
         self.rows += rows.num_rows
 
     def finish(self) -> str | None:
-        """All of it is on disk, and waits; its name."""
+        """Wait until all rows are on disk. Returns the stage's name, None if there were no rows."""
         if self._stage is None:
             return None
         self._stage.flush()
-        self._end()
+        self._stop_renewal()
         self._stage.close()
         return self._stage.name
 
     def discard(self) -> None:
-        """The task has failed: what it has staged is of no use. A bus that is not there
-        collects it by itself."""
-        self._end()
+        """Discard the rows of a failed task. If the bus does not answer, the lease expires."""
+        self._stop_renewal()
         if self._stage is None:
             return
         self._stage.close()
@@ -85,20 +83,21 @@ class TaskStage:
         if self._stage is None:
             self._stage = self._client.stage(self._lease_s)
             name = self._stage.name
-            self._renewing = LeaseRenewer(
+            self._renewer = LeaseRenewer(
                 lambda: self._client.act("stage.renew", stage=name, lease_s=self._lease_s),
                 self._lease_s / 3,
             )
         return self._stage
 
-    def _end(self) -> None:
-        if self._renewing is not None:
-            self._renewing.end()
+    def _stop_renewal(self) -> None:
+        if self._renewer is not None:
+            self._renewer.end()
 
 
 class LeaseRenewer:
-    """Renews a lease now and then on a thread of its own. One that fails is not mourned:
-    the next may do better, and if the stage is lost, putting or publishing will say so."""
+    """Thread that renews a lease. A failed renewal is ignored: the next one may succeed, and a lost
+    stage is reported by the next put or by the publish.
+    """
 
     def __init__(self, renew: Callable[[], object], every_s: float) -> None:
         self._renew = renew

@@ -1,16 +1,15 @@
-/* A rule of Spark's optimizer: of a topic the columns are read that a query needs.
+/* A rule of Spark's optimizer: reads only the columns of a topic that a query needs.
  *
- * Spark asks a source in Python for all its columns, whatever becomes of them. A schema that
- * names some of them it passes on. So where a plan takes a few columns of a topic, the scan
- * is put in the place of another one, of the same source with such a schema. Its rows are the
- * same: it is given the partitions of the scan that it replaces, which were planned once for
- * each load().
+ * Spark asks a Python data source for all columns, but passes on a schema that names some of
+ * them. Where a plan uses a few columns of a topic, the rule therefore replaces the scan with
+ * a scan of the same source with a smaller schema. The rows are the same, because the new scan
+ * gets the partitions of the one that it replaces, which are planned once per load().
  *
- * What is made for a table is kept as long as the table: to ask Python takes longer than a
- * small query. Whatever goes wrong, the plan stays as it was.
+ * Sources are cached as long as their table, because a request to Python takes longer than a
+ * small query. If anything fails, the plan is not changed.
  *
- * It is compiled when a session starts, by the compiler that Spark has for its own code
- * (pruning.py); that one knows no type arguments and no lambdas.
+ * The rule is compiled when a session starts, by the compiler that Spark uses for generated
+ * code (column_pruning.py). That compiler supports no type arguments and no lambdas.
  */
 import java.lang.reflect.Method;
 import java.util.ArrayList;
@@ -47,18 +46,18 @@ public final class NeededColumns extends Rule {
     private static final String SOURCE = "polybus";
     private static final int SCAN = 1, OUTPUT = 2; /* arguments of a scan relation */
 
-    /* table → schema → the source that reads it. */
-    private final Map made = Collections.synchronizedMap(new WeakHashMap());
+    /* Table → schema → the source that reads it. */
+    private final Map sources = Collections.synchronizedMap(new WeakHashMap());
 
     public TreeNode apply(TreeNode plan) {
         try {
             return plan.transformDown(new Projections());
         } catch (Exception fault) {
-            if (fault instanceof InterruptedException) { /* the query is to end */
+            if (fault instanceof InterruptedException) { /* the query was cancelled */
                 Thread.currentThread().interrupt();
             }
             return plan;
-        } catch (LinkageError fault) { /* another Spark than this was written for */
+        } catch (LinkageError fault) { /* another version of Spark */
             return plan;
         }
     }
@@ -69,12 +68,12 @@ public final class NeededColumns extends Rule {
         }
 
         public Object applyOrElse(Object node, Function1 otherwise) {
-            return node instanceof Project ? below((Project) node) : otherwise.apply(node);
+            return node instanceof Project ? pruned((Project) node) : otherwise.apply(node);
         }
     }
 
-    /* The projection, over a scan of the columns that it and the filters between need. */
-    private LogicalPlan below(Project projection) {
+    /* Returns the projection over a scan of the columns that it and its filters need. */
+    private LogicalPlan pruned(Project projection) {
         AttributeSet needed = projection.references();
         LogicalPlan node = (LogicalPlan) projection.child();
         while (node instanceof Filter) {
@@ -91,23 +90,23 @@ public final class NeededColumns extends Rule {
         if (kept == null || kept.size() == all.output().size()) {
             return projection;
         }
-        return (LogicalPlan) instead(projection, all, narrowed(all, kept));
+        return (LogicalPlan) replaced(projection, all, narrowed(all, kept));
     }
 
-    /* The columns that are needed; the smallest one, if only rows are counted. */
+    /* Returns the needed columns; the smallest one if the query only counts rows. */
     private static List kept(Seq columns, AttributeSet needed) {
-        List found = new ArrayList();
+        List columnsNeeded = new ArrayList();
         AttributeReference smallest = null;
         for (Iterator each = list(columns).iterator(); each.hasNext();) {
             AttributeReference column = (AttributeReference) each.next();
             if (needed.contains(column)) {
-                found.add(column);
+                columnsNeeded.add(column);
             }
             if (smallest == null || column.dataType().defaultSize() < smallest.dataType().defaultSize()) {
                 smallest = column;
             }
         }
-        return found.isEmpty() ? Arrays.asList(new Object[] {smallest}) : found;
+        return columnsNeeded.isEmpty() ? Arrays.asList(new Object[] {smallest}) : columnsNeeded;
     }
 
     private TreeNode narrowed(DataSourceV2ScanRelation all, List kept) {
@@ -124,10 +123,10 @@ public final class NeededColumns extends Rule {
 
     private PythonDataSourceV2 source(
             DataSourceV2ScanRelation all, StructType schema, CaseInsensitiveStringMap options) {
-        Map known = (Map) made.get(all.relation().table());
+        Map known = (Map) sources.get(all.relation().table());
         if (known == null) {
             known = Collections.synchronizedMap(new HashMap());
-            made.put(all.relation().table(), known);
+            sources.put(all.relation().table(), known);
         }
         PythonDataSourceV2 source = (PythonDataSourceV2) known.get(schema);
         if (source == null) {
@@ -141,7 +140,7 @@ public final class NeededColumns extends Rule {
         return source;
     }
 
-    /* As they were planned for the whole table. */
+    /* Returns the partitions that were planned for the whole table. */
     private static Seq partitions(Scan scan) {
         List found = new ArrayList();
         InputPartition[] planned = scan.toBatch().planInputPartitions();
@@ -151,7 +150,7 @@ public final class NeededColumns extends Rule {
         return seq(found);
     }
 
-    /* What else a relation has differs from one Spark to the next. */
+    /* The constructor differs between versions of Spark, so copy() is called by reflection. */
     private static TreeNode copy(DataSourceV2ScanRelation all, Scan scan, Seq output) {
         try {
             Method copy = null;
@@ -172,12 +171,12 @@ public final class NeededColumns extends Rule {
         }
     }
 
-    private static TreeNode instead(TreeNode plan, TreeNode old, TreeNode other) {
+    private static TreeNode replaced(TreeNode plan, TreeNode old, TreeNode other) {
         if (plan == old) {
             return other;
         }
         TreeNode child = (TreeNode) plan.children().head();
-        return plan.withNewChildren(seq(Arrays.asList(new Object[] {instead(child, old, other)})));
+        return plan.withNewChildren(seq(Arrays.asList(new Object[] {replaced(child, old, other)})));
     }
 
     private static Seq seq(List of) {

@@ -1,4 +1,4 @@
-"""What lies ahead of a streaming query: its topics as they are now, beyond its position."""
+"""The offsets that a streaming query can read next: from its position to the ends of its topics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 Shards = dict[str, dict[int, ShardOffsets]]
 
-# Messages that are weighed for maxBytesPerBatch, at each place.
+# Messages per sample of the message size, for maxBytesPerBatch.
 SAMPLE_ROWS = 4
 
 
 class AvailableOffsets:
-    """Pickled with its reader: it keeps no connection."""
+    """Finds the next offsets of a query. Pickled with its reader, so it holds no connection."""
 
     def __init__(
         self, bus: str, wanted: TopicSelection, *, strict: bool, archive: str | None = None
@@ -30,37 +30,39 @@ class AvailableOffsets:
         self._wanted = wanted
         self._strict = strict  # failOnDataLoss
         self._target: Offsets | None = None
-        self.last_ends: Offsets | None = None  # where topics ended at the last look
+        self.last_ends: Offsets | None = None  # the ends that `find_available` saw last
 
     @property
     def access(self) -> LogAccess:
         return open_log_access(self._bus, self._archive)
 
     def initial_offsets(self, bound: ReadBound) -> Offsets:
-        """Where a new query begins."""
+        """Return the offsets at which a new query begins."""
         found: Offsets = {}
         topics = self._wanted.shards(self.access)
         bound.check(topics)
         for topic, shards in topics.items():
-            wished = bound.resolve_offsets(self.access, topic, shards)
+            start = bound.resolve_offsets(self.access, topic, shards)
             found[topic] = {
-                shard: clamp_offset(topic, shard, wished[shard], there, strict=self._strict)
+                shard: clamp_offset(topic, shard, start[shard], there, strict=self._strict)
                 for shard, there in shards.items()
             }
         return found
 
     def fix_end(self) -> None:
-        """What comes from now on is for another run of the query. Of a topic that is not there
-        nothing is read; `look` says so, where that is an error."""
+        """Fix the end of a run with trigger AvailableNow: later messages belong to the next run.
+
+        Skips a topic that does not exist; `find_available` raises if that is an error.
+        """
         self._target = {}
         for topic in self._wanted.find_topics(self.access):
             with suppress(DoesNotExist):
                 self._target[topic] = _ends(self.access.shards(topic))
 
     def find_available(self, position: QueryPosition) -> tuple[Offsets, Offsets]:
-        """From where to where each shard of its topics can be read.
+        """Return the start and the end of each shard that can be read.
 
-        A shard or topic that is new begins where it begins.
+        A new shard or topic is read from its first offset.
         """
         self.check(position)
         topics = self._topics(position)
@@ -78,20 +80,23 @@ class AvailableOffsets:
         return starts, ends
 
     def check(self, position: QueryPosition) -> None:
-        """A checkpoint of another query is refused, before anything is read by it."""
+        """Raise `UsageError` if a position belongs to a query over other topics."""
         foreign = [topic for topic in position.offsets if not self._wanted.covers(topic)]
         if foreign and self._strict:
             raise UsageError(
-                f"this checkpoint is of a query over topic {foreign[0]!r}, and option topic is "
-                f"{self._wanted.text!r}: use another checkpointLocation"
+                f"this checkpoint belongs to a query over topic {foreign[0]!r}, but option topic "
+                f"is {self._wanted.text!r}: use another checkpointLocation"
             )
 
     def shards(self, topic: str) -> dict[int, ShardOffsets]:
-        """Of a topic that the query has read before."""
+        """Return the shards of a topic that the query has read before."""
         return self._shards(topic, known=True)
 
     def drop_lost(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        """What of it can be read: if something is lost, that is said before tasks start."""
+        """Return the parts of the ranges that can be read.
+
+        Raises before any task starts if messages are lost and `failOnDataLoss` is set.
+        """
         there = {topic: self.shards(topic) for topic in {one.topic for one in ranges}}
         found = []
         for one in ranges:
@@ -109,7 +114,7 @@ class AvailableOffsets:
         max_rows: int | None,
         max_bytes: int | None,
     ) -> list[OffsetRange]:
-        """As much of what lies ahead as one batch may have."""
+        """Return the ranges of the next batch, limited by rows and bytes."""
         ranges = ranges_between(starts, ends)
         if max_bytes is not None:
             ranges = limit_bytes(ranges, max_bytes, self._weigh)
@@ -127,7 +132,7 @@ class AvailableOffsets:
         return found
 
     def _shards(self, topic: str, *, known: bool) -> dict[int, ShardOffsets]:
-        """Of a topic that was dropped there are none, where that may be."""
+        """Return the shards of a topic. A dropped topic has none; raises if that is data loss."""
         try:
             return self.access.shards(topic)
         except DoesNotExist:
@@ -143,11 +148,11 @@ class AvailableOffsets:
         return end if self._target is None else min(end, self._target.get(topic, {}).get(shard, 0))
 
     def _weigh(self, wanted: OffsetRange, offset: int) -> float:
-        """Bytes of a message, on average of a few."""
+        """Return the mean size of a message at an offset, in bytes, from a small sample."""
         end = min(wanted.end, offset + SAMPLE_ROWS)
         try:
             sample = list(self.access.read(wanted.topic, wanted.shard, offset, end))
-        except DoesNotExist:  # then there is nothing to weigh, nor to read
+        except DoesNotExist:  # the topic was dropped: nothing to read
             return 0.0
         rows = sum(int(batch.num_rows) for batch in sample)
         return sum(int(batch.nbytes) for batch in sample) / max(1, rows)

@@ -1,4 +1,4 @@
-"""A topic read once, from here to there: `spark.read.format("polybus")`."""
+"""The batch reader: `spark.read.format("polybus")`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """Spark plans once for each `load()`: the same DataFrame always has the same rows."""
+    """Reads topics between two bounds. Spark plans once per `load()`, so a DataFrame keeps its
+    rows.
+    """
 
     def __init__(self, options: SparkOptions, schema: StructType) -> None:
         topic_schema.check_schema(schema)
@@ -41,14 +43,14 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[Partition]:
         with hide_traceback():
-            starts, ends = self._between()
+            starts, ends = self._resolve_bounds()
             return plan_partitions(ranges_between(starts, ends), self._rows_per_partition)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
         return self._task.read(partition)
 
-    def _between(self) -> tuple[Offsets, Offsets]:
+    def _resolve_bounds(self) -> tuple[Offsets, Offsets]:
         access, strict = self._task.access, self._task.strict
         topics = self._wanted.shards(access)
         if not topics:
@@ -61,7 +63,7 @@ class BatchReader(DataSourceReader):
             first, last = (
                 one.resolve_offsets(access, topic, shards) for one in (self._start, self._end)
             )
-            # Nothing was trimmed away of a range that is empty.
+            # An empty range cannot lose messages.
             fails = {shard: strict and first[shard] != last[shard] for shard in shards}
             starts[topic] = {
                 shard: clamp_offset(topic, shard, first[shard], there, strict=fails[shard])

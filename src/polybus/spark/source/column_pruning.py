@@ -1,9 +1,9 @@
-"""Queries read the columns that they need: a rule for the optimizer of a session.
+"""Column pruning: an optimizer rule that makes queries read only the columns they need.
 
-Spark asks a source in Python for all columns. The rule that mends this is Java
-(`NeededColumns.java`), since that is where plans are made; it is compiled within Spark, by the
-compiler that Spark has for its own code, so that there is nothing to build or to ship. Where that
-does not work (another Spark, a session that is elsewhere) all columns are read, as without it.
+Spark asks a Python data source for all columns. The rule that changes this is Java
+(`NeededColumns.java`), because Spark plans queries in Java. It is compiled inside Spark by the
+compiler that Spark uses for generated code, so there is nothing to build or ship. If that fails
+(another version of Spark, a remote session), queries read all columns.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ log = logging.getLogger("polybus.spark")
 
 
 def install(spark: SparkSession) -> None:
-    """Once a session; a second time changes nothing."""
+    """Add the rule to a session unless it has it."""
     java: Any = getattr(spark, "_jsparkSession", None)
     if java is None:
-        return  # it is on another machine, and takes no code
+        return  # a remote session (Spark Connect) accepts no code
     experimental = java.experimental()
     rules = experimental.extraOptimizations()
     if any(rules.apply(n).ruleName() == RULE for n in range(rules.size())):
         return
     try:
-        rule = _compiled(spark._jvm, java.getClass().getClassLoader())
-    except (Py4JError, TypeError) as fault:  # TypeError: there is no such class
-        log.info("all columns of a topic are read: %s", fault)
+        rule = _compile_rule(spark._jvm, java.getClass().getClassLoader())
+    except (Py4JError, TypeError) as error:  # TypeError: a class is missing
+        log.info("column pruning is off, queries read all columns of a topic: %s", error)
         return
     getattr(experimental, "extraOptimizations_$eq")(rules.appended(rule))
 
 
-def _compiled(jvm: Any, parent: Any) -> Any:
+def _compile_rule(jvm: Any, parent: Any) -> Any:
+    """Compile the rule and return an instance."""
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(parent)
     compiler.cook(SOURCE.read_text())

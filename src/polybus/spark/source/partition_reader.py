@@ -1,4 +1,4 @@
-"""What a task does: it reads its ranges, and makes sure that it got all of them."""
+"""The reading task: reads the ranges of its partition and checks that no message is missing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from polybus.spark.source.partitions import OffsetRange, Partition
 
 QUERY_ID = "sql.streaming.queryId"
-DESCRIPTION = "spark.job.description"  # begins with the query's name, if it has one
+DESCRIPTION = "spark.job.description"  # begins with the query's name, if the query has one
 NAME = re.compile(r"^(?!id = )([^\n<]+?)\s*(?:\n|<br/>)\s*id = ")
 
 
 @dataclass(frozen=True)
 class PartitionReader:
-    """Pickled, and sent to where it runs."""
+    """Reads a partition. Pickled and sent to the executors."""
 
     bus: str
     schema: StructType
@@ -41,17 +41,18 @@ class PartitionReader:
         return open_log_access(self.bus, self.archive)
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
+        """Yield batches with the columns of `schema`."""
         python_worker.note_request()
-        shape = BatchBuilder(self.schema)
+        builder = BatchBuilder(self.schema)
         with hide_traceback():
-            for one, batches in self.ranges(partition, shape.needed_columns):
+            for one, batches in self.ranges(partition, builder.needed_columns):
                 for batch in batches:
-                    yield shape.build_batch(one.topic, batch)
+                    yield builder.build_batch(one.topic, batch)
 
     def ranges(
         self, partition: Partition, columns: Collection[str] | None = None
     ) -> Iterator[tuple[OffsetRange, Iterator[pa.RecordBatch]]]:
-        """Each with its rows, of which none is missing; of their columns at least these."""
+        """Yield each range with its rows, without gaps. Batches have at least `columns`."""
         access = self.access
         _announce_query(access, partition)
         for one in partition.ranges:
@@ -74,13 +75,14 @@ class PartitionReader:
             except Trimmed as error:
                 start = max(error.start, _start_of(access, wanted))
                 self._check_loss(wanted, at, start)
+                # The position must advance even if the bus reports a start that is not after it.
                 at = max(at + 1, start)
             except DoesNotExist:
                 self._check_loss(wanted, at, wanted.end)
                 return
 
     def _check_contiguous(self, wanted: OffsetRange, at: int, batch: pa.RecordBatch) -> int:
-        """Where the batch ends; there must be nothing missing before it, nor in it."""
+        """Return the offset after the batch. Messages must not be missing before it or in it."""
         offsets = batch.column("offset")
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         if first != at or last - first + 1 != batch.num_rows:
@@ -88,12 +90,13 @@ class PartitionReader:
         return int(last) + 1
 
     def _check_loss(self, wanted: OffsetRange, start: int, end: int) -> None:
+        """Raise `Trimmed` for offsets `start` to `end` if `failOnDataLoss` is set."""
         if self.strict:
             raise trimmed_error(wanted.topic, wanted.shard, start, end)
 
 
 def _start_of(access: LogAccess, wanted: OffsetRange) -> int:
-    """Where its shard begins now; behind it, if there is none any more."""
+    """Return the first offset of the range's shard; the range's end if the topic was dropped."""
     try:
         return access.shards(wanted.topic)[wanted.shard].start
     except DoesNotExist:
@@ -101,7 +104,9 @@ def _start_of(access: LogAccess, wanted: OffsetRange) -> int:
 
 
 def _announce_query(access: LogAccess, partition: Partition) -> None:
-    """Tells the bus Spark's name for the query: tasks know it, the driver's side does not."""
+    """Report the query's name to the bus. Tasks know the name; the driver's Python process does
+    not.
+    """
     context = TaskContext.get()
     if not partition.announced_topics or context is None:
         return
@@ -111,7 +116,7 @@ def _announce_query(access: LogAccess, partition: Partition) -> None:
         try:
             access.report_progress(partition.query, name, topic, {})
         except PolybusError:
-            return  # a bus that cannot be told; reading goes on
+            return  # lag is only informative; reading continues
 
 
 def _query_name(description: str) -> str:

@@ -1,9 +1,8 @@
-"""Which task reads what, and how much one batch of a stream may have.
+"""Partitions: the ranges of offsets that each task reads, and the limits of a batch.
 
-A partition is a few ranges of offsets. A range of a shard that is long is cut, so that
-tasks have about the same to do; short ones share a task, since a task costs more than
-some thousand messages. The rows of a batch are fixed by its offsets alone: it may be
-planned again in other partitions.
+A long range of a shard is split, so that tasks have about the same size. Short ranges share a
+task, because starting a task costs more than reading some thousand messages. The offsets alone
+determine the rows of a batch: it may be planned again with other partitions.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from pyspark.sql.datasource import InputPartition
 
 from polybus.spark.source.read_bounds import Offsets
 
-# Unless rowsPerPartition says otherwise.
+# The most rows of a partition by default (option rowsPerPartition), and the size up to which
+# short ranges share a partition.
 MOST_ROWS = 500_000
 FEW_ROWS = 50_000
-# Of messages that are weighed for maxBytesPerBatch.
+# Messages between the first two samples for maxBytesPerBatch; the distance doubles.
 FIRST_STRETCH = 64
 
 
@@ -36,13 +36,13 @@ class OffsetRange(NamedTuple):
         return self.end - self.start
 
 
-# How large messages are at an offset of a range.
+# Returns the mean size of messages at an offset of a range.
 MeanBytesAt = Callable[[OffsetRange, int], float]
 
 
 @dataclass
 class Partition(InputPartition):
-    """`introduces` are topics whose bus is to be told which query this is."""
+    """Input of a task. It reports `query` to the bus for each of `announced_topics`."""
 
     ranges: tuple[OffsetRange, ...] = ()
     query: str = ""
@@ -54,6 +54,7 @@ class Partition(InputPartition):
 
 
 def ranges_between(starts: Offsets, ends: Offsets) -> list[OffsetRange]:
+    """Return the ranges that are not empty."""
     return [
         OffsetRange(topic, shard, starts[topic][shard], end)
         for topic, shards in ends.items()
@@ -65,7 +66,7 @@ def ranges_between(starts: Offsets, ends: Offsets) -> list[OffsetRange]:
 def plan_partitions(
     ranges: Sequence[OffsetRange], rows_per_partition: int | None
 ) -> list[Partition]:
-    """One partition or more: Spark would make one of its own if there were none."""
+    """Return at least one partition: without any, Spark would create one of its own."""
     most = rows_per_partition or MOST_ROWS
     cut = [piece for one in ranges for piece in _cut(one, most)]
     if most < FEW_ROWS:
@@ -74,7 +75,7 @@ def plan_partitions(
 
 
 def _cut(whole: OffsetRange, rows: int) -> Iterator[OffsetRange]:
-    """Pieces of about the same size, none with more than `rows`."""
+    """Yield pieces of about the same size, none with more than `rows`."""
     pieces = -(-whole.rows // rows)
     for piece in range(pieces):
         start = whole.start + whole.rows * piece // pieces
@@ -83,18 +84,22 @@ def _cut(whole: OffsetRange, rows: int) -> Iterator[OffsetRange]:
 
 
 def _group_ranges(ranges: Iterable[OffsetRange]) -> Iterator[Partition]:
-    waiting: list[OffsetRange] = []
+    """Yield partitions of neighbouring short ranges."""
+    group: list[OffsetRange] = []
     for one in ranges:
-        if waiting and one.rows + sum(each.rows for each in waiting) > FEW_ROWS:
-            yield Partition(tuple(waiting))
-            waiting = []
-        waiting.append(one)
-    if waiting:
-        yield Partition(tuple(waiting))
+        if group and one.rows + sum(each.rows for each in group) > FEW_ROWS:
+            yield Partition(tuple(group))
+            group = []
+        group.append(one)
+    if group:
+        yield Partition(tuple(group))
 
 
 def limit_rows(ranges: Sequence[OffsetRange], max_rows: int) -> list[OffsetRange]:
-    """The first of each range, `max_rows` in all: each a share by its length, none nothing."""
+    """Return the first part of each range, `max_rows` in total.
+
+    Each range gets a share in proportion to its length, and at least one row if there is room.
+    """
     total = sum(one.rows for one in ranges)
     if total <= max_rows:
         return list(ranges)
@@ -112,7 +117,7 @@ def limit_rows(ranges: Sequence[OffsetRange], max_rows: int) -> list[OffsetRange
 def limit_bytes(
     ranges: Sequence[OffsetRange], max_bytes: int, weigh: MeanBytesAt
 ) -> list[OffsetRange]:
-    """The same for about so many bytes, and for one message at least."""
+    """Return the first part of each range, about `max_bytes` in total and at least one message."""
     total = sum(one.rows for one in ranges)
     admitted = [
         one._replace(end=one.start + _rows_within(one, max_bytes * one.rows / total, weigh))
@@ -124,10 +129,10 @@ def limit_bytes(
 
 
 def _rows_within(one: OffsetRange, max_bytes: float, weigh: MeanBytesAt) -> int:
-    """How many of the first messages weigh no more than that, by weighing a few.
+    """Return how many of the first messages fit into `max_bytes`, estimated from samples.
 
-    They are weighed at both ends of stretches that double, and the heavier end counts: where
-    messages become larger the batch becomes too short rather than too long.
+    Samples are taken at both ends of stretches that double in length, and the larger mean counts:
+    where messages grow, the batch becomes too short rather than too long.
     """
     at, stretch, used, size = one.start, FIRST_STRETCH, 0.0, weigh(one, one.start)
     while at < one.end:

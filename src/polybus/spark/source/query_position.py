@@ -1,17 +1,17 @@
-"""How far a streaming query has come, as its checkpoint holds it: JSON.
+"""The position of a streaming query, as JSON in its checkpoint.
 
     {"orders": {"0": 17, "1": 4}, "_query": "5f…"}
 
-Names of topics never begin with `_`. Beside them stand:
+Topic names never begin with `_`. Keys that do:
 
-- `_query`: an id that the query keeps through all its restarts.
-- `_initial`: nothing was read yet. After a restart Spark may ask again where to begin,
-  and "latest" would be another place then.
-- `_since`: where shards begin that were not in the position before: all of them in a
-  query's first batch, later those of new topics and of a reshard. So a batch that is
-  planned again begins where it did, whatever the start of the range has become.
+- `_query`: an id that the query keeps across restarts.
+- `_initial`: nothing was read yet. Spark may ask for the initial offset again after a restart,
+  and "latest" would be another offset by then.
+- `_since`: the first offsets of shards that the previous position did not have: all shards in a
+  query's first batch, later those of new topics and of a reshard. A batch that is planned again
+  therefore starts at the same offsets, even if the log was trimmed or has grown.
 
-Spark compares positions as text: the same position is always written the same way.
+Spark compares positions as text, so equal positions must be serialized equally.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ QUERY, INITIAL, SINCE = "_query", "_initial", "_since"
 
 @dataclass(frozen=True)
 class QueryPosition:
+    """Offsets of all shards of a query."""
+
     offsets: Offsets
     query: str = ""
     is_initial: bool = False
@@ -37,28 +39,29 @@ class QueryPosition:
         if self.is_initial:
             marks[INITIAL] = True
         if self.since:
-            marks[SINCE] = _written(self.since)
-        return {**_written(self.offsets), **marks}
+            marks[SINCE] = _to_json(self.since)
+        return {**_to_json(self.offsets), **marks}
 
     @classmethod
     def parse(cls, given: dict[str, Any]) -> QueryPosition:
+        """Return the position; raises `UsageError` if it is not a position of polybus."""
         try:
             return cls(
-                _read({name: one for name, one in given.items() if not name.startswith("_")}),
+                _from_json({name: one for name, one in given.items() if not name.startswith("_")}),
                 str(given.get(QUERY, "")),
                 bool(given.get(INITIAL)),
-                _read(given.get(SINCE, {})),
+                _from_json(given.get(SINCE, {})),
             )
         except (AttributeError, TypeError, ValueError):
             raise UsageError(
-                f"this checkpoint is not one of polybus ({str(given)[:64]}): use another "
+                f"this checkpoint does not belong to polybus ({str(given)[:64]}); use another "
                 "checkpointLocation"
             ) from None
 
     def starts(self, end: QueryPosition) -> Offsets:
-        """Where each shard of a batch that goes on from here to `end` begins."""
-        begins_anew = self.is_initial and end.since
-        known: Offsets = {} if begins_anew else self.offsets
+        """Return the first offset of each shard of the batch from this position to `end`."""
+        is_first_batch = self.is_initial and end.since
+        known: Offsets = {} if is_first_batch else self.offsets
         return {
             topic: {
                 shard: known.get(topic, {}).get(shard, end.since.get(topic, {}).get(shard, offset))
@@ -68,7 +71,7 @@ class QueryPosition:
         }
 
     def advanced(self, ends: Offsets, starts: Offsets) -> QueryPosition:
-        """The next position; `starts` has where each shard of `ends` begins."""
+        """Return the next position. `starts` are the first offsets of the shards of `ends`."""
         known: Offsets = {} if self.is_initial else self.offsets
         since = {
             topic: new
@@ -78,14 +81,14 @@ class QueryPosition:
         return QueryPosition(ends, self.query, since=since)
 
 
-def _written(offsets: Offsets) -> dict[str, dict[str, int]]:
+def _to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
     return {
         topic: {str(shard): offset for shard, offset in sorted(shards.items())}
         for topic, shards in sorted(offsets.items())
     }
 
 
-def _read(given: dict[str, dict[str, int]]) -> Offsets:
+def _from_json(given: dict[str, dict[str, int]]) -> Offsets:
     return {
         topic: {int(shard): int(offset) for shard, offset in shards.items()}
         for topic, shards in given.items()

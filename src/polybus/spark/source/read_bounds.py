@@ -1,7 +1,7 @@
-"""Which topics a query wants, and between which points: what the options say about it.
+"""The topics that a query selects, and where reading starts and ends.
 
-Starts are inclusive and ends exclusive, whether offsets or times. A shard that the
-options do not name begins where it begins, and ends where it ends.
+Starts are inclusive and ends exclusive, for offsets and for times. A shard that the options do
+not name is read from its first to its last offset.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Offsets = dict[str, dict[int, int]]  # topic → shard → offset
 
 EARLIEST, LATEST = "earliest", "latest"
 NS_PER_MS = 1_000_000
-MAX_TIME_NS = 2**63 - 1  # 2262: whoever names a later time means the end
+MAX_TIME_NS = 2**63 - 1  # in the year 2262; a later time is the end of the log
 
 
 class TopicSelection:
-    """The topics of option `topic`: names, and patterns that may come to match more."""
+    """The topics of option `topic`: names, and patterns, which may match more topics later."""
 
     def __init__(self, text: str) -> None:
         parts = sorted({part.strip() for part in text.split(",")} - {""})
         if not parts:
-            raise UsageError("option topic names no topic: .option('topic', 'orders')")
+            raise UsageError("option topic must name a topic: .option('topic', 'orders')")
         self.text = ", ".join(parts)
         self.names = tuple(part for part in parts if STAR not in part)
         self.patterns = tuple(part for part in parts if STAR in part)
@@ -44,12 +44,16 @@ class TopicSelection:
                 raise UsageError(f"option topic: {error}") from None
 
     def find_topics(self, access: LogAccess) -> list[str]:
-        """Those that are there, and those that are named, in the order of their names."""
+        """Return the named topics and the existing topics that a pattern matches, sorted."""
         found = {name for pattern in self.patterns for name in access.list_topics(pattern)}
         return sorted(found.union(self.names))
 
     def shards(self, access: LogAccess) -> dict[str, dict[int, ShardOffsets]]:
-        """The same with their shards; what a pattern has found may be gone by then."""
+        """Return the shards of all selected topics.
+
+        Skips a topic that was dropped after a pattern matched it. Raises `DoesNotExist` if a named
+        topic does not exist.
+        """
         found = {}
         for topic in self.find_topics(access):
             try:
@@ -60,6 +64,7 @@ class TopicSelection:
         return found
 
     def covers(self, name: str) -> bool:
+        """Return whether a topic of this name is selected."""
         patterns = (Pattern(pattern) for pattern in self.patterns)
         return name in self.names or any(one.matches(name.encode()) for one in patterns)
 
@@ -69,7 +74,7 @@ class TopicSelection:
 
 @dataclass(frozen=True)
 class ReadBound:
-    """Where reading begins, or where it ends."""
+    """Where reading starts or ends: by offsets or by a timestamp."""
 
     edge: Literal["starting", "ending"]
     default: str
@@ -87,11 +92,12 @@ class ReadBound:
             return cls(edge, default, {}, _time_ns(timestamp, f"{edge}Timestamp"))
         if offsets is None or offsets.lower() in (EARLIEST, LATEST):
             return cls(edge, (offsets or default).lower())
-        # A shard that the JSON does not name is read whole.
-        whole = EARLIEST if edge == "starting" else LATEST
-        return cls(edge, whole, _offsets(offsets, f"{edge}Offsets"))
+        # A shard that the JSON does not name is read completely.
+        outermost = EARLIEST if edge == "starting" else LATEST
+        return cls(edge, outermost, _offsets(offsets, f"{edge}Offsets"))
 
     def check(self, topics: Iterable[str]) -> None:
+        """Raise `UsageError` if the offsets name a topic that is not selected."""
         unknown = sorted(self.offsets.keys() - set(topics))
         if unknown:
             raise UsageError(
@@ -101,34 +107,37 @@ class ReadBound:
     def resolve_offsets(
         self, access: LogAccess, topic: str, shards: dict[int, ShardOffsets]
     ) -> dict[int, int]:
-        """The offset of each shard."""
+        """Return the offset of each shard."""
         if self.timestamp_ns is not None:
             return {shard: access.find_time(topic, shard, self.timestamp_ns) for shard in shards}
-        wished = self.offsets.get(topic, {})
-        unknown = sorted(wished.keys() - shards.keys())
+        given_offsets = self.offsets.get(topic, {})
+        unknown = sorted(given_offsets.keys() - shards.keys())
         if unknown:
             raise UsageError(
-                f"{self.edge}Offsets: topic {topic!r} has no shard {unknown[0]}, but 0 to "
+                f"{self.edge}Offsets: topic {topic!r} has no shard {unknown[0]}, only 0 to "
                 f"{max(shards)}"
             )
-        whole = {n: one.start if self.default == EARLIEST else one.end for n, one in shards.items()}
-        return {**whole, **wished}
+        edges = {n: one.start if self.default == EARLIEST else one.end for n, one in shards.items()}
+        return {**edges, **given_offsets}
 
 
 def clamp_offset(topic: str, shard: int, offset: int, there: ShardOffsets, *, strict: bool) -> int:
-    """An offset that is there; if it is not, an error, or the nearest that is."""
+    """Return the nearest offset that is in the log; raises if `strict` and `offset` is not.
+
+    Raises `Trimmed` if the offset was trimmed, `DoesNotExist` if it is after the end.
+    """
     if strict and offset < there.start:
         raise trimmed_error(topic, shard, offset, there.start)
     if strict and offset > there.end:
         raise DoesNotExist(
-            f"topic {topic!r}, shard {shard} ends at {there.end}, and was to be read up to "
-            f"{offset}: correct the offsets, or the bus that they are for, or set "
-            "failOnDataLoss=false"
+            f"topic {topic!r}, shard {shard} ends at {there.end}, before offset {offset} of "
+            "the query: correct the offsets or the bus URL, or set failOnDataLoss=false"
         )
     return min(max(offset, there.start), there.end)
 
 
 def trimmed_error(topic: str, shard: int, offset: int, start: int) -> Trimmed:
+    """Return the error for offsets `offset` to `start - 1`, trimmed before they were read."""
     return Trimmed(
         f"topic {topic!r}, shard {shard}: offsets {offset} to {start - 1} were trimmed away "
         "before they were read; set failOnDataLoss=false to go on with what is left",
@@ -137,13 +146,13 @@ def trimmed_error(topic: str, shard: int, offset: int, start: int) -> Trimmed:
 
 
 def _time_ns(text: str, option: str) -> int:
-    """A time without a zone is UTC: tasks and driver may be in several."""
+    """Parse a time. Without a zone it is UTC: tasks and driver may be in different zones."""
     try:
         milliseconds = int(text) if text.isascii() and text.isdigit() else _parsed_ms(text)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"option {option} is a time like 2026-01-31T12:00:00Z, or milliseconds since "
-            f"1970, not {text!r}"
+            f"option {option} must be a time like 2026-01-31T12:00:00Z, or milliseconds since "
+            f"1970, got {text!r}"
         ) from None
     return min(max(0, milliseconds * NS_PER_MS), MAX_TIME_NS)
 
@@ -156,20 +165,20 @@ def _parsed_ms(text: str) -> int:
 
 
 def _offsets(text: str, option: str) -> Offsets:
-    form = f'option {option} is earliest, latest, or JSON like {{"orders": {{"0": 17}}}}'
+    form = f'option {option} must be earliest, latest, or JSON like {{"orders": {{"0": 17}}}}'
     try:
         given = json.loads(text)
     except ValueError:
-        raise UsageError(f"{form}, not {text[:64]!r}") from None
+        raise UsageError(f"{form}, got {text[:64]!r}") from None
     if not isinstance(given, dict):
-        raise UsageError(f"{form}, not {text[:64]!r}")
+        raise UsageError(f"{form}, got {text[:64]!r}")
     return {topic: _of_shards(shards, form) for topic, shards in given.items()}
 
 
 def _of_shards(given: object, form: str) -> dict[int, int]:
     if not isinstance(given, dict):
-        raise UsageError(f"{form}: a topic has its shards, not {given!r}")
+        raise UsageError(f"{form}: shards of a topic must be an object, got {given!r}")
     for shard, offset in given.items():
         if not (shard.isascii() and shard.isdigit() and type(offset) is int and offset >= 0):
-            raise UsageError(f"{form}: {shard!r}: {offset!r} is no shard with its offset")
+            raise UsageError(f"{form}: {shard!r}: {offset!r} is not a shard and an offset")
     return {int(shard): offset for shard, offset in given.items()}

@@ -1,10 +1,8 @@
-"""A topic followed: `spark.readStream.format("polybus")`.
+"""The stream reader: `spark.readStream.format("polybus")`.
 
-Lives in a Python process beside the driver, one for each run of a query. Its own state is
-small: where "latest" was, where an AvailableNow query ends, what the bus was told last.
-All else is in the positions that Spark keeps.
-
-What the bus is told of a query: how far it has come, and not too often.
+Runs in a Python process next to the driver, one per run of a query. Its own state is small: the
+offsets that "latest" was resolved to, the end of an AvailableNow run, and the position that was
+reported to the bus last. The rest is in the positions that Spark keeps.
 """
 
 from __future__ import annotations
@@ -45,40 +43,48 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polybus.spark")
 
-# Telling the bus costs it a commit: not for each of a hundred batches a second.
-TELL_EVERY_S = 1.0
+# A report costs the bus a commit, and a query may run a hundred batches a second.
+REPORT_EVERY_S = 1.0
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 
 
 class ProgressReporter:
+    """Reports the position of a query to the bus, at most once per REPORT_EVERY_S."""
+
     def __init__(self) -> None:
         self._noted: QueryPosition | None = None
-        self._untold: QueryPosition | None = None
-        self._told_s = float("-inf")
+        self._unreported: QueryPosition | None = None
+        self._reported_s = float("-inf")
 
     def note(self, position: QueryPosition) -> None:
+        """Remember a position for the next report."""
         if position != self._noted:
-            self._noted = self._untold = position
+            self._noted = self._unreported = position
 
     def report(self, access: LogAccess, *, now: bool = False) -> None:
-        """Tells the newest, if the last time is long enough ago."""
-        position = self._untold
-        if position is None or not (now or time.monotonic() - self._told_s >= TELL_EVERY_S):
+        """Report the newest position if the last report is REPORT_EVERY_S ago, or `now` is set."""
+        position = self._unreported
+        if position is None or not (now or time.monotonic() - self._reported_s >= REPORT_EVERY_S):
             return
-        self._untold, self._told_s = None, time.monotonic()
+        self._unreported, self._reported_s = None, time.monotonic()
         for topic, offsets in position.offsets.items():
             try:
                 access.report_progress(position.query, "", topic, offsets)
-            except PolybusError as error:  # who looks at the lag sees an old one; reading goes on
-                log.warning("the bus was not told how far %s was read: %s", topic, error)
+            except PolybusError as error:
+                # The lag is outdated until the next report; reading continues.
+                log.warning("cannot report progress on topic %s: %s", topic, error)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans the batches of a query, and reads their partitions in tasks."""
+
     def __init__(self, options: SparkOptions, schema: StructType) -> None:
         topic_schema.check_schema(schema)
         for name in BATCH_ONLY:
             if options.text(name) is not None:
-                raise UsageError(f"leave option {name} out: it is for spark.read, streams go on")
+                raise UsageError(
+                    f"option {name} is not allowed for streams: leave it out, or use spark.read"
+                )
         wanted = TopicSelection(options.required("topic", "orders"))
         strict = options.flag("failOnDataLoss", default=True)
         self._start = ReadBound.parse(options, "starting", EARLIEST)
@@ -86,27 +92,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._max_bytes = options.count("maxBytesPerBatch")
         self._rows_per_partition = options.count("rowsPerPartition")
         self._task = PartitionReader(options.bus, schema, strict, options.archive)
-        self._ahead = AvailableOffsets(options.bus, wanted, strict=strict, archive=options.archive)
+        self._available = AvailableOffsets(
+            options.bus, wanted, strict=strict, archive=options.archive
+        )
         self._progress = ProgressReporter()
         self._initial: QueryPosition | None = None
-        self._is_introduced = False
+        self._is_announced = False
 
-    # --- what Spark asks beside the driver
+    # --- called by Spark next to the driver
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """Spark may ask again: it is the same place then."""
+        """Return the first position. Spark may call this again, and must get the same position."""
         with hide_traceback():
             if self._initial is None:
-                first = self._ahead.initial_offsets(self._start)
+                first = self._available.initial_offsets(self._start)
                 self._initial = QueryPosition(first, uuid.uuid4().hex, is_initial=True)
             return self._initial.as_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         with hide_traceback():
-            self._ahead.fix_end()
+            self._available.fix_end()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
-        """Spark knows one limit at a time; if both were given, both hold all the same."""
+        """Return one limit, as Spark's API allows. `latestOffset` applies both if both are set."""
         if self._max_rows is not None:
             return ReadMaxRows(self._max_rows)
         if self._max_bytes is not None:
@@ -114,18 +122,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """`start` itself if there is nothing: Spark then makes no batch.
+        """Return the end of the next batch; `start` itself if there is none.
 
-        A query's first batch is made in any case: so the checkpoint holds where it began.
+        The first batch of a query is never skipped, because it stores the initial position in the
+        checkpoint.
         """
         with hide_traceback():
             position = QueryPosition.parse(start)
-            starts, ends = self._ahead.find_available(position)
+            starts, ends = self._available.find_available(position)
             bounds = (self._max_rows, self._max_bytes)
             if isinstance(limit, ReadAllAvailable):
                 bounds = (None, None)
             reached = {topic: dict(shards) for topic, shards in starts.items()}
-            for one in self._ahead.admit(starts, ends, *bounds):
+            for one in self._available.admit(starts, ends, *bounds):
                 reached[one.topic][one.shard] = one.end
             is_idle = reached == position.offsets and not position.is_initial
             self._report_progress(position, now=is_idle)
@@ -134,54 +143,57 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
         return (
             None
-            if self._ahead.last_ends is None
-            else QueryPosition(self._ahead.last_ends).as_json()
+            if self._available.last_ends is None
+            else QueryPosition(self._available.last_ends).as_json()
         )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Partition]:
         with hide_traceback():
             first, last = QueryPosition.parse(start), QueryPosition.parse(end)
-            self._ahead.check(last)
+            self._available.check(last)
             ranges = self._readable_ranges(ranges_between(first.starts(last), last.offsets))
             if not ranges:
                 return []
             partitions = self._cut(ranges)
-            if not self._is_introduced:
+            if not self._is_announced:
                 partitions[0].query, partitions[0].announced_topics = (
                     last.query,
                     tuple(last.offsets),
                 )
-                self._is_introduced = True
+                self._is_announced = True
             return partitions
 
     def commit(self, end: dict[str, Any]) -> None:
         self._report_progress(QueryPosition.parse(end))
 
     def stop(self) -> None:
-        """If Spark has hung up, nobody hears what this process would say, but the terminal."""
-        self._progress.report(self._ahead.access, now=True)
+        """Report the last position. Exits at once if Spark closed the connection: only the terminal
+        would show the error.
+        """
+        self._progress.report(self._available.access, now=True)
         if isinstance(sys.exception(), EOFError) and python_worker.is_worker():
             os._exit(0)
 
-    # --- and in tasks
+    # --- called in tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
         return self._task.read(partition)
 
-    # --- what another reader may do in its own way
+    # --- overridden by ArchiveStreamReader
 
     def _readable_ranges(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        return self._ahead.drop_lost(ranges)
+        return self._available.drop_lost(ranges)
 
     def _cut(self, ranges: list[OffsetRange]) -> list[Partition]:
         return plan_partitions(ranges, self._rows_per_partition)
 
     def _report_progress(self, done: QueryPosition, *, now: bool = False) -> None:
-        """Spark commits a batch when it has made the next, but asks what comes after it sooner.
+        """Report a finished batch.
 
-        Nor may there be time at the end: a query that is stopped is not waited for.
+        Called also when Spark asks for the next batch, which it does before it commits the last
+        one. A query that is stopped may not get a later chance.
         """
         if not done.is_initial:
             self._progress.note(done)
-        self._progress.report(self._ahead.access, now=now)
+        self._progress.report(self._available.access, now=now)

@@ -1,13 +1,9 @@
-"""The columns of a topic, as Spark and as Arrow know them.
+"""The columns of a topic in Spark and in Arrow, and the conversion of batches.
 
-Spark takes Arrow batches as they are if their types are exactly these, and says in many
-words that they are not otherwise: timestamps of microseconds in UTC, a map whose entries
-are named as Spark names them.
-
-From batches of a topic to batches of Spark: the same buffers under Spark's names.
-
-Times are the only columns that are computed, a whole column at a time; the topic's name
-is written once for all batches.
+Spark accepts Arrow batches without conversion if their types match exactly: timestamps in
+microseconds and UTC, a map whose entries have Spark's field names. Batches of the log therefore
+keep their buffers. Only times are computed, a column at a time, and the topic's name is repeated
+once for all batches.
 """
 
 from __future__ import annotations
@@ -47,13 +43,13 @@ SCHEMA = StructType(
 
 
 TIME, NANOSECONDS, MILLISECONDS = (pa.timestamp(unit, tz="UTC") for unit in ("us", "ns", "ms"))
-# The years that Python and SQL have, 1 to 9999: a client may write any number as its time.
+# The years of Python and SQL, 1 to 9999. A client may send any number as its time.
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 
 Column = Callable[[pa.RecordBatch], pa.Array]
 
-# Spark's columns that are not stored under their own name.
-MADE_OF = {"timestamp": "timestamp_ns", "insertion_time": "insertion_ms"}
+# Spark's column → the column of the log that it is computed from.
+STORED_NAMES = {"timestamp": "timestamp_ns", "insertion_time": "insertion_ms"}
 
 
 def _as_stored(name: str) -> Column:
@@ -72,7 +68,8 @@ def _insertion_time(batch: pa.RecordBatch) -> pa.Array:
     return times.view(MILLISECONDS).cast(TIME, safe=False)
 
 
-# Spark's column → its Arrow type, and how it is made; the topic is the batch's, not in it.
+# Spark's column → its Arrow type, and the function that makes it. A batch has no column for its
+# topic.
 COLUMNS: dict[str, tuple[pa.DataType, Column | None]] = {
     "topic": (pa.utf8(), None),
     "shard": (pa.int32(), _as_stored("shard")),
@@ -88,7 +85,7 @@ COLUMNS: dict[str, tuple[pa.DataType, Column | None]] = {
 
 
 def check_schema(schema: StructType) -> None:
-    """A schema that a user gave names some of the columns, each with its type."""
+    """Raise `UsageError` unless a user's schema names columns of a topic with their types."""
     known = {field.name: field.dataType for field in SCHEMA.fields}
     for field in schema.fields:
         if field.name not in known:
@@ -98,13 +95,13 @@ def check_schema(schema: StructType) -> None:
             )
         if field.dataType.simpleString() != known[field.name].simpleString():
             raise UsageError(
-                f"column {field.name} is {known[field.name].simpleString()}, not "
+                f"column {field.name} must be {known[field.name].simpleString()}, got "
                 f"{field.dataType.simpleString()}: cast it after load()"
             )
 
 
 class BatchBuilder:
-    """Makes the batches of one schema."""
+    """Builds Spark batches with the columns of a schema."""
 
     def __init__(self, schema: StructType) -> None:
         self._makers = [COLUMNS[field.name][1] for field in schema.fields]
@@ -112,7 +109,9 @@ class BatchBuilder:
             pa.field(field.name, COLUMNS[field.name][0], field.nullable) for field in schema.fields
         )
         self._names: dict[str, pa.Array] = {}
-        self.needed_columns = {MADE_OF.get(name, name) for name in schema.names if name != "topic"}
+        self.needed_columns = {
+            STORED_NAMES.get(name, name) for name in schema.names if name != "topic"
+        }
 
     def build_batch(self, topic: str, rows: pa.RecordBatch) -> pa.RecordBatch:
         columns = [
@@ -122,6 +121,7 @@ class BatchBuilder:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _name(self, topic: str, count: int) -> pa.Array:
+        """Return a column with the topic's name, a slice of a cached one."""
         known = self._names.get(topic)
         if known is None or len(known) < count:
             known = self._names[topic] = pa.repeat(pa.scalar(topic, pa.utf8()), count)

@@ -1,1 +1,1 @@
-"""The folder that `polybus.spark.session` puts before Spark's workers: see `sitecustomize`."""
+"""The folder that `polybus.spark.session` puts first on workers' path: see `sitecustomize`."""

@@ -1,10 +1,10 @@
-"""Run by Python in each worker of Spark, before anything else.
+"""Imported by Python at the start of each Spark worker.
 
-PySpark as it is installed takes the place of Spark's zip of it. Both are the same, but nothing in
-a zip is kept compiled, so each worker would begin with a second of compiling, and would read the
-zip's directory once more when its path changes; a query that is started needs half a dozen.
+Removes Spark's zip of PySpark from the path, so that the installed PySpark is imported. Both are
+the same code, but modules in a zip have no compiled files: each worker would compile for a second,
+and read the zip's directory again when its path changes. A query starts about six workers.
 
-A worker whose Java has hung up has nobody to tell: Spark's daemon would print how it came to know.
+Mutes the traceback that Spark's daemon prints when its Java process closes the connection.
 """
 
 import sys
@@ -14,23 +14,23 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-ZIPS = {"pyspark": "pyspark.zip", "py4j": "py4j-"}  # module → how the name of its zip begins
+ZIPS = {"pyspark": "pyspark.zip", "py4j": "py4j-"}  # module → prefix of its zip's name
 HERE = str(Path(__file__).parent)
 DAEMON = "daemon.py"
 
 
 def installed_first(path: list[str]) -> list[str]:
-    """Without the zips of what is installed. This folder has done its work."""
-    rest = [place for place in path if place != HERE]
+    """Return the path without this folder and without the zips of installed modules."""
+    paths = [place for place in path if place != HERE]
     for module, name in ZIPS.items():
-        others = [place for place in rest if not Path(place).name.startswith(name)]
-        if PathFinder.find_spec(module, others) is not None:
-            rest = others
-    return rest
+        without_zip = [place for place in paths if not Path(place).name.startswith(name)]
+        if PathFinder.find_spec(module, without_zip) is not None:
+            paths = without_zip
+    return paths
 
 
 def _import_shadowed_module() -> None:
-    """There may be another module of this name, which Python would have found."""
+    """Import the `sitecustomize` module that this one shadows, if there is one."""
     sys.path[:] = installed_first(sys.path)
     this = sys.modules.pop(__name__)
     with suppress(ImportError):
@@ -39,16 +39,16 @@ def _import_shadowed_module() -> None:
 
 
 def _mute_hangups() -> None:
-    """Of Spark's daemon, not of whoever else prints what went wrong."""
+    """Mute tracebacks of BrokenPipeError that are raised in Spark's daemon."""
     print_exc = traceback.print_exc
 
-    def unless_hung_up(*args: object, **options: object) -> None:
+    def print_unless_hung_up(*args: object, **options: object) -> None:
         error = sys.exception()
         trace = error.__traceback__ if isinstance(error, BrokenPipeError) else None
         if trace is None or Path(trace.tb_frame.f_code.co_filename).name != DAEMON:
             print_exc(*args, **options)  # type: ignore[arg-type]
 
-    traceback.print_exc = unless_hung_up
+    traceback.print_exc = print_unless_hung_up
 
 
 if __name__ == "sitecustomize":

@@ -1,9 +1,9 @@
-"""Messages that were given up: why, how many, and back into their topics, each once.
+"""`dead-letters`: counts dead letters by reason, and queues them again, each exactly once.
 
     polybus pipeline dead-letters orders
     polybus pipeline dead-letters orders --requeue --reason 'ValueError: *'
 
-`letters.py` has how a letter is re-queued once, without a checkpoint.
+`requeue.py` explains how a letter is re-queued once without a checkpoint.
 """
 
 from __future__ import annotations
@@ -44,33 +44,46 @@ if TYPE_CHECKING:
 
 EVERY_S = 10.0
 GROUPINGS = ("reason", "kind", "group", "from_topic")
-MOST_ROWS = 50  # of the table
+MOST_ROWS = 50  # of the printed table
 TIME = "yyyy-MM-dd HH:mm:ss"
 CHOICES = "--reason, --group, --id, --where, or --all"
 
 Patterns = list[str] | None
 Topic = Annotated[
-    str, typer.Argument(metavar="TOPIC", help="Whose: orders, orders.dlq, or patterns with *.")
+    str,
+    typer.Argument(
+        metavar="TOPIC", help="The topic of the letters: orders, orders.dlq, or patterns with *."
+    ),
 ]
-Requeue = Annotated[bool, typer.Option("--requeue", help=f"Queue them again: needs {CHOICES}.")]
+Requeue = Annotated[bool, typer.Option("--requeue", help=f"Queue letters again. Needs {CHOICES}.")]
 Reasons = Annotated[
-    Patterns, typer.Option("--reason", metavar="PATTERN", help="Only with such a reason.")
+    Patterns, typer.Option("--reason", metavar="PATTERN", help="Only letters with this reason.")
 ]
 Groups = Annotated[
-    Patterns, typer.Option("--group", metavar="GROUP", help="Only given up by this group.")
+    Patterns, typer.Option("--group", metavar="GROUP", help="Only letters of this consumer group.")
 ]
-Ids = Annotated[list[int] | None, typer.Option("--id", metavar="ID", help="Only this dead letter.")]
-All = Annotated[bool, typer.Option("--all", help="All of them.")]
+Ids = Annotated[
+    list[int] | None, typer.Option("--id", metavar="ID", help="Only the letter with this id.")
+]
+All = Annotated[bool, typer.Option("--all", help="All letters.")]
 Into = Annotated[
     str | None,
-    typer.Option("--into", metavar="TOPIC", help="Where to, if not where they came from."),
+    typer.Option(
+        "--into",
+        metavar="TOPIC",
+        help="Target topic. [default: the topic that each letter came from]",
+    ),
 ]
 By = Annotated[
-    str, typer.Option("--by", metavar="|".join(GROUPINGS), help="What they are counted by.")
+    str, typer.Option("--by", metavar="|".join(GROUPINGS), help="Column to group the counts by.")
 ]
 Unused = Annotated[
     str | None,
-    typer.Option("--checkpoint", metavar="FOLDER", help="Not needed: the bus keeps all of it."),
+    typer.Option(
+        "--checkpoint",
+        metavar="FOLDER",
+        help="Ignored: the bus stores which letters were re-queued.",
+    ),
 ]
 
 
@@ -93,32 +106,36 @@ def dead_letters(
     once: pipeline_arguments.Once = False,
     tell: OnProgress = ignore_progress,
 ) -> Summary:
-    """Count dead letters by reason, and queue those that are chosen again, exactly once."""
+    """Count dead letters by reason, and queue selected ones again, exactly once."""
     began_s = time.monotonic()
     activate_session(spark)
-    chosen = [*_like_conditions("reason", reason), *_like_conditions("group", group), *_ids(letter)]
-    chosen += [] if where is None else [where]
-    if requeue and not chosen and not every_letter:
+    conditions = [
+        *_like_conditions("reason", reason),
+        *_like_conditions("group", group),
+        *_ids(letter),
+    ]
+    conditions += [] if where is None else [where]
+    if requeue and not conditions and not every_letter:
         raise UsageError(f"--requeue needs a choice: {CHOICES}")
     if by not in GROUPINGS:
-        raise UsageError(f"--by is one of {', '.join(GROUPINGS)}, not {by!r}")
+        raise UsageError(f"--by must be one of {', '.join(GROUPINGS)}, got {by!r}")
     if not requeue and (select is not None or into is not None):
-        raise UsageError("--select and --into are for --requeue: nothing is written without it")
-    choice = LetterSelection(" AND ".join(f"({one}\n)" for one in chosen) or None, select, into)
+        raise UsageError("--select and --into need --requeue: nothing is written without it")
+    choice = LetterSelection(" AND ".join(f"({one}\n)" for one in conditions) or None, select, into)
     _check(spark, where, choice)
     url = preflight.check_target_bus(None, preflight.check_bus(bus))
     wanted = ",".join(_letters_of(one.strip()) for one in topic.split(","))
-    work = DeadLetterRun(spark, url, wanted, choice, by, tell)
+    run = DeadLetterRun(spark, url, wanted, choice, by, tell)
     with stop_on_signals() as stop, raise_own_errors():
-        work.scan_topics(requeue=requeue)
+        run.scan_topics(requeue=requeue)
         while requeue and not once and not stop.wait(every):
-            work.scan_topics(requeue=True)
-    facts: dict[str, object] = {"re-queued": work.letters} if requeue else {}
-    return Summary(work.letters, time.monotonic() - began_s, facts, stop.by, work.table())
+            run.scan_topics(requeue=True)
+    facts: dict[str, object] = {"re-queued": run.letters} if requeue else {}
+    return Summary(run.letters, time.monotonic() - began_s, facts, stop.by, run.table())
 
 
 def _like_conditions(column: str, patterns: Sequence[str] | None) -> list[str]:
-    """Patterns of which one must fit; as names of topics, with * for anything."""
+    """Return a condition that one of the patterns matches; * matches any characters."""
     if not patterns:
         return []
     return [
@@ -147,6 +164,8 @@ def _check(spark: SparkSession, where: str | None, choice: LetterSelection) -> N
 
 
 class LetterCount(NamedTuple):
+    """Number of letters of a group, with the first and the last time."""
+
     name: str
     letters: int
     first: str
@@ -157,7 +176,7 @@ class LetterCount(NamedTuple):
 
 
 class DeadLetterRun:
-    """Looks at topics of dead letters, again and again, and re-queues what is chosen."""
+    """Counts letters of topics, and re-queues the selected ones."""
 
     def __init__(
         self,
@@ -172,11 +191,11 @@ class DeadLetterRun:
         self._choice, self._by, self._tell = choice, by, tell
         self._groups: dict[tuple[str, str], LetterCount] = {}
         self._began_s = time.monotonic()
-        self.letters = 0  # that were chosen, and re-queued if that was asked
+        self.letters = 0  # selected, and re-queued with --requeue
 
     def scan_topics(self, *, requeue: bool) -> None:
         for topic in preflight.find_topics(self._bus, self._topics):
-            found = self._one_topic(topic, requeue=requeue)
+            found = self._scan_topic(topic, requeue=requeue)
             for one in found:
                 before = self._groups.get((topic, one.name))
                 self._groups[topic, one.name] = one if before is None else before.merge(one)
@@ -191,15 +210,15 @@ class DeadLetterRun:
             rows.append(["…", f"and {len(found) - MOST_ROWS} more", "", "", ""])
         return SummaryTable(("dead letters", self._by, "letters", "first", "last"), rows)
 
-    def _one_topic(self, topic: str, *, requeue: bool) -> list[LetterCount]:
+    def _scan_topic(self, topic: str, *, requeue: bool) -> list[LetterCount]:
         for _ in range(TRIES):
             letters = DeadLetterTopic(self._spark, self._bus, topic)
-            chosen = self._choice.of(letters.waiting)
-            counted = self._counted(chosen)
+            conditions = self._choice.of(letters.waiting)
+            counted = self._counted(conditions)
             if not requeue or not counted:
                 return counted
             if self._choice.into is None and self._choice.select is None:
-                self._check_targets(chosen)
+                self._check_targets(conditions)
             if letters.requeue(self._choice):
                 return counted
         raise conflict_error(topic)
@@ -210,13 +229,13 @@ class DeadLetterRun:
         counts = grouped.agg(expr("count(*)"), *(expr(one) for one in times))
         return [LetterCount(*row) for row in counts.collect()]
 
-    def _check_targets(self, chosen: DataFrame) -> None:
-        """A topic that was dropped is not made again by what it had left."""
-        for name, count in count_targets(chosen).items():
+    def _check_targets(self, conditions: DataFrame) -> None:
+        """Raise `DoesNotExist` if a target topic was dropped: letters must not create it again."""
+        for name, count in count_targets(conditions).items():
             try:
                 open_log_access(self._bus).shards(name)
             except DoesNotExist:
                 raise DoesNotExist(
-                    f"topic {name!r}, where {count} of these came from, is not there: "
-                    "say where to, --into TOPIC, or create it"
+                    f"topic {name!r} of {count} letters does not exist: give --into TOPIC, or "
+                    "create it"
                 ) from None

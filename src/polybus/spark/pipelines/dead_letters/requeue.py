@@ -1,15 +1,12 @@
-"""Dead letters as a table, those that were re-queued marked off, and how they are re-queued.
+"""Re-queueing of dead letters: each letter once, without a checkpoint.
 
-A dead letter stays in its topic. That it was re-queued is a message, too: a marker in
-TOPIC.dlq.requeued, published in the same transaction as the message itself. The transaction
-has the number of markers that were there as its own: of two that re-queue at once, having
-seen the same markers, one is taken for a repeat of the other, and publishes nothing; it sees
-that the new markers are not its own, and looks again. So each letter is re-queued once,
-whoever chooses it, how often, and whatever is killed.
+A dead letter stays in its topic. A marker in TOPIC.dlq.requeued records that it was re-queued; it
+is published in the same commit as the message. The number of existing markers is the number of the
+transaction. If two runs saw the same markers, the second publish has a number that is already used
+and changes nothing. That run then finds that the new markers are not its own, and reads again. Each
+letter is therefore re-queued once, however many runs select it and whatever is killed.
 
-Which markers of re-queued dead letters are still needed: those whose letters are there.
-
-A letter without its marker would be queued again, so `retain` takes markers after letters.
+A letter without its marker would be re-queued again, so `retain` must trim markers after letters.
 """
 
 from __future__ import annotations
@@ -36,9 +33,9 @@ if TYPE_CHECKING:
 SUFFIX, MARKED = ".dlq", ".requeued"
 PREFIX = "polybus."
 HEADER_NAMES = ("topic", "shard", "offset", "id", "group", "deliveries", "reason")
-REQUEUED = f"{PREFIX}requeued"  # a header: how often this message was re-queued
+REQUEUED = f"{PREFIX}requeued"  # header: how often this message was re-queued
 TRIES = 10
-# What --where and --select see, beside body and shard_key.
+# Columns for --where and --select, in addition to those of the message.
 COLUMNS = {
     "headers": "map_filter(headers, (k, v) -> k NOT IN ({ours}))",
     "reason": "cast(headers['polybus.reason'] AS string)",
@@ -58,7 +55,10 @@ HIDDEN = ("polybus_shard", "polybus_offset", "polybus_id", "polybus_into", "poly
 def find_holds(
     access: LogAccess, topic: str, shards: Mapping[int, ShardOffsets]
 ) -> dict[int, TrimHold]:
-    """Of a topic of markers: the first of each shard that is needed. Of any other: nothing."""
+    """Return the first marker of each shard that is needed, if `topic` is a topic of markers.
+
+    A marker is needed as long as its letter is in the log.
+    """
     letters = topic.removesuffix(MARKED)
     if not topic.endswith(SUFFIX + MARKED):
         return {}
@@ -86,7 +86,7 @@ def _first(
 
 
 def as_letters(rows: DataFrame, topic: str) -> DataFrame:
-    """Messages of a topic of dead letters, with what their headers say as columns."""
+    """Return messages of a dead letter topic, with their headers as columns."""
     ours = ", ".join(message_sql.literal(PREFIX + name) for name in HEADER_NAMES)
     given = {"ours": ours, "origin": message_sql.literal(topic.removesuffix(SUFFIX))}
     told = [f"{text.format(**given)} AS `{name}`" for name, text in COLUMNS.items()]
@@ -95,17 +95,18 @@ def as_letters(rows: DataFrame, topic: str) -> DataFrame:
 
 @dataclass(frozen=True)
 class LetterSelection:
-    """Which letters, and what becomes of them."""
+    """Which letters are re-queued, and how their messages change."""
 
     where: str | None
     select: str | None
     into: str | None
 
     def of(self, letters: DataFrame) -> DataFrame:
+        """Return the selected letters."""
         return message_sql.apply_where(letters, self.where)
 
     def messages(self, letters: DataFrame) -> DataFrame:
-        """The messages to be queued again, each beside where its letter stood."""
+        """Return the messages to queue again, with the position of each letter."""
         into = "from_topic" if self.into is None else message_sql.literal(self.into)
         places = ("shard", "offset", "id", into, "requeued + 1")
         hidden = [f"{place} AS {name}" for place, name in zip(places, HIDDEN, strict=True)]
@@ -115,7 +116,7 @@ class LetterSelection:
 
 
 class DeadLetterTopic:
-    """Those of one topic, as they are now."""
+    """The letters of a topic that are not re-queued yet, as of now."""
 
     def __init__(self, spark: SparkSession, bus: str, topic: str) -> None:
         self._spark, self._bus = spark, bus
@@ -125,7 +126,7 @@ class DeadLetterTopic:
         self.waiting = self._waiting()
 
     def requeue(self, choice: LetterSelection) -> bool:
-        """False if somebody else has re-queued meanwhile: look again, nothing was done."""
+        """Publish messages and markers. Returns False, without effect, if another run did."""
         run = uuid.uuid4().hex
         writer = (
             _with_markers(choice.messages(self.waiting), self.markers, run)
@@ -147,7 +148,10 @@ class DeadLetterTopic:
         return any(run.encode() in body for body in found)
 
     def _are_markers_as_seen(self, client: Client) -> bool:
-        """Their topic is there now. If it was dropped, it goes on where it ended then."""
+        """Create the topic of markers. Returns False if there are more markers than before.
+
+        A topic that was dropped continues at its last offset when it is created again.
+        """
         try:
             client.create_topic(self.markers, shards=1)
         except AlreadyExists:
@@ -175,7 +179,7 @@ def _end(client: Client, topic: str) -> int:
 
 
 def _with_markers(messages: DataFrame, markers: str, run: str) -> DataFrame:
-    """Each message, and behind it the marker that it was re-queued."""
+    """Return each message, followed by the marker that it was re-queued."""
     names = messages.columns
     headers = "headers" if "headers" in names else "cast(NULL AS map<string, binary>)"
     ours = f"map('{REQUEUED}', cast(cast(polybus_times AS string) AS binary))"
@@ -207,10 +211,10 @@ def _struct(fields: dict[str, str]) -> str:
 
 
 def count_targets(letters: DataFrame) -> dict[str, int]:
-    """Where letters came from, and how many from each."""
+    """Return how many letters came from each topic."""
     counts = letters.groupBy("from_topic").agg(count(lit(1)).alias("letters")).collect()
     return {row["from_topic"]: row["letters"] for row in counts}
 
 
 def conflict_error(topic: str) -> Conflict:
-    return Conflict(f"others re-queue dead letters of {topic} all the time: try again later")
+    return Conflict(f"other runs re-queue dead letters of {topic} at the same time; retry later")

@@ -1,17 +1,15 @@
-"""What a replay is to do, and how far it has come: two files in the folder of its checkpoint.
+"""The checkpoint of a replay: its plan and its position, two files in a folder.
 
-    replay.json     what was asked, and from where to where each shard is read: fixed by the
-                    first start, so that what comes later is not replayed as well
-    position.json   the part that is being written: its number, and its offsets
+    replay.json     the arguments, and the start and end of each shard. The first run fixes them,
+                    so that messages that come later are not replayed.
+    position.json   the part that is being written: its number and its offsets
 
-A part is written down before it is done, and published as transaction `number` of the
-replay's name. Killed at any point, the next start does the part that is written down again:
-if it was published, the bus knows its number, and nothing is there twice.
+A part is stored before it is published as transaction `number` of the replay's name. After a kill
+the next run repeats the stored part. If it was published, the bus knows the number, and nothing is
+published twice.
 
-From which offset to which a replay goes, in each shard: what --from and --to say.
-
-Within a shard ids and the bus's times rise with offsets, so a place is one offset of each
-shard: the bus (or the archive) finds it.
+Within a shard ids and the bus's times rise with offsets, so --from and --to are one offset per
+shard.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ VERSION = 1
 
 
 def offsets_at(access: LogAccess, topic: str, place: str, shards: dict[int, ShardOffsets]) -> Ends:
-    """The first offset of each shard that is not before the place."""
+    """Return the first offset of each shard that is not before the start point."""
     wanted = parse_start(place)
     if wanted == EARLIEST:
         return {shard: there.start for shard, there in shards.items()}
@@ -52,7 +50,7 @@ def offsets_at(access: LogAccess, topic: str, place: str, shards: dict[int, Shar
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """`ends` is None if it goes on with what comes."""
+    """The arguments and bounds of a replay. `ends` is None if it follows the log."""
 
     name: str
     asked: Mapping[str, Any]
@@ -62,7 +60,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class ReplayPosition:
-    """Part `number` goes from `at` to `to`; if these are the same, there is none at work."""
+    """Part `number` goes from `at` to `to`. If these are equal, no part is in progress."""
 
     number: int
     at: Ends
@@ -78,17 +76,18 @@ class ReplayPosition:
         ]
 
     def done(self, rows: int) -> ReplayPosition:
+        """Return the position after this part."""
         return replace(self, number=self.number + 1, at=self.to, rows=self.rows + rows)
 
 
 class ReplayCheckpoint:
-    """One at a time: two that replay by one checkpoint would do the same parts, once."""
+    """The files of a checkpoint. Two replays with one checkpoint publish the same parts, once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def plan(self, asked: Mapping[str, Any]) -> ReplayPlan | None:
-        """As the first start has made it; `UsageError` if something else is asked now."""
+        """Return the stored plan, None at first; raises `UsageError` if the arguments differ."""
         found = self._read(PLAN)
         if found is None:
             return None
@@ -96,17 +95,18 @@ class ReplayCheckpoint:
             ends = None if found["ends"] is None else _offsets(found["ends"])
             plan = ReplayPlan(found["name"], found["asked"], _offsets(found["starts"]), ends)
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise Damaged(f"{self._folder / PLAN} is no plan of a replay") from None
-        for what, value in asked.items():
-            before = plan.asked.get(what)
+            raise Damaged(f"{self._folder / PLAN} is damaged; use another --checkpoint") from None
+        for option, value in asked.items():
+            before = plan.asked.get(option)
             if before != value:
                 raise UsageError(
-                    f"this checkpoint is of another replay: {what} was {_shown(before)}, and is "
-                    f"{_shown(value)}; use another --checkpoint, or ask for the same"
+                    f"this checkpoint belongs to another replay: {option} was {_shown(before)}, "
+                    f"got {_shown(value)}; use another --checkpoint, or the same arguments"
                 )
         return plan
 
     def begin(self, asked: Mapping[str, Any], starts: Ends, ends: Ends | None) -> ReplayPlan:
+        """Store and return a new plan."""
         plan = ReplayPlan(f"replay/{uuid.uuid4().hex}", dict(asked), starts, ends)
         self._write(PLAN, {"version": VERSION, **asdict(plan)})
         return plan
@@ -119,10 +119,12 @@ class ReplayCheckpoint:
             at, to = _offsets(found["at"]), _offsets(found["to"])
             return ReplayPosition(found["number"], at, to, found["rows"])
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise Damaged(f"{self._folder / POSITION} is no position of a replay") from None
+            raise Damaged(
+                f"{self._folder / POSITION} is damaged; use another --checkpoint"
+            ) from None
 
     def next(self, position: ReplayPosition, ends: Ends, max_rows: int) -> ReplayPosition:
-        """The next part, at most so many rows up to `ends`; it is on disk."""
+        """Store and return the next part: at most `max_rows` rows up to `ends`."""
         at = {shard: position.at.get(shard, 0) for shard in ends} | position.at
         whole = replace(position, at=at, to={**at, **ends})
         to = dict(at)
@@ -141,7 +143,9 @@ class ReplayCheckpoint:
         except (OSError, ValueError) as error:
             raise Damaged(f"{path} cannot be read: {error}; use another --checkpoint") from None
         if not isinstance(found, dict) or found.get("version") != VERSION:
-            raise Damaged(f"{path} is of another version of polybus; use another --checkpoint")
+            raise Damaged(
+                f"{path} was written by another version of polybus; use another --checkpoint"
+            )
         return found
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:

@@ -1,13 +1,7 @@
-"""Part by part through archive and log: what of a topic is read, written, and how fast.
+"""The loop of a replay: reads archive and log part by part, and publishes each part.
 
-A part is read by its offsets, filtered, and published in one transaction with the replay's
-name and the part's number (`replay_book.py`).
-
-How much a part of a replay reads.
-
-All it may, if nothing is said of a rate; else about what may be written in a second. Where a
-filter lets few of them through, parts grow: a slow replay of one key would else read its topic
-as slowly as it may write.
+A part is read by its offsets, filtered, and published in one commit with the replay's name and the
+part's number (`replay_checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -37,11 +31,16 @@ from polybus.spark.source.log_access import LogAccess, open_log_access
 from polybus.spark.source.read_bounds import TopicSelection
 
 PART_S = 1.0
-MOST_GROWTH = 64  # then many come at once where the filter begins to let all through
+MOST_GROWTH = 64  # bounds the burst where a filter begins to match every message
 
 
 class ReplayPace:
-    """`rows` is what the next part reads."""
+    """The number of rows of the next part: `rows`.
+
+    Without --rate it is the limit of a part, else about as many as may be written in PART_S. If a
+    filter matches few messages, parts grow: otherwise a slow replay of one key would read its topic
+    as slowly as it may write.
+    """
 
     def __init__(self, most_rows: int, rate: float | None) -> None:
         self._allowed = most_rows if rate is None else max(1, int(rate * PART_S))
@@ -49,15 +48,16 @@ class ReplayPace:
         self._most = min(most_rows, self._least * MOST_GROWTH)
 
     def adapt(self, written: int) -> None:
-        """Of the last part: twice as much if that is not too much either."""
+        """Adapt to the rows written by the last part. Doubles the size if that fits the rate."""
         if written > self._allowed:
             self.rows = self._least
         elif written * 2 <= self._allowed:
             self.rows = min(self._most, self.rows * 2)
 
 
+@dataclass(frozen=True)
 class ReplaySource:
-    """Where a topic is read."""
+    """The topic that is read, from the log, the archive, or both."""
 
     spark: SparkSession
     bus: str
@@ -72,15 +72,16 @@ class ReplaySource:
         return open_log_access(self.bus, self.archive)
 
     def ends(self) -> Ends:
-        """Where each shard ends now: in the log, or in the archive alone."""
+        """Return the current end of each shard, in the log or in the archive alone."""
         if self.log or self.archive is None:
             return {n: one.end for n, one in self.access.shards(self.topic).items()}
         archived = read_manifest(ArchiveFolder(self.archive), self.topic).shards
         return {n: span.end for n, span in archived.items()}
 
     def plan(
-        self, book: ReplayCheckpoint, asked: Mapping[str, object], start: str, end: str | None
+        self, checkpoint: ReplayCheckpoint, asked: Mapping[str, object], start: str, end: str | None
     ) -> ReplayPlan:
+        """Resolve --from and --to to offsets and store the plan."""
         if self.archive is None:
             preflight.check_topic(self.bus, self.topic)
         access, there = self.access, self.ends()
@@ -88,13 +89,13 @@ class ReplaySource:
         shards = {n: one._replace(end=there[n]) for n, one in shards.items()}
         starts = offsets_at(access, self.topic, start, shards)
         if end is None:
-            return book.begin(asked, starts, None)
+            return checkpoint.begin(asked, starts, None)
         ends = offsets_at(access, self.topic, end, shards)
         ends = {n: max(starts[n], offset) for n, offset in ends.items()}
-        return book.begin(asked, starts, ends)
+        return checkpoint.begin(asked, starts, ends)
 
     def rows(self, part: ReplayPosition) -> DataFrame:
-        """The rows of a part, and of no other shard: those that are not named are read whole."""
+        """Return the rows of a part. Shards that the part does not have get an empty range."""
         others = {n: one.start for n, one in self.access.shards(self.topic).items()}
         first, last = (self._as_json({**others, **some}) for some in (part.at, part.to))
         options = {"bus": self.bus, "topic": self.topic, "rowsPerPartition": str(MOST_UNCUT)}
@@ -111,7 +112,7 @@ class ReplaySource:
 
 @dataclass(frozen=True)
 class ReplayTarget:
-    """`forbidden` are topics that nothing may go to: they are read here, and for ever."""
+    """The topic that is written. Rows must not go to `forbidden` topics, which are followed."""
 
     bus: str
     into: str | None
@@ -120,7 +121,7 @@ class ReplayTarget:
     forbidden: TopicSelection | None = None
 
     def write(self, rows: DataFrame, name: str, number: int) -> int:
-        """How many were written; a part that was published before is not published again."""
+        """Publish a part unless it was published before. Returns the number of rows."""
         seen = Observation()
         shaped = message_sql.apply_sql(rows, self.where, self.select)
         if self.forbidden is not None:
@@ -138,50 +139,50 @@ class ReplayTarget:
 
 
 class ReplayLoop:
-    """Part by part, not faster than it may be, until the end or a signal."""
+    """Replays parts within the rate until the end or a signal."""
 
     def __init__(
         self,
-        reading: ReplaySource,
-        writing: ReplayTarget,
-        book: ReplayCheckpoint,
+        source: ReplaySource,
+        target: ReplayTarget,
+        checkpoint: ReplayCheckpoint,
         plan: ReplayPlan,
         most_rows: int,
         rate: float | None,
         tell: OnProgress,
     ) -> None:
-        self._reading, self._writing = reading, writing
-        self._book, self._plan = book, plan
+        self._source, self._target = source, target
+        self._checkpoint, self._plan = checkpoint, plan
         self._rate, self._tell = rate, tell
         self._pace = ReplayPace(most_rows, rate)
         self._began_s = time.monotonic()
-        self.position = book.position(plan)
+        self.position = checkpoint.position(plan)
         self.rows = self.read = self.parts = 0
 
     def run(self, stop: StopSignal, *, every_s: float) -> None:
-        topic = self._reading.topic
+        topic = self._source.topic
         while not stop:
             if not self.position.ranges(topic):
                 ends = self._ends()
-                self.position = self._book.next(self.position, ends, self._pace.rows)
+                self.position = self._checkpoint.next(self.position, ends, self._pace.rows)
             if self.position.ranges(topic):
-                self._one_part(stop)
+                self._replay_part(stop)
             elif self._plan.ends is not None or stop.wait(every_s):
                 return
 
     def _ends(self) -> Ends:
-        return self._reading.ends() if self._plan.ends is None else self._plan.ends
+        return self._source.ends() if self._plan.ends is None else self._plan.ends
 
-    def _one_part(self, stop: StopSignal) -> None:
+    def _replay_part(self, stop: StopSignal) -> None:
         began_s = time.monotonic()
         part = self.position
-        rows = self._writing.write(self._reading.rows(part), self._plan.name, part.number)
+        rows = self._target.write(self._source.rows(part), self._plan.name, part.number)
         self.rows += rows
         self.read += sum(one.rows for one in part.ranges(""))
         self.parts += 1
         self._pace.adapt(rows)
         ends = self._ends()
-        self.position = self._book.next(part.done(rows), ends, self._pace.rows)
+        self.position = self._checkpoint.next(part.done(rows), ends, self._pace.rows)
         self._report_progress(ends)
         if self._rate is not None:
             stop.wait(max(0.0, rows / self._rate - (time.monotonic() - began_s)))

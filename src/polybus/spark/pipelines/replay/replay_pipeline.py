@@ -1,9 +1,8 @@
-"""History once more: from archive and log into a topic, by time, id, key or SQL.
+"""`replay`: publishes history again, from archive and log, selected by time, id, key or SQL.
 
-A part of half a million rows at a time is read, filtered and published in one
-transaction, which has the replay's name and the part's number (`replay_book.py`). Parts go
-through all shards side by side, so messages of one key keep their order, and those of
-different keys come about as they came.
+Reads, filters and publishes parts of half a million rows. A part is one commit with the replay's
+name and the part's number (`replay_checkpoint.py`). Parts advance through all shards in parallel,
+so messages of one key keep their order, and other messages keep it approximately.
 """
 
 from __future__ import annotations
@@ -31,29 +30,35 @@ from polybus.spark.pipelines.replay.replay_loop import ReplayLoop, ReplaySource,
 from polybus.spark.source.partitions import MOST_ROWS
 from polybus.spark.source.read_bounds import TopicSelection
 
-WHY = "it is where replay keeps how far it has come"
+WHY = "replay stores its position there"
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic that is read.")]
-From = Annotated[str, typer.Option("--from", metavar="PLACE", help=f"Where to begin: {FORMS}.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")]
+From = Annotated[
+    str, typer.Option("--from", metavar="PLACE", help=f"Start position (inclusive): {FORMS}.")
+]
 To = Annotated[
     str | None,
     typer.Option(
-        "--to", metavar="PLACE", help="The first that is left out. [default with --once: now]"
+        "--to",
+        metavar="PLACE",
+        help="Stop before this position (exclusive). [default with --once: now]",
     ),
 ]
 Keys = Annotated[
     list[str] | None,
-    typer.Option("--key", metavar="KEY", help="Only messages of this key; may be repeated."),
+    typer.Option("--key", metavar="KEY", help="Only messages of this key. Can be repeated."),
 ]
 Rate = Annotated[
     float | None,
-    typer.Option("--rate", metavar="N", help="Write at most so many messages a second."),
+    typer.Option("--rate", metavar="N", help="Write at most N messages per second."),
 ]
 Archive = Annotated[
     str | None,
-    typer.Option("--archive", metavar="FOLDER", help="Read what is archived from there."),
+    typer.Option("--archive", metavar="FOLDER", help="Read archived messages from this archive."),
 ]
-Log = Annotated[bool, typer.Option("--log/--no-log", help="Go on from the archive into the log.")]
+Log = Annotated[
+    bool, typer.Option("--log/--no-log", help="Continue with the log after the archive.")
+]
 
 
 def replay(
@@ -78,27 +83,29 @@ def replay(
     once: pipeline_arguments.Once = False,
     tell: OnProgress = ignore_progress,
 ) -> Summary:
-    """Bring history back into a topic: from archive and log, filtered, exactly once."""
+    """Publish history again: from archive and log, filtered, exactly once."""
     began_s = time.monotonic()
     activate_session(spark)
     _check(topic, start, end, rate, archive, log)
     message_sql.check(spark, where, select, into)
     source = preflight.check_bus(bus)
     target = preflight.check_target_bus(into_bus, source)
-    book = ReplayCheckpoint(preflight.check_folder(checkpoint, "--checkpoint", WHY))
+    checkpoint_files = ReplayCheckpoint(preflight.check_folder(checkpoint, "--checkpoint", WHY))
     goes_on = end is None and not once and log
     if goes_on and into == topic and source == target:
-        raise UsageError(f"give --once or --to: {topic} into itself would go round for ever")
+        raise UsageError(f"give --once or --to: replaying {topic} into itself would loop forever")
     asked: dict[str, object] = {"topic": topic, "--into": into, "--from": start, "--to": end}
     asked |= {"--key": sorted(key or []), "--where": where, "--select": select}
     kept = _where(where, key)
     columns = message_sql.needed_columns(spark, kept, select)
-    reading = ReplaySource(spark, source, topic, archive, log, columns, accept_loss)
-    plan = book.plan(asked) or reading.plan(book, asked, start, None if goes_on else end or LATEST)
+    read_from = ReplaySource(spark, source, topic, archive, log, columns, accept_loss)
+    plan = checkpoint_files.plan(asked) or read_from.plan(
+        checkpoint_files, asked, start, None if goes_on else end or LATEST
+    )
     forbidden = TopicSelection(topic) if goes_on and source == target else None
-    writing = ReplayTarget(target, into, kept, select, forbidden)
+    write_to = ReplayTarget(target, into, kept, select, forbidden)
     most_rows = min(rows_per_batch, pipeline_arguments.MOST_UNCUT)
-    loop = ReplayLoop(reading, writing, book, plan, most_rows, rate, tell)
+    loop = ReplayLoop(read_from, write_to, checkpoint_files, plan, most_rows, rate, tell)
     with stop_on_signals() as stop, raise_own_errors():
         loop.run(stop, every_s=every)
     facts = {"read": loop.read, "parts": loop.parts, "replayed in all": loop.position.rows}
@@ -109,11 +116,11 @@ def _check(
     topic: str, start: str, end: str | None, rate: float | None, archive: str | None, log: bool
 ) -> None:
     if "*" in topic or "," in topic:
-        raise UsageError(f"{topic}: one topic at a time, since ids are of a topic")
+        raise UsageError(f"replay takes one topic, got {topic}: ids belong to a topic")
     if rate is not None and not rate > 0:
-        raise UsageError(f"--rate is messages a second, above 0, not {rate:g}")
+        raise UsageError(f"--rate must be > 0 messages per second, got {rate:g}")
     if not log and archive is None:
-        raise UsageError("--no-log leaves nothing to read: give --archive FOLDER")
+        raise UsageError("--no-log needs --archive FOLDER: without both there is nothing to read")
     for place in (start, end):
         if place is not None:
             parse_start(place)

@@ -1,7 +1,7 @@
-"""What the bus tells of consumer groups: how far behind each is, and how long acks take.
+"""Samples of consumer groups: their lag, and the time until messages are acked.
 
-Asked now and then, and kept: a table that grows by a row a group and look, the oldest rows
-left out when they are many.
+Taken from the bus at intervals and kept in a table with a row per group and sample. The oldest rows
+are dropped beyond MOST_ROWS.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ SCHEMA = pa.schema(
 
 
 def sample_groups(bus: str, topics: Iterable[str], now_s: float) -> pa.Table:
-    """The files of a bus know nothing of members: there is nothing to ask."""
+    """Return one sample of each group. Files of a store know no members and give no samples."""
     if is_store_url(bus):
         return SCHEMA.empty_table()
     rows = []
     with Client(bus, RECONNECT_OPTIONS) as client:
         for topic in topics:
             try:
-                told = client.act("topic.stats", topic=topic)
-            except DoesNotExist:  # since it was counted
+                topic_stats = client.act("topic.stats", topic=topic)
+            except DoesNotExist:  # dropped after it was counted
                 continue
-            rows += [_row(topic, group, now_s) for group in told["groups"]]
+            rows += [_row(topic, group, now_s) for group in topic_stats["groups"]]
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 def append_samples(folder: Path, new: pa.Table | None = None) -> pa.Table:
-    """All samples, the oldest first, with the new ones; they are on disk."""
+    """Store new samples and return all of them, the oldest first."""
     path = folder / GROUPS
     old = pq.read_table(path, schema=SCHEMA) if path.exists() else SCHEMA.empty_table()
     if new is None:
@@ -67,8 +67,9 @@ def append_samples(folder: Path, new: pa.Table | None = None) -> pa.Table:
 
 
 def select_topic(samples: pa.Table, topic: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = samples.filter(pc.field("topic") == topic).to_pylist()
-    return found
+    """Return the samples of a topic."""
+    topic_samples: list[dict[str, Any]] = samples.filter(pc.field("topic") == topic).to_pylist()
+    return topic_samples
 
 
 def _row(topic: str, group: dict[str, Any], now_s: float) -> dict[str, Any]:

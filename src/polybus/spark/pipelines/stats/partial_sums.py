@@ -1,12 +1,12 @@
-"""What was counted, batch by batch: files of sums that add up to the sums of the whole.
+"""Partial sums: counts of each batch in files, which add up to the counts of the whole.
 
-    _parts/00000000-00000062.keys.parquet     of batches 0 to 62, summed up
-    _parts/00000063-00000063.keys.parquet     of batch 63
+    _parts/00000000-00000062.keys.parquet     batches 0 to 62, merged
+    _parts/00000063-00000063.keys.parquet     batch 63
 
-A batch that is counted again after a kill writes the same file again. Files that are summed
-up are removed after their sum is there; if that was cut short, they are known by their
-numbers, which lie within those of the sum. Batch n is only begun when n - 1 is in Spark's
-commit log, so all but the newest can be summed up.
+A batch that is counted again after a kill writes the same file again. Merged files are removed
+after their sum was written. If a kill prevents that, readers ignore a file whose batches lie within
+those of another. Spark begins batch n after n - 1 is in its commit log, so all files but the newest
+can be merged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from polybus.spark.archive.archive_folder import explain_write_errors, sync_folder
 
-# What is counted: by which columns. The rest are sums, and largest values.
+# Kind of count → the columns that it is grouped by. Other columns are sums and maxima.
 BY = {
     "windows": {"topic": pa.utf8(), "start_s": pa.int64()},
     "buckets": {
@@ -38,13 +38,13 @@ SCHEMAS = {
     kind: pa.schema([*by.items(), *((name, pa.int64()) for name in (*SUMS[kind], *MOST[kind]))])
     for kind, by in BY.items()
 }
-WRITTEN_LAST = "keys"  # is written last: then the batch is whole
-MOST_FILES = 32  # of a kind, before they are summed up
+WRITTEN_LAST = "keys"  # the batch is complete when this file exists
+MOST_FILES = 32  # files of a kind before they are merged
 DIGITS = 8
 
 
 class PartialSum(NamedTuple):
-    """Of batches `first` to `last`."""
+    """The sums of batches `first` to `last`."""
 
     first: int
     last: int
@@ -52,6 +52,8 @@ class PartialSum(NamedTuple):
 
 
 class PartialSums:
+    """The files of partial sums in a folder."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "_parts"
         with explain_write_errors(self._folder):
@@ -62,18 +64,19 @@ class PartialSums:
         return bool(self._all(WRITTEN_LAST))
 
     def write(self, number: int, counted: Mapping[str, pa.Table]) -> None:
+        """Write the sums of a batch."""
         for kind in BY:
             table = counted[kind].select(SCHEMAS[kind].names).cast(SCHEMAS[kind])
             replace_table(self._path(kind, number, number), table)
 
     def read(self, kind: str) -> pa.Table:
-        """The sums of all batches that are there as a whole."""
+        """Return the sums of all complete batches."""
         whole = max((part.last for part in self._parts(WRITTEN_LAST)), default=-1)
         parts = [part for part in self._parts(kind) if part.last <= whole]
         return _summed(kind, parts)
 
     def compact(self) -> None:
-        """All but the newest of each kind become one, if they are many."""
+        """Merge all files of a kind but the newest if there are MOST_FILES."""
         for kind in BY:
             parts = self._parts(kind)
             newest = max((part.last for part in parts), default=0)
@@ -90,7 +93,7 @@ class PartialSums:
         return self._folder / f"{first:0{DIGITS}}-{last:0{DIGITS}}.{kind}.parquet"
 
     def _parts(self, kind: str) -> list[PartialSum]:
-        """Those that are not within another."""
+        """Return the files that do not lie within another."""
         found = self._all(kind)
         return [
             one
@@ -119,7 +122,7 @@ def _summed(kind: str, parts: Sequence[PartialSum]) -> pa.Table:
 
 
 def replace_table(path: Path, table: pa.Table) -> None:
-    """All of it is on disk under this name, or what was there before is."""
+    """Write a table atomically: also after a power failure the file is the old or the new one."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     with explain_write_errors(path.parent):
         try:

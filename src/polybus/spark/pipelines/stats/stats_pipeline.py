@@ -1,8 +1,8 @@
-"""Rates, sizes, latency and the skew of keys, counted as messages come; tables and a report.
+"""`stats`: rates, sizes, latency and key skew of topics over time, as tables and a report.
 
-Each batch of a stream is counted into small sums (`stats_parts.py`) under the batch's number:
-counted again after a kill it is the same file again. Tables and report are made of all sums
-now and then, and at the end (`stats_tables.py`, `report/`).
+Each batch of a stream is counted into partial sums (`partial_sums.py`) under the batch's number. A
+batch that is counted again after a kill replaces the same files. Tables and report are made of all
+sums at intervals and at the end (`stats_tables.py`, `report/`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from polybus.spark.pipelines.stats.report.histogram import bucket_sql
 from polybus.spark.pipelines.stats.report.report_data import TopicFigures
 from polybus.spark.pipelines.stats.report.report_page import page
 
-WHY = "tables and report are written there"
+WHY = "stats writes tables and report there"
 MARK, REPORT, CHECKPOINT = "stats.json", "report.html", "_checkpoint"
 VERSION = 1
 EVERY_S, WINDOW_S = 10.0, 10
@@ -49,14 +49,15 @@ def stats(
     topic: pipeline_arguments.Topics,
     *,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="FOLDER", help="For tables and report.html.")
+        str | None,
+        typer.Option("--out", metavar="FOLDER", help="Folder for tables and report.html."),
     ] = None,
     window: Annotated[
-        int, typer.Option("--window", metavar="SECONDS", min=1, help="What is counted together.")
+        int, typer.Option("--window", metavar="SECONDS", min=1, help="Width of a time window.")
     ] = WINDOW_S,
     archive: Annotated[
         str | None,
-        typer.Option("--archive", metavar="FOLDER", help="Count what is archived there as well."),
+        typer.Option("--archive", metavar="FOLDER", help="Also count messages of this archive."),
     ] = None,
     checkpoint: pipeline_arguments.Checkpoint = None,
     bus: pipeline_arguments.Bus = None,
@@ -75,28 +76,28 @@ def stats(
     place = preflight.check_checkpoint(checkpoint or str(folder / CHECKPOINT))
     _mark(folder, {"TOPIC": topic, "--window": window, "--checkpoint": checkpoint})
     _check_checkpoint(folder, place)
-    counting = StatsCounter(spark, folder, url, window)
+    counter = StatsCounter(spark, folder, url, window)
     options = {"bus": url, "topic": topic, "maxRowsPerBatch": str(rows_per_batch)}
     options["failOnDataLoss"] = str(not accept_loss).lower()
     if archive is not None:
         options["archive"] = archive
     rows = spark.readStream.format("polybus").schema(READ).options(**options).load()
     writer = (
-        rows.writeStream.foreachBatch(counting.count)
+        rows.writeStream.foreachBatch(counter.count)
         .queryName(f"stats {topic}")
         .option("checkpointLocation", place)
     )
-    told_s = time.monotonic()
+    written_s = time.monotonic()
 
-    def told(progress: Progress) -> None:
-        nonlocal told_s
+    def report_progress(progress: Progress) -> None:
+        nonlocal written_s
         tell(progress)
-        if not once and time.monotonic() - told_s >= every:
-            counting.write()
-            told_s = time.monotonic()
+        if not once and time.monotonic() - written_s >= every:
+            counter.write()
+            written_s = time.monotonic()
 
-    summary = run_query(writer, once=once, every_s=every, tell=told)
-    topics = counting.write()
+    summary = run_query(writer, once=once, every_s=every, tell=report_progress)
+    topics = counter.write()
     summary.facts = {
         "topics": len(topics),
         "messages in all": sum(one.messages for one in topics),
@@ -106,7 +107,7 @@ def stats(
 
 
 def _mark(folder: Path, given: dict[str, object]) -> None:
-    """What is counted in a folder stays the same."""
+    """Store the arguments in the folder. Raises `UsageError` if the folder has other ones."""
     path, asked = folder / MARK, {"version": VERSION, **given}
     try:
         before = json.loads(path.read_text())
@@ -115,36 +116,40 @@ def _mark(folder: Path, given: dict[str, object]) -> None:
             write_durably(path, json.dumps(asked))
         return
     except (OSError, ValueError):
-        raise UsageError(f"{path} is not of polybus: name another --out") from None
-    for what, value in asked.items():
-        was = before.get(what) if isinstance(before, dict) else before
+        raise UsageError(f"{path} was not written by polybus: give another --out") from None
+    for argument, value in asked.items():
+        was = before.get(argument) if isinstance(before, dict) else before
         if was != value:
             raise UsageError(
-                f"{folder} has stats of something else ({what} was {was!r}, and is {value!r}): "
-                "name another --out"
+                f"{folder} has stats with other arguments ({argument} was {was!r}, got {value!r}): "
+                "give another --out"
             )
 
 
 def _check_checkpoint(folder: Path, checkpoint: str) -> None:
-    """Batches are known by their numbers, which begin anew with another checkpoint."""
+    """Check that folder and checkpoint belong together: a new checkpoint restarts batch numbers."""
     if "://" in checkpoint:
-        return  # not ours to look at
+        return  # only Spark can read it
     begun, done = (any((Path(checkpoint) / log).glob("[0-9]*")) for log in ("offsets", "commits"))
     has_counted = PartialSums(folder).has_sums
     if has_counted and not begun:
-        raise UsageError(f"the checkpoint of {folder} is gone ({checkpoint}): name another --out")
+        raise UsageError(
+            f"the checkpoint of {folder} is missing ({checkpoint}): give another --out"
+        )
     if done and not has_counted:
-        raise UsageError(f"{checkpoint} is of other stats: name another --checkpoint")
+        raise UsageError(f"{checkpoint} belongs to other stats: give another --checkpoint")
 
 
 class StatsCounter:
+    """Counts batches, and writes tables and report."""
+
     def __init__(self, spark: SparkSession, folder: Path, bus: str, window_s: int) -> None:
         self._spark, self._folder = spark, folder
         self._bus, self._window_s = bus, window_s
         self._parts = PartialSums(folder)
 
     def count(self, batch: DataFrame, number: int) -> None:
-        """Called by Spark, for each batch once, and again if it was killed meanwhile."""
+        """Count a batch. Spark calls this once per batch, and again after a kill."""
         measured = batch.selectExpr(
             *("topic", "shard", "shard_key"),
             f"timestamp_ns div 1000000000 div {self._window_s} * {self._window_s} AS start_s",
@@ -157,7 +162,7 @@ class StatsCounter:
             measured.unpersist()
 
     def write(self) -> list[TopicFigures]:
-        """Tables and report, of what is counted up to now."""
+        """Write tables and report of all batches that were counted. Returns the figures."""
         self._parts.compact()
         now_s = time.time()
         names = set(self._parts.read("windows").column("topic").to_pylist())

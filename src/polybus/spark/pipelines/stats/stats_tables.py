@@ -1,9 +1,9 @@
-"""From what was counted to what is read: tables of Parquet, and the figures of a report.
+"""Parquet tables and the figures of a report, from partial sums.
 
-windows.parquet   a row a topic and window: messages, bytes, percentiles of size and latency
+windows.parquet   a row per topic and window: messages, bytes, percentiles of size and latency
 keys.parquet      the keys with the most messages of each topic
 shards.parquet    messages and bytes of each shard
-topics.parquet    all of it in a row a topic, with how much the largest keys have
+topics.parquet    a row per topic, with the share of the largest keys
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Buckets = dict[tuple[str, int, str], dict[int, int]]
 def write_tables(
     folder: Path, parts: PartialSums, window_s: int, samples: pa.Table
 ) -> list[TopicFigures]:
-    """Writes the tables; the figures of the same."""
+    """Write the tables. Returns the same figures for the report."""
     windows = _windows(parts, window_s)
     keys = parts.read("keys")
     by_key = _sums(keys, ["topic", "shard_key"]).filter(pc.field("shard_key").is_valid())
@@ -53,7 +53,7 @@ def write_tables(
             name,
             [window for topic, window in windows if topic == name],
             [KeyCount(row["shard_key"], row["messages"], row["bytes"]) for row in largest[name]],
-            *_with_and_without(by_key, by_shard, name),
+            *_count_keys(by_key, by_shard, name),
             [
                 ShardCount(row["shard"], row["messages"], row["bytes"])
                 for row in _of(by_shard, name)
@@ -70,7 +70,7 @@ def write_tables(
 
 
 def _windows(parts: PartialSums, window_s: int) -> list[tuple[str, TimeWindow]]:
-    """Each with its topic, in the order of time."""
+    """Return the windows with their topics, in the order of time."""
     buckets = _buckets(parts.read("buckets"))
     found = []
     for row in parts.read("windows").to_pylist():
@@ -110,8 +110,8 @@ def _of(table: pa.Table, topic: str) -> list[dict[str, Any]]:
     return found
 
 
-def _with_and_without(by_key: pa.Table, by_shard: pa.Table, topic: str) -> tuple[int, int]:
-    """How many keys there are, and how many messages without one."""
+def _count_keys(by_key: pa.Table, by_shard: pa.Table, topic: str) -> tuple[int, int]:
+    """Return the number of keys, and the number of messages without a key."""
     own = by_key.filter(pc.field("topic") == topic)
     keyed = pc.sum(own.column("messages")).as_py() or 0
     return own.num_rows, sum(row["messages"] for row in _of(by_shard, topic)) - keyed

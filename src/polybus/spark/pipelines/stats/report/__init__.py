@@ -1,9 +1,9 @@
-"""A report as one HTML file: plots are inline SVG, nothing is fetched, no script runs.
+"""The report as one HTML file: plots are inline SVG, nothing is fetched, no script runs.
 
-histogram.py   counts in buckets that merge: sizes and times, as Spark counts them
-figures.py     what is shown: plain values, made from the Parquet files of `stats`
-scales.py      round numbers along an axis; sizes, times and counts as people write them
-svg.py         elements of SVG, escaped
-lines.py       a plot over time;  bars.py  bars side by side
-sections.py    what is said of one topic;  page.py  all of it, with its style
+histogram.py         counts in buckets that can be merged: sizes and times
+report_data.py       the values of a report, made from the tables of `stats`
+axis_scales.py       round numbers on an axis; sizes, times and counts as text
+plots.py             SVG elements, plots over time, bars
+report_sections.py   the section of one topic
+report_page.py       the page with its style
 """

@@ -1,11 +1,11 @@
-"""Round numbers along an axis, and numbers, sizes and times as people write them."""
+"""Round numbers on an axis, and numbers, sizes and times as text."""
 
 from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
 
-# Steps between labels: of numbers in each decade, of times in seconds.
+# Steps between labels: of numbers within a decade, of times in seconds.
 ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 TIME_STEPS = (
@@ -20,7 +20,7 @@ MS_PER_US, S_PER_US = 1e-3, 1e-6
 
 
 def steps(top: float, wanted: int = 4) -> list[float]:
-    """From 0 up to the first round number that is not below `top`."""
+    """Return round numbers from 0 to the first one that is >= `top`."""
     if not (top > 0 and math.isfinite(top)):
         return [0.0, 1.0]
     decade = 10.0 ** math.floor(math.log10(top / wanted))
@@ -29,7 +29,7 @@ def steps(top: float, wanted: int = 4) -> list[float]:
 
 
 def moments(first_s: float, last_s: float, wanted: int = 6) -> list[int]:
-    """Whole minutes, hours, days between two times, in seconds since 1970."""
+    """Return whole minutes, hours or days between two times, in seconds since 1970."""
     span = max(1.0, last_s - first_s)
     step = next((one for one in TIME_STEPS if one * wanted >= span), TIME_STEPS[-1])
     start = math.ceil(first_s / step)
@@ -37,7 +37,7 @@ def moments(first_s: float, last_s: float, wanted: int = 6) -> list[int]:
 
 
 def moment(at_s: float, span_s: float) -> str:
-    """A label of the time axis: as much as tells it from its neighbours."""
+    """Return a label of the time axis, as short as it stays distinct from its neighbours."""
     when = datetime.fromtimestamp(at_s, UTC)
     if span_s > 2 * DAY:
         return when.strftime("%d %b")
@@ -72,7 +72,7 @@ def size(value: float) -> str:
 
 
 def duration(us: float) -> str:
-    """Microseconds, in the unit that reads best."""
+    """Return microseconds as text in a readable unit."""
     if us < UNIT:
         return f"{short(us)} µs"
     if us < UNIT * UNIT:

@@ -1,8 +1,8 @@
-"""Counts of values in buckets, eight to each doubling: a quantile is right within 9 %.
+"""Histograms: counts of values in buckets, eight per doubling, so quantiles are exact within 9 %.
 
-Histograms of parts add up to the histogram of the whole, however it was cut into parts: so
-what is counted batch by batch, killed and done again, ends as if it was counted at once.
-Bucket 0 has all values below 1; bucket n from 2^((n-1)/8) up to 2^(n/8).
+Histograms of parts add up to the histogram of the whole, however it was divided. Counts per batch,
+also of repeated batches, therefore give the same result as counting once. Bucket 0 has all values
+below 1, bucket n those from 2^((n-1)/8) to 2^(n/8).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple, Self, TypeVar
 
 PER_DOUBLING = 8
 Bound = TypeVar("Bound", int, str)
-Buckets = Mapping[int, int]  # bucket → how many values
+Buckets = Mapping[int, int]  # bucket → number of values
 
 
 def bucket_sql(value: str) -> str:
-    """The bucket of a number, in Spark's SQL."""
+    """Return Spark SQL for the bucket of a number."""
     return (
         f"CAST(CASE WHEN {value} < 1 THEN 0 "
         f"ELSE 1 + FLOOR(LOG2({value}) * {PER_DOUBLING}) END AS INT)"
@@ -35,7 +35,7 @@ def upper(bucket: int) -> float:
 
 
 class Histogram(NamedTuple):
-    """How values are spread: in buckets, and which is the largest."""
+    """Distribution of values: counts in buckets, and the largest value."""
 
     buckets: Buckets = MappingProxyType({})
     largest: float = math.inf
@@ -50,13 +50,13 @@ class Histogram(NamedTuple):
         return cls(whole, largest)
 
     def quantile(self, share: float) -> float | None:
-        """At most so large is this share of all values, as far as it is known; None of none."""
+        """Return an upper bound of this share of all values; None if there are no values."""
         found = find_quantile_bound(self.buckets, share)
         return None if found is None else min(upper(found), self.largest)
 
 
 def find_quantile_bound(counts: Mapping[Bound, int], share: float) -> Bound | None:
-    """The bucket up to which this share of all values is, by any name that is a number."""
+    """Return the bucket that contains this quantile. Names of buckets must be numbers."""
     wanted = math.ceil(sum(counts.values()) * share)
     reached = 0
     for bound in sorted(counts, key=float):

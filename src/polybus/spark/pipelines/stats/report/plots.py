@@ -1,8 +1,6 @@
-"""Elements of SVG and HTML as text. All that comes from outside is escaped here.
+"""Plots as inline SVG: lines over time, ranked bars, histograms.
 
-A plot over time: one line a series, round labels, and the values where the pointer is.
-
-Bars: of counts under their names, and of a histogram's buckets side by side.
+Every text from outside is escaped here (`text`).
 """
 
 from __future__ import annotations
@@ -19,19 +17,19 @@ Attribute = str | float | int
 WIDTH: Final = 560
 HEIGHT: Final = 210
 LEFT: Final = 58
-RIGHT: Final = 28  # half of the last moment that is written
+RIGHT: Final = 28  # half of the last time label
 TOP: Final = 12
 BOTTOM: Final = 26
 ROW: Final = 20
-NAMES: Final = 150  # pixels for the names of bars...
-MAX_NAME: Final = 22  # ...and how many characters these are
+NAMES: Final = 150  # pixels for the names of bars
+MAX_NAME: Final = 22  # characters of a name that fit
 VALUES: Final = 110
-# A histogram is drawn in buckets of a doubling each, if there are many of them.
+# With more buckets than this, a histogram is drawn with one column per doubling.
 FINE: Final = 40
 
 
 def text(given: object) -> str:
-    """Names and keys may hold anything; what no page can show becomes a replacement mark."""
+    """Escape a text. Characters that a page cannot show become the replacement character."""
     shown = "".join(
         one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}"
         for one in str(given)
@@ -40,7 +38,7 @@ def text(given: object) -> str:
 
 
 def tag(name: str, *inside: str, **attributes: Attribute) -> str:
-    """An element; `inside` is markup already. `class_` is `class`, `text_anchor` `text-anchor`."""
+    """Return an element; `inside` is markup. Attribute `text_anchor` becomes `text-anchor`."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
         for key, value in attributes.items()
@@ -50,7 +48,7 @@ def tag(name: str, *inside: str, **attributes: Attribute) -> str:
 
 
 def _value(value: Attribute) -> str:
-    """Pixels need one decimal."""
+    """Return an attribute's value. One decimal is enough for pixels."""
     if isinstance(value, float):
         return f"{value:.1f}".removesuffix(".0")
     return text(value)
@@ -72,7 +70,7 @@ Show = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Series:
-    """One value a moment; None where there is none, and the line has a gap."""
+    """One value per time; None where there is no value, which leaves a gap in the line."""
 
     name: str
     values: Sequence[float | None]
@@ -80,7 +78,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """`at_s` are the moments of all series, in seconds since 1970, in order."""
+    """Lines over time. `at_s` are the times of all series, in seconds since 1970, in order."""
 
     title: str
     at_s: Sequence[float]
@@ -94,7 +92,7 @@ class Plot:
         return drawing(WIDTH, HEIGHT, *grid.axes(), *lines, *grid.pointed_at(), label=self.title)
 
     def legend(self) -> str:
-        """Of a single line the title says enough."""
+        """Return the legend; empty for a single line, which the title describes."""
         if len(self.series) < 2:
             return ""
         names = (
@@ -105,7 +103,7 @@ class Plot:
 
 
 class _Grid:
-    """Where values are on the paper."""
+    """Coordinates and elements of a plot."""
 
     def __init__(self, plot: Plot) -> None:
         self._plot = plot
@@ -155,7 +153,7 @@ class _Grid:
         return "".join(found)
 
     def _stretches(self, values: Sequence[float | None]) -> list[list[tuple[float, float]]]:
-        """Neighbouring points that have a value."""
+        """Return runs of neighbouring points that have a value."""
         found: list[list[tuple[float, float]]] = [[]]
         for at_s, value in zip(self._plot.at_s, values, strict=True):
             if value is not None:
@@ -165,19 +163,19 @@ class _Grid:
         return [one for one in found if one]
 
     def pointed_at(self) -> list[str]:
-        """A column a moment, seen when the pointer is there; its title has the values."""
+        """Return invisible columns whose title shows the values at the pointer."""
         plot = self._plot
         width = (WIDTH - LEFT - RIGHT) / max(1, len(plot.at_s) - 1)
         found = []
         for n, at_s in enumerate(plot.at_s):
-            told = [axis_scales.full(at_s)]
+            lines = [axis_scales.full(at_s)]
             for one in plot.series:
                 value = one.values[n]
                 if value is not None:
-                    told.append(f"{one.name}: {plot.show(value)}")
+                    lines.append(f"{one.name}: {plot.show(value)}")
             x = self.x(at_s) - width / 2
             column = {"x": x, "y": TOP, "width": width, "height": HEIGHT - TOP - BOTTOM}
-            found.append(tag("rect", tag("title", text("\n".join(told))), class_="hit", **column))
+            found.append(tag("rect", tag("title", text("\n".join(lines))), class_="hit", **column))
         return found
 
 
@@ -185,11 +183,11 @@ class _Grid:
 class Bar:
     name: str
     value: float
-    label: str  # behind the bar
+    label: str  # right of the bar
 
 
 def draw_ranking(title: str, bars: Sequence[Bar]) -> str:
-    """One below the other, in the order given; the longest fills the width."""
+    """Return bars below each other, in the given order. The longest fills the width."""
     top = max((one.value for one in bars), default=0.0) or 1.0
     room = WIDTH - NAMES - VALUES
     rows = []
@@ -214,7 +212,7 @@ def draw_ranking(title: str, bars: Sequence[Bar]) -> str:
 
 
 def draw_histogram(title: str, buckets: Buckets, show: Show) -> str:
-    """How values are spread: a column a bucket, low ones left, each a step of the same factor."""
+    """Return columns of a histogram from low to high, each a step by the same factor."""
     columns = _columns(buckets)
     steps = axis_scales.steps(max((count for *_, count in columns), default=0))
     top, width = steps[-1], (WIDTH - LEFT - RIGHT) / max(1, len(columns))
@@ -226,9 +224,9 @@ def draw_histogram(title: str, buckets: Buckets, show: Show) -> str:
     every = max(1, -(-len(columns) // 7))
     for n, (low, high, count) in enumerate(columns):
         x, y = LEFT + n * width, _y(count, top)
-        told = f"{show(low)} to {show(high)}: {axis_scales.whole(count)}"
+        lines = f"{show(low)} to {show(high)}: {axis_scales.whole(count)}"
         box = {"x": x + 0.5, "y": y, "width": max(1.0, width - 1), "height": _y(0, top) - y}
-        drawn.append(tag("rect", tag("title", text(told)), class_="s0 bar", **box))
+        drawn.append(tag("rect", tag("title", text(lines)), class_="s0 bar", **box))
         if n % every == 0:
             drawn.append(tag("text", text(show(low)), x=x, y=HEIGHT - 8, text_anchor="middle"))
     return drawing(WIDTH, HEIGHT, *drawn, label=title)
@@ -239,7 +237,7 @@ def _y(value: float, top: float) -> float:
 
 
 def _columns(buckets: Buckets) -> list[tuple[float, float, int]]:
-    """From, to and count, without holes between the first and the last."""
+    """Return lower bound, upper bound and count of the columns, without holes."""
     if not buckets:
         return []
     first, last = min(buckets), max(buckets)

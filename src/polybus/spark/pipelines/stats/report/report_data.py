@@ -1,7 +1,7 @@
-"""What a report shows: plain values, whatever they were counted by.
+"""The values of a report.
 
-Windows that are many are merged for a plot, and their histograms with them: a plot over a
-month shows true percentiles of each of its points, not means of percentiles.
+A plot with many windows merges them, and their histograms with them: a plot over a month shows true
+percentiles of each point, not means of percentiles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOTHING = Histogram()
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """Messages that the bus took in from `start_s` on, for `width_s` seconds."""
+    """Messages that the bus received within `width_s` seconds from `start_s`."""
 
     start_s: int
     width_s: int
@@ -43,7 +43,7 @@ class ShardCount:
 
 @dataclass(frozen=True)
 class GroupSample:
-    """As the bus told it at a time; `ack_latency` has counts by upper bound in milliseconds."""
+    """A group at one time. `ack_latency` has counts by upper bound in milliseconds."""
 
     at_s: float
     name: str
@@ -58,7 +58,7 @@ class GroupSample:
 
 @dataclass(frozen=True)
 class TopicFigures:
-    """`keys` are those with the most messages, `distinct_keys` how many there are in all."""
+    """All values of a topic. `keys` are the largest keys, `distinct_keys` counts all of them."""
 
     name: str
     windows: Sequence[TimeWindow]
@@ -89,9 +89,9 @@ class TopicFigures:
 
 
 def merge_windows(windows: Sequence[TimeWindow], most: int = MOST_POINTS) -> list[TimeWindow]:
-    """All of the time from the first window to the last, in at most so many steps.
+    """Return at most `most` windows of equal width, from the first window to the last.
 
-    Time in which nothing came is there as well: as windows without messages.
+    Times without messages are windows too.
     """
     if not windows:
         return []

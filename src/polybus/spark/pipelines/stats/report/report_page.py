@@ -1,7 +1,4 @@
-"""The whole report: what there is in all, a row a topic, a section a topic.
-
-The look of a report, on a light and on a dark screen, and on paper.
-"""
+"""The page of a report: totals, a row per topic, a section per topic, and the style."""
 
 from __future__ import annotations
 
@@ -13,16 +10,16 @@ from polybus.spark.pipelines.stats.report.plots import drawing, tag, text
 from polybus.spark.pipelines.stats.report.report_data import TopicFigures
 from polybus.spark.pipelines.stats.report.report_sections import anchor, format_quantiles, section
 
-# A section has some 200 KB of plots: of more topics than these there are rows alone.
+# A section has about 200 KB of plots, so only the largest topics get one.
 MOST_SECTIONS: Final = 30
 SPARK_WIDTH: Final = 120
 SPARK_HEIGHT: Final = 22
-TITLE: Final = "polybus: what went over the topics"
+TITLE: Final = "polybus: messages of topics"
 HEAD: Final = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
 
 
 def page(topics: Sequence[TopicFigures], bus: str, made_s: float) -> str:
-    """HTML. Topics with the most messages come first."""
+    """Return the report as HTML. Topics with the most messages come first."""
     ordered = sorted(topics, key=lambda one: (-one.messages, one.name))
     shown = [one for one in ordered if one.messages][:MOST_SECTIONS]
     body = [
@@ -42,7 +39,7 @@ def _tiles(topics: Sequence[TopicFigures]) -> str:
     messages, size = sum(one.messages for one in topics), sum(one.bytes for one in topics)
     starts = [one.windows[0].start_s for one in topics if one.windows]
     ends = [one.windows[-1].start_s + one.windows[-1].width_s for one in topics if one.windows]
-    told = {
+    tile_values = {
         "topics": axis_scales.whole(len(topics)),
         "messages": axis_scales.whole(messages),
         "of bodies": axis_scales.size(size),
@@ -50,7 +47,8 @@ def _tiles(topics: Sequence[TopicFigures]) -> str:
         "to": axis_scales.full(max(ends)) if ends else "nothing yet",
     }
     tiles = (
-        tag("div", tag("b", text(value)), tag("span", text(name))) for name, value in told.items()
+        tag("div", tag("b", text(value)), tag("span", text(name)))
+        for name, value in tile_values.items()
     )
     return tag("div", *tiles, class_="tiles")
 
@@ -69,7 +67,7 @@ def _row(topic: TopicFigures, has_section: bool) -> str:
         link,
         axis_scales.whole(topic.messages),
         axis_scales.size(topic.bytes),
-        _spark(topic),
+        _sparkline(topic),
         text(format_quantiles(topic.sizes, axis_scales.size)),
         text(format_quantiles(topic.latencies, axis_scales.duration)),
         axis_scales.whole(topic.distinct_keys),
@@ -79,8 +77,8 @@ def _row(topic: TopicFigures, has_section: bool) -> str:
     return tag("tr", *(tag("td", one or " ") for one in cells))
 
 
-def _spark(topic: TopicFigures) -> str:
-    """Its rate over time, as small as a word."""
+def _sparkline(topic: TopicFigures) -> str:
+    """Return a sparkline of the rate."""
     points = [one.messages for one in topic.points()]
     top = max(points, default=0)
     if len(points) < 2 or not top:
@@ -101,7 +99,7 @@ def _largest(topic: TopicFigures) -> str:
 
 
 def _lag(topic: TopicFigures) -> str:
-    """Of each group, as last told."""
+    """Return the last known lag of each group."""
     last = {one.name: one.lag for one in topic.groups}
     return ", ".join(f"{name} {axis_scales.short(lag)}" for name, lag in last.items())
 

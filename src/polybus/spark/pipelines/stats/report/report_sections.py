@@ -1,4 +1,4 @@
-"""What is said of one topic: its plots, its keys and shards, its groups."""
+"""The section of one topic: plots over time, distributions, keys, shards and groups."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MOST_BARS = 20
 US_PER_MS = 1000.0
 INF = "inf"
 NOTE = (
-    "From the producer's clock, in whole milliseconds, to the bus's commit: "
-    "it holds the difference of the two clocks as well."
+    "From the producer's clock, in whole milliseconds, to the bus's commit. "
+    "It includes the difference between the two clocks."
 )
 
 
 def section(topic: TopicFigures) -> str:
-    cards = [*_over_time(topic), *_spreads(topic), *_skew(topic), *_groups(topic)]
+    cards = [*_over_time(topic), *_distributions(topic), *_skew(topic), *_groups(topic)]
     heading = tag("h2", text(topic.name), id=anchor(topic.name))
     return tag("section", heading, tag("div", *cards, class_="cards"))
 
@@ -30,8 +30,8 @@ def anchor(name: str) -> str:
 
 
 def card(title: str, *inside: str, note: str = "") -> str:
-    said = tag("p", text(note), class_="note") if note else ""
-    return tag("figure", tag("figcaption", text(title)), *inside, said)
+    note_text = tag("p", text(note), class_="note") if note else ""
+    return tag("figure", tag("figcaption", text(title)), *inside, note_text)
 
 
 # --- over time
@@ -46,9 +46,11 @@ def _over_time(topic: TopicFigures) -> list[str]:
     size = Plot("Size", _moments(points), _quantiles(points, _sizes), axis_scales.size)
     return [
         card(
-            "Messages a second", _rate(points, _messages, axis_scales.short), note=f"{each} a point"
+            "Messages per second",
+            _rate(points, _messages, axis_scales.short),
+            note=f"{each} per point",
         ),
-        card("Bytes a second", _rate(points, _bytes, axis_scales.size), note=f"{each} a point"),
+        card("Bytes per second", _rate(points, _bytes, axis_scales.size), note=f"{each} per point"),
         card("Latency, producer to bus", latency.draw(), latency.legend(), note=NOTE),
         card("Size of messages", size.draw(), size.legend()),
     ]
@@ -56,7 +58,7 @@ def _over_time(topic: TopicFigures) -> list[str]:
 
 def _rate(points: Sequence[TimeWindow], value: Callable[[TimeWindow], int], show: Show) -> str:
     rates = [value(one) / one.width_s for one in points]
-    return Plot("Rate", _moments(points), [Series("a second", rates)], show).draw()
+    return Plot("Rate", _moments(points), [Series("per second", rates)], show).draw()
 
 
 def _quantiles(points: Sequence[TimeWindow], of: Callable[[TimeWindow], Histogram]) -> list[Series]:
@@ -85,24 +87,24 @@ def _sizes(one: TimeWindow) -> Histogram:
     return one.sizes
 
 
-# --- all of it
+# --- distributions
 
 
-def _spreads(topic: TopicFigures) -> list[str]:
+def _distributions(topic: TopicFigures) -> list[str]:
     return [
         card(
-            f"How latency is spread: {format_quantiles(topic.latencies, axis_scales.duration)}",
+            f"Distribution of latency: {format_quantiles(topic.latencies, axis_scales.duration)}",
             plots.draw_histogram("Latency", topic.latencies.buckets, axis_scales.duration),
         ),
         card(
-            f"How sizes are spread: {format_quantiles(topic.sizes, axis_scales.size)}",
+            f"Distribution of sizes: {format_quantiles(topic.sizes, axis_scales.size)}",
             plots.draw_histogram("Sizes", topic.sizes.buckets, axis_scales.size),
         ),
     ]
 
 
-def format_quantiles(spread: Histogram, show: Show) -> str:
-    found = ((share, spread.quantile(share)) for share in SHARES)
+def format_quantiles(histogram: Histogram, show: Show) -> str:
+    found = ((share, histogram.quantile(share)) for share in SHARES)
     return ", ".join(f"p{share * 100:g} {show(v)}" for share, v in found if v is not None)
 
 
@@ -139,7 +141,7 @@ def _groups(topic: TopicFigures) -> list[str]:
         by_name.setdefault(one.name, []).append(one)
     if not by_name:
         return []
-    table = card("Groups, as the bus last told", _group_table(by_name.values()))
+    table = card("Groups, at the last sample", _group_table(by_name.values()))
     return [table, *(_one_group(name, samples) for name, samples in by_name.items())]
 
 

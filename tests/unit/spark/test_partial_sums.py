@@ -1,4 +1,4 @@
-"""Sums of batches: they add up, also if they are counted again or summed up half-way."""
+"""Partial sums of batches add up, also if a batch is counted again or a merge is interrupted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def keys(parts: PartialSums) -> dict[str, int]:
     return {row["shard_key"]: row["messages"] for row in parts.read("keys").to_pylist()}
 
 
-def test_batches_add_up_and_one_that_is_counted_again_counts_once(tmp_path: Path):
+def test_repeated_batch_is_counted_once(tmp_path: Path):
     parts = PartialSums(tmp_path)
     assert keys(parts) == {}
     for number, (key, messages) in enumerate([("a", 1), ("b", 2), ("a", 4)]):
@@ -52,7 +52,7 @@ def test_batches_add_up_and_one_that_is_counted_again_counts_once(tmp_path: Path
     ]
 
 
-def test_many_are_summed_up_all_but_the_newest(tmp_path: Path):
+def test_all_files_but_the_newest_are_merged(tmp_path: Path):
     parts = PartialSums(tmp_path)
     for number in range(MOST_FILES + 1):
         parts.write(number, counted(f"k{number % 2}", 1))
@@ -68,8 +68,8 @@ def test_many_are_summed_up_all_but_the_newest(tmp_path: Path):
     assert keys(parts) == before
 
 
-def test_a_sum_that_was_cut_short_counts_nothing_twice(tmp_path: Path):
-    """The sum is there, and so are those that it is of."""
+def test_interrupted_merge_counts_nothing_twice(tmp_path: Path):
+    """The merged file exists, and so do the files that it replaces."""
     parts = PartialSums(tmp_path)
     for number in range(3):
         parts.write(number, counted("a", 1))
@@ -83,8 +83,8 @@ def test_a_sum_that_was_cut_short_counts_nothing_twice(tmp_path: Path):
     assert keys(parts) == {"a": 4}
 
 
-def test_a_batch_that_is_not_whole_is_not_shown(tmp_path: Path):
-    """Its windows are there, its keys are not yet."""
+def test_incomplete_batch_is_not_read(tmp_path: Path):
+    """The file of windows exists, the file of keys does not yet."""
     parts = PartialSums(tmp_path)
     parts.write(0, counted("a", 1))
     parts.write(1, counted("a", 1))

@@ -1,4 +1,4 @@
-"""Rows of Spark become batches of the port: which columns, which topics, which pieces."""
+"""Conversion of Spark rows to message batches: columns, target topics, sizes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from polybus.spark.sink import message_batches
 from polybus.spark.source.topic_schema import SCHEMA
 
 
-def shaped(rows: pa.RecordBatch, topic: str | None = "t") -> list[tuple[str, list[bytes]]]:
+def converted(rows: pa.RecordBatch, topic: str | None = "t") -> list[tuple[str, list[bytes]]]:
     found = list(message_batches.build_batches(rows, topic))
     for _, batch in found:
         check_schema(batch.schema)
-        block_of(batch, 0)  # what the bus makes of it
+        block_of(batch, 0)  # as the bus converts it
     return [(name, batch.column("body").to_pylist()) for name, batch in found]
 
 
@@ -47,7 +47,7 @@ KINDS: dict[str, DataType] = {
 
 
 def schema_of(columns: str) -> StructType:
-    """As Spark writes it, with the kinds above."""
+    """Parse a schema with the kinds above."""
     pairs = (one.split() for one in columns.split(","))
     return StructType([StructField(name, KINDS[kind]) for name, kind in pairs])
 
@@ -69,12 +69,12 @@ BODIES = pa.array([b"a", b"b", b"c", b"d"])
         "body binary, offset bigint, id bigint, timestamp timestamp",
     ],
 )
-def test_what_can_be_written(columns):
+def test_valid_schemas_are_accepted(columns):
     message_batches.check_schema(schema_of(columns), "t")
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         ("shard_key string", "there is no column body"),
         ("value binary", "column 'value' cannot be written"),
@@ -87,10 +87,10 @@ def test_what_can_be_written(columns):
         ("body binary, headers string", "cast it to map<string,binary>"),
     ],
 )
-def test_what_cannot_be_written_says_what_to_do(columns, told):
+def test_invalid_schema_is_reported_with_a_remedy(columns, message):
     with pytest.raises(UsageError) as caught:
         message_batches.check_schema(schema_of(columns), "t")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -100,16 +100,16 @@ def test_rows_need_a_topic():
     message_batches.check_schema(schema_of("body binary, topic string"), None)
 
 
-def test_what_was_read_from_a_topic_is_not_sent_back_there_by_mistake():
+def test_column_topic_of_the_source_conflicts_with_option_topic():
     with pytest.raises(UsageError, match=r"drop\('topic'\)"):
         message_batches.check_schema(SCHEMA, "elsewhere")
-    message_batches.check_schema(SCHEMA, None)  # the same topics, of another bus
+    message_batches.check_schema(SCHEMA, None)  # copies topics to another bus
 
 
 # --- batches
 
 
-def test_strings_are_bytes_and_columns_that_are_absent_are_null():
+def test_strings_become_bytes_and_missing_columns_null():
     ((name, batch),) = message_batches.build_batches(rows(body=pa.array(["ä", "b"])), "t")
     assert name == "t"
     assert batch.column("body").to_pylist() == ["ä".encode(), b"b"]
@@ -126,19 +126,19 @@ def test_wide_types_are_narrowed():
             [[("n", b"v")], None, [], None], pa.map_(pa.large_utf8(), pa.large_binary())
         ),
     )
-    assert shaped(wide) == [("t", [b"a", b"b", b"c", b"d"])]
+    assert converted(wide) == [("t", [b"a", b"b", b"c", b"d"])]
 
 
-def test_rows_go_to_their_topics_in_their_order():
+def test_rows_are_grouped_by_topic_in_order():
     topics = pa.array(["x", "y", "x", None])
-    assert shaped(rows(body=BODIES, topic=topics), "z") == [
+    assert converted(rows(body=BODIES, topic=topics), "z") == [
         ("x", [b"a", b"c"]),
         ("y", [b"b"]),
         ("z", [b"d"]),
     ]
 
 
-def test_keys_and_headers_go_with_their_rows():
+def test_keys_and_headers_stay_with_their_rows():
     given = rows(
         body=BODIES,
         topic=pa.array(["x", "y", "x", "y"]),
@@ -157,19 +157,19 @@ def test_many_topics_keep_the_order_of_each():
     count = 5000
     names = pa.array([f"t{n * 7 % 13}" for n in range(count)])
     numbers = pa.array([b"%d" % n for n in range(count)])
-    found = shaped(rows(body=numbers, topic=names), None)
+    found = converted(rows(body=numbers, topic=names), None)
     assert len(found) == 13
     for name, bodies in found:
         assert bodies == [b"%d" % n for n in range(count) if f"t{n * 7 % 13}" == name]
 
 
-def test_no_rows_are_no_batches():
-    assert shaped(rows(body=BODIES)[:0]) == []
-    assert shaped(rows(body=BODIES, topic=pa.array(["x"] * 4))[:0]) == []
+def test_no_rows_make_no_batches():
+    assert converted(rows(body=BODIES)[:0]) == []
+    assert converted(rows(body=BODIES, topic=pa.array(["x"] * 4))[:0]) == []
 
 
 @pytest.mark.parametrize(
-    ("columns", "topic", "told"),
+    ("columns", "topic", "message"),
     [
         ({"body": pa.array([b"a", None])}, "t", "body is not null"),
         ({"body": BODIES, "topic": pa.array(["x", None, "x", "x"])}, None, "a topic is null"),
@@ -183,23 +183,23 @@ def test_no_rows_are_no_batches():
         ),
     ],
 )
-def test_values_that_cannot_be_written_say_what_to_do(columns, topic, told):
+def test_invalid_values_are_reported_with_a_remedy(columns, topic, message):
     with pytest.raises(UsageError) as caught:
         list(message_batches.build_batches(rows(**columns), topic))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_message_over_the_limit_is_told_by_its_size():
+def test_too_large_message_is_reported_with_its_size():
     large = b"x" * (message_batches.MAX_MESSAGE_BYTES + 1)
-    with pytest.raises(TooLarge, match=f"{len(large)} bytes"):
+    with pytest.raises(TooLarge, match=f"got {len(large)}"):
         list(message_batches.build_batches(rows(body=pa.array([b"a", large])), "t"))
-    assert shaped(rows(body=pa.array([b"a", large[1:]]))) == [("t", [b"a"]), ("t", [large[1:]])]
+    assert converted(rows(body=pa.array([b"a", large[1:]]))) == [("t", [b"a"]), ("t", [large[1:]])]
 
 
 # --- pieces
 
 
-def test_what_is_large_is_cut_in_order():
+def test_large_batch_is_split_in_order():
     whole = rows(body=pa.array([b"%04d" % n for n in range(1000)]))
     found = list(message_batches.split_batch(whole, 1000))
     assert len(found) >= 8
@@ -207,6 +207,6 @@ def test_what_is_large_is_cut_in_order():
     assert pa.Table.from_batches(found) == pa.Table.from_batches([whole])
 
 
-def test_one_large_message_stays_whole():
+def test_large_message_is_not_split():
     found = list(message_batches.split_batch(rows(body=pa.array([b"x" * 5000, b"y"])), 1000))
     assert [piece.num_rows for piece in found] == [1, 1]

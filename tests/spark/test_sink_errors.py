@@ -1,6 +1,6 @@
-"""What cannot be written, and what is done once, asked as Spark asks it, without Spark.
+"""Errors and transactions of the sink, called as Spark calls it, without Spark.
 
-How Spark shows such an error is in test_sink.py: to start a write there takes a second.
+test_sink.py checks how Spark prints an error; starting a write there takes a second.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def bodies(client: Any, topic: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         ({"value": ["x"]}, "cannot be written: select only body"),
         ({"shard_key": ["x"]}, "there is no column body"),
@@ -61,66 +61,66 @@ def bodies(client: Any, topic: str) -> list[bytes]:
         ({"body": ["x", None]}, "a body is null"),
         ({**BODY, "topic": [""]}, "topic name '' is empty"),
         ({**BODY, "topic": ["_hidden"]}, "_hidden"),
-        ({"body": [b"x" * 68_000_000]}, "a body has 68000000 bytes"),
+        ({"body": [b"x" * 68_000_000]}, "bytes, got 68000000"),
     ],
     ids=lambda given: str(given)[:40],
 )
-def test_rows_that_cannot_be_written(bus, client, topic, columns, told):
-    assert told in refused(columns, bus=bus.url, topic=topic)
+def test_invalid_rows_are_reported(bus, client, topic, columns, message):
+    assert message in refused(columns, bus=bus.url, topic=topic)
     assert bodies(client, topic) == []
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
-        ({"topics": "x"}, "there is no option 'topics': use one of bus, topic, producerId"),
-        ({"producerId": " "}, "option producerId is empty"),
-        ({"producerId": "p" * 300}, "shorten producerId"),
-        ({"onNewCheckpoint": "continue"}, "leave option onNewCheckpoint out"),
-        ({"topic": ""}, "option topic is empty"),
+        ({"topics": "x"}, "unknown option 'topics': use one of bus, topic, producerId"),
+        ({"producerId": " "}, "option producerId must not be empty"),
+        ({"producerId": "p" * 300}, "producerId and transactionId must have at most"),
+        ({"onNewCheckpoint": "continue"}, "option onNewCheckpoint is not allowed"),
+        ({"topic": ""}, "option topic must not be empty"),
         ({"transactionNumber": "2"}, "transactionNumber needs transactionId"),
-        ({"bus": "lmdb:/x"}, "write through the running bus"),
-        ({"bus": "nats://x"}, "NATS is still to come"),
+        ({"bus": "lmdb:/x"}, "its bus is the only writer"),
+        ({"bus": "nats://x"}, "NATS is not supported"),
     ],
 )
-def test_options_of_a_write(bus, options, told):
-    assert told in refused(BODY, **{"bus": bus.url, "topic": "t", **options})
+def test_invalid_options_of_a_write(bus, options, message):
+    assert message in refused(BODY, **{"bus": bus.url, "topic": "t", **options})
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
-        ({"onNewCheckpoint": "maybe"}, "option onNewCheckpoint is one of refuse, continue"),
-        ({"transactionId": "x"}, "leave option transactionId out"),
-        ({"startingOffsets": "earliest"}, "there is no option 'startingoffsets'"),
+        ({"onNewCheckpoint": "maybe"}, "option onNewCheckpoint must be one of refuse, continue"),
+        ({"transactionId": "x"}, "option transactionId is not allowed"),
+        ({"startingOffsets": "earliest"}, "unknown option 'startingoffsets'"),
     ],
 )
-def test_options_of_a_stream(bus, options, told):
+def test_invalid_options_of_a_stream(bus, options, message):
     with pytest.raises(PolybusError) as error:
         stream(**{"bus": bus.url, "topic": "t", **options})
-    assert told.lower() in str(error.value).lower()
+    assert message.lower() in str(error.value).lower()
 
 
 def test_rows_need_a_topic(bus):
-    assert "say where to write: .option('topic', NAME)" in refused(BODY, bus=bus.url)
+    assert "no target topic: give .option('topic', NAME)" in refused(BODY, bus=bus.url)
 
 
-def test_a_bus_that_is_not_there(monkeypatch):
+def test_missing_bus_is_reported(monkeypatch):
     monkeypatch.setattr(sink_writers, "CLIENT_OPTIONS", ClientOptions(connect_timeout_s=0.1))
-    told = refused(BODY, bus="polybus://127.0.0.1:1", topic="t")
-    assert "no bus answers at polybus://127.0.0.1:1: start one" in told
+    message = refused(BODY, bus="polybus://127.0.0.1:1", topic="t")
+    assert "no bus answers at polybus://127.0.0.1:1: start one" in message
 
 
-def test_a_topic_of_the_other_kind(tmp_path):
+def test_ephemeral_topic_is_refused(tmp_path):
     socket = f"unix:{tmp_path / 'freud.sock'}"
     with NativeBus(listen=[f"freud={socket}"]) as bus:
         with freud.blocking.connect(socket) as client:
             client.create_topic("ephemeral")
-        told = refused(BODY, bus=bus.url, topic="ephemeral")
-    assert "write to another topic: ephemeral is an ephemeral topic" in told
+        message = refused(BODY, bus=bus.url, topic="ephemeral")
+    assert "write to another topic: ephemeral is an ephemeral topic" in message
 
 
-def test_a_series_of_transactions_has_each_number_once(bus, client, topic):
+def test_each_transaction_number_is_published_once(bus, client, topic):
     for number in ("1", "2", "2", "1", "5", "5"):
         options = {"transactionId": f"{topic}.series", "transactionNumber": number}
         write({"body": [number]}, bus=bus.url, topic=topic, **options)

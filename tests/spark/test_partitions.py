@@ -1,4 +1,4 @@
-"""Whatever is ahead, a batch has each row once: bounds cut from the end, plans lose nothing."""
+"""Property tests: plans and limits keep each row exactly once, positions survive JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ranges_of(sizes: list[int]) -> list[OffsetRange]:
 
 
 @given(SIZES, st.one_of(st.none(), st.integers(10_000, 10**7)))
-def test_a_plan_has_every_offset_once(sizes, rows_per_partition):
+def test_plan_has_every_offset_once(sizes, rows_per_partition):
     ranges = ranges_of(sizes)
     pieces = sorted(
         piece for one in plan_partitions(ranges, rows_per_partition) for piece in one.ranges
@@ -40,7 +40,7 @@ def test_a_plan_has_every_offset_once(sizes, rows_per_partition):
 
 
 @given(SIZES)
-def test_what_one_task_may_have_is_not_cut(sizes):
+def test_range_within_the_limit_is_not_split(sizes):
     ranges = ranges_of(sizes)
     found = plan_partitions(ranges, max(sizes))
     assert [piece for one in found for piece in one.ranges] == ranges
@@ -48,7 +48,7 @@ def test_what_one_task_may_have_is_not_cut(sizes):
 
 
 @given(SIZES, st.integers(1, 10**7))
-def test_a_bound_of_rows_is_reached_and_kept(sizes, max_rows):
+def test_row_limit_is_reached_and_not_exceeded(sizes, max_rows):
     ranges = ranges_of(sizes)
     admitted = limit_rows(ranges, max_rows)
     assert sum(one.rows for one in admitted) == min(max_rows, sum(sizes))
@@ -59,7 +59,7 @@ def test_a_bound_of_rows_is_reached_and_kept(sizes, max_rows):
 
 
 @given(SIZES, st.integers(1, 10**9), st.lists(st.integers(0, 10**6), min_size=12, max_size=12))
-def test_a_bound_of_bytes_lets_something_through_and_not_much_more(sizes, max_bytes, weights):
+def test_byte_limit_admits_a_message_and_is_not_exceeded(sizes, max_bytes, weights):
     ranges = ranges_of(sizes)
     admitted = limit_bytes(ranges, max_bytes, lambda one, _: float(weights[one.shard]))
     heavy = sum(one.rows * max(1, weights[one.shard]) for one in admitted)
@@ -75,9 +75,9 @@ OFFSETS = st.dictionaries(
 
 
 @given(OFFSETS, OFFSETS, st.booleans())
-def test_positions_are_the_same_text_and_the_same_place_after_a_travel(offsets, since, is_initial):
+def test_position_is_equal_after_a_json_round_trip(offsets, since, is_initial):
     position = QueryPosition(offsets, "q", is_initial, since)
     text = json.dumps(position.as_json())
-    travelled = QueryPosition.parse(json.loads(text))
-    assert travelled == position
-    assert json.dumps(travelled.as_json()) == text
+    parsed = QueryPosition.parse(json.loads(text))
+    assert parsed == position
+    assert json.dumps(parsed.as_json()) == text

@@ -1,4 +1,4 @@
-"""Archive and log as one table: no row twice, none missing, whatever runs beside it."""
+"""Archive and log as one table: each row once, also while archive and retain run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows_of(frame):
 
 
 class History:
-    """A topic of which two thirds are archived, and one third is gone from the log."""
+    """A topic with two thirds archived, of which the first half is trimmed from the log."""
 
     def __init__(self, spark, bus, client, topic, folder):
         self.spark, self.bus, self.client = spark, bus, client
@@ -67,12 +67,12 @@ class History:
 
 @pytest.fixture(scope="module")
 def history(spark, shared_bus, tmp_path_factory):
-    """For those who only read."""
+    """A topic for tests that only read."""
     with shared_bus.client() as client:
         yield History(spark, shared_bus, client, "t.history", tmp_path_factory.mktemp("union"))
 
 
-def test_what_neither_has_is_named_up_to_where_the_log_begins(bus, client, topic, tmp_path):
+def test_gap_between_archive_and_log_is_reported(bus, client, topic, tmp_path):
     folder = ArchiveFolder(tmp_path)
     folder.prepare()
     commit_manifest(folder, Manifest(topic, 1, (), {0: OffsetSpan(0, 2)}, {0: LastRow(2, 2)}))
@@ -86,24 +86,24 @@ def test_what_neither_has_is_named_up_to_where_the_log_begins(bus, client, topic
 
 @pytest.fixture
 def own(spark, bus, client, topic, tmp_path):
-    """For those who change it."""
+    """A topic for tests that change it."""
     return History(spark, bus, client, topic, tmp_path / "archive")
 
 
 def ways(spark, options):
-    """By Spark's own reader, and by the format alone."""
+    """Read by Spark's Parquet reader, and by the format alone."""
     given = {name: str(value) for name, value in options.items()}
     yield polybus.spark.table(spark, **options)
     yield spark.read.format("polybus").options(**given).load()
 
 
-def test_both_ways_have_all_rows_of_all_columns(spark, history):
+def test_all_rows_and_columns_are_read(spark, history):
     for frame in ways(spark, history.options):
         assert rows_of(frame) == history.rows
         assert frame.columns == list(history.rows[0].asDict())
 
 
-def test_both_ways_have_the_rows_between_two_points(spark, history):
+def test_rows_between_two_bounds_are_read(spark, history):
     times = sorted({row.timestamp_ns for row in history.rows})
     ms = [-(-time // 1_000_000) for time in (times[0] + 1, times[-1])]
     starts, ends = (json.dumps({history.topic: one}) for one in ({"0": 7}, {"1": 40}))
@@ -130,7 +130,7 @@ def _before(ends):
     return lambda row: row.offset < ends[row.shard]
 
 
-def test_a_place_is_found_by_id_and_time_in_archive_and_log(history):
+def test_ids_and_times_are_found_in_archive_and_log(history):
     access = open_log_access(history.bus.url, str(history.folder))
     for shard in (0, 1):
         rows = [row for row in history.rows if row.shard == shard]
@@ -143,7 +143,7 @@ def test_a_place_is_found_by_id_and_time_in_archive_and_log(history):
             assert access.find_time(history.topic, shard, ns) == since
 
 
-def test_spark_reads_the_files_by_itself_and_only_what_a_query_needs(spark, history, capsys):
+def test_spark_reads_needed_columns_of_the_files(spark, history, capsys):
     sums = polybus.spark.table(spark, **history.options).agg(f.sum(f.length("body")))
     assert sums.collect()[0][0] == sum(len(row.body) for row in history.rows)
     sums.explain()
@@ -152,7 +152,7 @@ def test_spark_reads_the_files_by_itself_and_only_what_a_query_needs(spark, hist
     assert "ReadSchema: struct<body:binary>" in plan
 
 
-def test_a_stream_reads_the_history_first(spark, history, tmp_path):
+def test_stream_reads_the_archive_first(spark, history, tmp_path):
     found = []
     reader = spark.readStream.format("polybus").options(maxRowsPerBatch=35, **history.options)
     query = (
@@ -166,7 +166,7 @@ def test_a_stream_reads_the_history_first(spark, history, tmp_path):
     assert sorted(found, key=lambda row: (row.topic, row.shard, row.offset)) == history.rows
 
 
-def test_a_table_that_is_computed_later_has_the_rows_of_when_it_was_made(spark, own):
+def test_table_keeps_its_rows_if_the_log_is_trimmed(spark, own):
     frames = list(ways(spark, own.options))
     assert [frame.count() for frame in frames] == [ROWS, ROWS]
     fill(own.client, own.topic, range(ROWS, ROWS + 20))
@@ -178,7 +178,7 @@ def test_a_table_that_is_computed_later_has_the_rows_of_when_it_was_made(spark, 
     for frame in frames:
         assert rows_of(frame) == own.rows
     own.client.drop_topic(own.topic)
-    for frame in ways(spark, own.options):  # it is all in the archive
+    for frame in ways(spark, own.options):  # all rows are archived
         assert frame.count() == ROWS + 20
     (first, *_) = own.manifest.files
     access = open_log_access(own.bus.url, str(own.folder))
@@ -191,7 +191,7 @@ def test_a_table_that_is_computed_later_has_the_rows_of_when_it_was_made(spark, 
         list(access.read(own.topic, shard, *span))
 
 
-def test_the_count_is_right_while_archive_and_retain_run(spark, bus, client, topic, tmp_path):
+def test_count_is_right_while_archive_and_retain_run(spark, bus, client, topic, tmp_path):
     client.create_topic(topic, shards=2)
     folder = tmp_path / "archive"
     fill(client, topic, range(50))

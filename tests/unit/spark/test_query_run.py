@@ -1,4 +1,4 @@
-"""Running a pipeline: what a signal means, and whose errors are whose."""
+"""Running a pipeline: signals, and polybus errors inside Spark errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polybus.spark.pipelines.spark_errors import parse_own_error
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_asks_for_an_end_and_what_java_says_then_is_no_error(number):
+def test_signal_sets_the_flag_and_later_spark_errors_are_ignored(number):
     before = signal.getsignal(number)
     with stop_on_signals() as stop:
         os.kill(os.getpid(), number)
@@ -30,19 +30,19 @@ def test_a_signal_asks_for_an_end_and_what_java_says_then_is_no_error(number):
     assert signal.getsignal(number) is before
 
 
-def test_without_a_signal_it_is_an_error():
+def test_spark_error_without_a_signal_is_raised():
     with pytest.raises(Py4JError), stop_on_signals():
         raise Py4JError("SparkContext was shut down")
 
 
-def test_a_second_ctrl_c_waits_for_nothing():
+def test_second_ctrl_c_raises_keyboard_interrupt():
     stop = StopSignal()
     stop.ask(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         stop.ask(signal.SIGINT)
 
 
-def test_an_error_of_ours_comes_out_of_spark_as_what_it_was():
+def test_polybus_error_is_raised_from_the_text_of_a_spark_error():
     text = "[STREAM_FAILED] …\npolybus.errors.Trimmed: topic 't': gone; go on\n\tat org.apache"
     with pytest.raises(Trimmed, match=r"topic 't': gone; go on$"), raise_own_errors():
         raise PySparkException(text)
@@ -52,38 +52,38 @@ def test_an_error_of_ours_comes_out_of_spark_as_what_it_was():
         raise PySparkException("a worker died")
 
 
-def test_what_an_option_is_called_on_the_command_line():
-    said = "polybus.errors.Trimmed: gone; set failOnDataLoss=false to go on with what is left\n"
-    assert str(parse_own_error(said)) == "gone; --accept-loss goes on with what is left"
-    said = (
+def test_options_in_error_texts_become_flags():
+    text = "polybus.errors.Trimmed: gone; set failOnDataLoss=false to go on with what is left\n"
+    assert str(parse_own_error(text)) == "gone; --accept-loss goes on with what is left"
+    text = (
         "polybus.errors.TopicDeleted: use another checkpointLocation, or set failOnDataLoss=false"
     )
-    assert str(parse_own_error(said)) == "use another --checkpoint, or give --accept-loss"
+    assert str(parse_own_error(text)) == "use another --checkpoint, or give --accept-loss"
 
 
-def test_a_file_of_the_archive_that_spark_cannot_read_is_named():
-    said = (
+def test_unreadable_archive_file_is_named():
+    text = (
         "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///a/b.parquet. SQL"
     )
-    found = parse_own_error(said)
+    found = parse_own_error(text)
     assert isinstance(found, Damaged)
     assert str(found) == "/a/b.parquet cannot be read: restore it"
 
 
-def test_sql_that_fails_for_a_message_is_told_in_one_line():
-    said = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: \
+def test_failing_sql_is_reported_in_one_line():
+    text = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: \
 [CAST_INVALID_INPUT] The value '1,50' cannot be cast. Use `try_cast`. SQLSTATE: 22018
 == SQL (line 1, position 1) ==
 cast(body AS string) >= 100
  SQLSTATE: XXKST"""
-    found = parse_own_error(said)
+    found = parse_own_error(text)
     assert isinstance(found, UsageError)
     assert str(found).endswith("for a message: The value '1,50' cannot be cast. Use `try_cast`")
 
 
-def test_also_if_spark_does_not_show_it():
-    said = "… exception: [USER_RAISED_EXCEPTION] no country SQLSTATE: P0001 SQLSTATE: XXKST\n=== …"
-    found = parse_own_error(said)
+def test_failing_sql_is_reported_if_spark_does_not_print_it():
+    text = "… exception: [USER_RAISED_EXCEPTION] no country SQLSTATE: P0001 SQLSTATE: XXKST\n=== …"
+    found = parse_own_error(text)
     assert isinstance(found, UsageError)
     assert str(found).endswith("for a message: no country")
     ours = parse_own_error(
@@ -95,25 +95,25 @@ def test_also_if_spark_does_not_show_it():
     )
 
 
-def test_a_disk_without_room_for_what_spark_keeps_is_told_as_such():
+def test_full_disk_of_spark_is_reported_as_store_full():
     with pytest.raises(StoreFull, match="the disk of the checkpoint"), raise_own_errors():
         raise Py4JError("o1.start: java.io.IOException: No space left on device\n\tat java.base")
 
 
-def test_errors_of_ours_pass_as_they_are():
+def test_polybus_errors_pass_unchanged():
     with pytest.raises(DoesNotExist), raise_own_errors():
         raise DoesNotExist("x")
 
 
-def test_rows_are_counted_by_offsets():
-    reading = SourceProgress({"t": {"0": 5}}, {"t": {"0": 9}})
-    reading.note({"t": {"0": 20}}, {"t": {"0": 25}})
-    assert (reading.rows, reading.lag) == (15, 5)
-    reading.note({"t": {"0": 25, "1": 4}, "_since": {"t": {"1": 1}}}, {"t": {"0": 25, "1": 4}})
-    assert (reading.rows, reading.lag) == (23, 0)
+def test_rows_and_lag_are_computed_from_offsets():
+    progress = SourceProgress({"t": {"0": 5}}, {"t": {"0": 9}})
+    progress.note({"t": {"0": 20}}, {"t": {"0": 25}})
+    assert (progress.rows, progress.lag) == (15, 5)
+    progress.note({"t": {"0": 25, "1": 4}, "_since": {"t": {"1": 1}}}, {"t": {"0": 25, "1": 4}})
+    assert (progress.rows, progress.lag) == (23, 0)
 
 
-def test_a_source_of_another_kind_is_not_counted():
-    reading = SourceProgress('{"logOffset": 3}', '{"logOffset": 4}')
-    reading.note("4", None)
-    assert (reading.rows, reading.lag) == (0, None)
+def test_source_of_another_format_is_not_counted():
+    progress = SourceProgress('{"logOffset": 3}', '{"logOffset": 4}')
+    progress.note("4", None)
+    assert (progress.rows, progress.lag) == (0, None)

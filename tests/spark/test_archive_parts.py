@@ -1,4 +1,4 @@
-"""The parts of an archive, without Spark: manifests, locks, files by date, what is merged."""
+"""The parts of an archive, without Spark: manifests, locks, files by date, compaction."""
 
 from __future__ import annotations
 
@@ -53,16 +53,17 @@ def folder(tmp_path):
 # --- manifests
 
 
-def test_files_go_on_where_the_archive_ends():
+def test_added_files_continue_at_the_end_of_the_archive():
     one = manifest_of(file("b", {1: (5, 9)}), file("a", {0: (0, 4), 1: (0, 5)}))
     assert [each.path for each in one.files] == ["a", "b"]
     assert one.shards == {0: OffsetSpan(0, 4), 1: OffsetSpan(0, 9)}
     assert (one.number, one.rows) == (1, 13)
 
 
-def test_days_come_before_shards():
-    """Shard 0 has messages of the second day only: its task's file of that day has more of
-    shard 1 than the one of the first day, and an earlier shard."""
+def test_files_are_sorted_by_day_before_shard():
+    """Shard 0 has messages of the second day only, so the task's file of that day begins with a
+    lower shard than its file of the first day.
+    """
     second = file("second", {0: (0, 9), 1: (3, 9)}, date="2026-02-01")
     one = manifest_of(second, file("first", {1: (0, 3)}))
     assert [each.path for each in one.files] == ["first", "second"]
@@ -70,13 +71,13 @@ def test_days_come_before_shards():
 
 
 @pytest.mark.parametrize("start", [3, 5])
-def test_a_file_that_overlaps_or_leaves_a_gap_is_refused(start):
+def test_file_that_overlaps_or_leaves_a_gap_is_refused(start):
     one = manifest_of(file("a", {0: (0, 4)}))
-    with pytest.raises(Conflict, match=f"archived up to 4, and was to go on with {start}"):
+    with pytest.raises(Conflict, match=f"archived up to 4, and the batch begins at {start}"):
         one.added([file("b", {0: (start, 9)})], {})
 
 
-def test_what_the_log_has_lost_may_be_a_gap_if_that_was_said():
+def test_gap_is_accepted_if_gaps_are_allowed():
     one = manifest_of(file("a", {0: (0, 4)}))
     new = [file("b", {0: (6, 9)})]
     assert one.added(new, lasts(new), gaps=True).shards == {0: OffsetSpan(0, 9)}
@@ -84,30 +85,30 @@ def test_what_the_log_has_lost_may_be_a_gap_if_that_was_said():
         one.added([file("b", {0: (3, 9)})], {}, gaps=True)
 
 
-def test_a_manifest_is_read_as_it_was_written(folder):
+def test_manifest_round_trip(folder):
     one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(ReplacedFile("x", 17),))
     commit_manifest(folder, one)
     assert read_manifest(folder, "t") == one
     assert list_archived_topics(folder) == ["t"]
 
 
-def test_fields_that_a_later_polybus_has_added_are_passed_over():
+def test_unknown_fields_of_a_manifest_are_ignored():
     one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(ReplacedFile("x", 17),))
-    told = one.as_json()
-    for part in (told, *told["files"], *told["replaced"], *told["shards"].values()):
+    content = one.as_json()
+    for part in (content, *content["files"], *content["replaced"], *content["shards"].values()):
         part["new"] = 1
-    assert Manifest.parse(told) == one
+    assert Manifest.parse(content) == one
 
 
-def test_of_two_that_make_the_next_manifest_one_has_to_begin_again(folder):
+def test_two_writers_cannot_commit_the_same_manifest_number(folder):
     one = manifest_of(file("a", {0: (0, 4)}))
     commit_manifest(folder, one)
-    with pytest.raises(Conflict, match="somebody else adds"):
+    with pytest.raises(Conflict, match="another process adds"):
         commit_manifest(folder, one)
     assert read_manifest(folder, "t") == one
 
 
-def test_the_newest_counts_and_a_few_old_ones_stay(folder):
+def test_newest_manifest_is_read_and_few_old_ones_are_kept(folder):
     for number in range(1, 21):
         commit_manifest(folder, Manifest("t", number))
     assert read_manifest(folder, "t").number == 20
@@ -115,7 +116,7 @@ def test_the_newest_counts_and_a_few_old_ones_stay(folder):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"topic": "t"}', '{"shards": {"0": 5}}'])
-def test_a_manifest_that_is_none_is_damage(folder, text):
+def test_invalid_manifest_raises_damaged(folder, text):
     folder.manifests("t").mkdir(parents=True)
     (folder.manifests("t") / f"{1:020}.json").write_text(text)
     with pytest.raises(Damaged):
@@ -125,48 +126,48 @@ def test_a_manifest_that_is_none_is_damage(folder, text):
 # --- the folder
 
 
-def test_an_empty_folder_becomes_an_archive_and_stays_one(folder):
+def test_empty_folder_becomes_an_archive(folder):
     folder.prepare()
     folder.check()
     assert list_archived_topics(folder) == []
 
 
-def test_a_folder_with_something_else_is_no_archive_and_is_left_alone(tmp_path):
+def test_folder_with_other_files_is_not_an_archive(tmp_path):
     (tmp_path / "letter").touch()
     for way in (ArchiveFolder(tmp_path).prepare, ArchiveFolder(tmp_path).check):
-        with pytest.raises(WrongFormat, match="is no archive"):
+        with pytest.raises(WrongFormat, match="is not an archive"):
             way()
     assert [one.name for one in tmp_path.iterdir()] == ["letter"]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        (json.dumps({"format": "polybus archive", "version": 2}), "version 2, and this polybus"),
-        (json.dumps({"format": "another"}), "of something else"),
-        ("[]", "of something else"),
-        ("{", "is no archive"),
+        (json.dumps({"format": "polybus archive", "version": 2}), "version 2, this polybus"),
+        (json.dumps({"format": "another"}), "has another format"),
+        ("[]", "has another format"),
+        ("{", "is not an archive"),
     ],
 )
-def test_an_archive_of_another_version_is_refused(folder, text, told):
+def test_archive_of_another_version_is_refused(folder, text, message):
     (folder.path / MARK).write_text(text)
     for way in (folder.prepare, folder.check):
-        with pytest.raises(WrongFormat, match=told):
+        with pytest.raises(WrongFormat, match=message):
             way()
 
 
-def test_a_folder_that_is_a_file_or_cannot_be_written_is_refused(tmp_path):
+def test_folder_must_be_a_writable_folder(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         ArchiveFolder(tmp_path / "file").prepare()
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         ArchiveFolder(tmp_path / "file" / "archive").prepare()
     with pytest.raises(ConfigError, match="not writable"):
         ArchiveFolder("/sys/archive").prepare()
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "ü" * 100, "checkpoints", "x~y", "a b%"])
-def test_any_topic_has_a_place_of_its_own(folder, name):
+def test_each_topic_has_its_own_folder(folder, name):
     assert folder.manifests(name).parent == folder.manifests("plain").parent
     assert len(quote_name(name)) <= 200
     assert len({quote_name(one) for one in (name, name + "x", "x" + name)}) == 3
@@ -174,7 +175,7 @@ def test_any_topic_has_a_place_of_its_own(folder, name):
     assert list_archived_topics(folder) == [name]
 
 
-def test_one_at_a_time_adds_to_a_topic(folder):
+def test_topic_lock_is_exclusive(folder):
     first, second = TopicLocks(folder), TopicLocks(folder)
     first.take("t")
     first.take("t")
@@ -186,14 +187,14 @@ def test_one_at_a_time_adds_to_a_topic(folder):
     second.release()
 
 
-def test_a_disk_that_refuses_the_lock_is_told_as_such(folder):
+def test_lock_that_cannot_be_created_is_reported(folder):
     (folder.path / "_polybus").mkdir(exist_ok=True)
     (folder.path / "_polybus" / "topics").touch()
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         TopicLocks(folder).take("t")
 
 
-def test_only_what_nobody_can_be_reading_is_removed(folder):
+def test_only_old_unlisted_files_are_removed(folder):
     place = folder.data("t") / "date=2026-01-31"
     place.mkdir(parents=True)
     names = ["counts", "new-replaced", "old-replaced", "stray"]
@@ -215,7 +216,7 @@ def test_only_what_nobody_can_be_reading_is_removed(folder):
     assert read_manifest(folder, "t").replaced == gone[:1]
 
 
-# --- what goes into which file
+# --- files
 
 
 def batch_of(times):
@@ -225,14 +226,14 @@ def batch_of(times):
     return pa.RecordBatch.from_pydict(columns, schema)
 
 
-def test_rows_are_cut_by_the_date_of_the_bus_in_utc():
+def test_rows_are_split_by_utc_date():
     day = 20_000 * NS_PER_DAY
     batch = batch_of([day, day + NS_PER_DAY - 1, day + NS_PER_DAY, day + 3 * NS_PER_DAY])
     pieces = [(date, piece.column("offset").to_pylist()) for date, piece in by_date(batch)]
     assert pieces == [("2024-10-04", [0, 1]), ("2024-10-05", [2]), ("2024-10-07", [3])]
 
 
-def test_few_rows_are_one_task_and_many_are_as_many_as_run_at_once():
+def test_number_of_tasks_follows_the_number_of_rows():
     assert [part.ranges for part in plan_tasks([OffsetRange("t", 0, 5, 9)], 8)] == [
         ((OffsetRange("t", 0, 5, 9)),)
     ]
@@ -249,7 +250,7 @@ def test_few_rows_are_one_task_and_many_are_as_many_as_run_at_once():
     )
 
 
-def test_small_neighbours_of_a_date_are_merged_and_large_files_are_left_alone():
+def test_small_neighbours_of_a_date_are_merged():
     small = [file(f"s{n}", {0: (n, n + 1)}) for n in range(4)]
     large = file("large", {0: (4, 100)}, size_bytes=SMALL_BYTES)
     later = [file(f"l{n}", {0: (n, n + 1)}, date="2026-02-01") for n in (100, 101)]
@@ -262,14 +263,14 @@ def test_small_neighbours_of_a_date_are_merged_and_large_files_are_left_alone():
     assert choose_merges(one, 8) == []
 
 
-def test_nothing_is_merged_over_a_gap():
+def test_files_are_not_merged_over_a_gap():
     files = [file("a", {0: (0, 4)}), file("b", {0: (6, 9)}), file("c", {0: (9, 10), 1: (0, 2)})]
     one = Manifest("t").added(files, lasts(files), gaps=True)
     assert [[each.path for each in merge.files] for merge in choose_merges(one, 2)] == [["b", "c"]]
     assert [(gap.shard, gap.lost) for gap in one.gaps()] == [(0, OffsetSpan(4, 6))]
 
 
-def test_no_merge_is_larger_than_a_file_should_be():
+def test_merged_file_is_at_most_file_bytes():
     size = SMALL_BYTES - 1
     files = [file(f"s{n:02}", {0: (n, n + 1)}, size_bytes=size) for n in range(20)]
     merges = choose_merges(manifest_of(*files), 2)
@@ -277,7 +278,7 @@ def test_no_merge_is_larger_than_a_file_should_be():
     assert sum(len(merge.files) for merge in merges) >= 19
 
 
-def test_a_merged_file_stands_where_the_small_ones_stood():
+def test_merged_file_takes_the_place_of_the_small_ones():
     small = [file(f"s{n}", {0: (n, n + 1)}) for n in range(3)]
     one = manifest_of(*small, file("next", {0: (3, 9)}))
     after = one.compacted(small[:2], file("merged", {0: (0, 2)}), 17.9)

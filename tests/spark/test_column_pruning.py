@@ -1,4 +1,4 @@
-"""Queries of a topic read the columns that they need, and find what they would find without."""
+"""Column pruning: queries read only the columns they need, with the same results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load(spark: SparkSession, bus: NativeBus, client: Any, topic: str) -> Any:
 
 
 def scanned(query: DataFrame) -> list[str]:
-    """The columns of each scan of a topic in the plan that is run."""
+    """Return the columns of each scan of a topic in the optimized plan."""
     plan = query._jdf.queryExecution().optimizedPlan().toString()
     return [NUMBER.sub("", columns) for columns in SCAN.findall(plan)]
 
@@ -53,9 +53,9 @@ QUERIES = {
 }
 
 
-def test_what_is_read_and_what_is_found(spark, load):
+def test_queries_read_needed_columns_with_the_same_results(spark, load):
     rows = load()
-    # The same queries are put to all that is in the topic, as a table of Spark's own.
+    # The expected results come from the same queries on a copy of all rows.
     copied = spark.createDataFrame(rows.collect(), SCHEMA)
     for query, columns in QUERIES.items():
         found = spark.sql(query, rows=rows)
@@ -63,7 +63,7 @@ def test_what_is_read_and_what_is_found(spark, load):
         assert found.collect() == spark.sql(query, rows=copied).collect(), query
 
 
-def test_a_table_keeps_its_rows_whichever_of_its_columns_are_asked_for_first(load, client, topic):
+def test_table_keeps_its_rows_with_pruned_columns(load, client, topic):
     rows = load()
     assert rows.count() == 15
     with client.producer() as producer:
@@ -73,7 +73,7 @@ def test_a_table_keeps_its_rows_whichever_of_its_columns_are_asked_for_first(loa
     assert load().select("id").count() == 16
 
 
-def test_what_is_wrong_with_a_table_is_told_as_without(load, client, topic):
+def test_errors_are_the_same_with_pruned_columns(load, client, topic):
     rows = load()
     assert rows.count() == 15
     client.drop_topic(topic)
@@ -83,15 +83,13 @@ def test_what_is_wrong_with_a_table_is_told_as_without(load, client, topic):
         load().select("body").collect()
 
 
-def test_a_session_has_the_rule_once(spark):
+def test_rule_is_installed_once(spark):
     column_pruning.install(spark)
     rules = spark._jsparkSession.experimental().extraOptimizations()
     assert [rules.apply(n).ruleName() for n in range(rules.size())] == [column_pruning.RULE]
 
 
-def test_a_rule_that_does_not_fit_this_spark_is_left_out(
-    spark, load, tmp_path, monkeypatch, caplog
-):
+def test_rule_for_another_spark_is_skipped(spark, load, tmp_path, monkeypatch, caplog):
     foreign = tmp_path / column_pruning.SOURCE.name
     foreign.write_text(
         column_pruning.SOURCE.read_text().replace("AttributeSet;", "OfAnotherSpark;")
@@ -100,6 +98,6 @@ def test_a_rule_that_does_not_fit_this_spark_is_left_out(
     other = spark.newSession()
     with caplog.at_level(logging.INFO, "polybus.spark"):
         column_pruning.install(other)
-    assert "all columns of a topic are read" in caplog.text
+    assert "column pruning is off" in caplog.text
     ids = load(other).select("id")
     assert (scanned(ids), ids.count()) == ([ALL], 15)

@@ -1,4 +1,4 @@
-"""What a column of Spark is made of is what is read for it."""
+"""Columns of a topic in Spark, and the columns of the log that they need."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ROW = pa.record_batch(
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_a_column_is_made_of_what_it_needs_alone(name):
-    shape = BatchBuilder(StructType([SCHEMA[name]]))
-    made = shape.build_batch("orders", ROW.select(sorted(shape.needed_columns | {"offset"})))
-    assert made.schema.names == [name]
-    assert made.to_pylist() == shape.build_batch("orders", ROW).to_pylist()
+def test_column_is_built_from_its_needed_columns_only(name):
+    builder = BatchBuilder(StructType([SCHEMA[name]]))
+    batch = builder.build_batch("orders", ROW.select(sorted(builder.needed_columns | {"offset"})))
+    assert batch.schema.names == [name]
+    assert batch.to_pylist() == builder.build_batch("orders", ROW).to_pylist()
