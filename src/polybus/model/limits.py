@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 KIB = 1024
 MIB = 1024 * KIB
+# The largest message of any dialect: each must be able to deliver those of the others.
+LARGEST_MESSAGE_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)

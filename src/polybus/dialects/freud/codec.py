@@ -19,10 +19,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from polybus.dialects.freud.client.answer_batch import Record, encode_gets, encode_produces
+from polybus.dialects.freud.limits import FreudLimits
 from polybus.dialects.freud.server import request_scanner as requests
 from polybus.errors import BadFrame, TooLarge, UsageError
 from polybus.model import topic_name
-from polybus.model.limits import FreudLimits, RqueueLimits
+from polybus.model.limits import LARGEST_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -92,7 +93,7 @@ MIN_MAX_FRAME_BYTES = U32.size + topic_name.MAX_NAME_BYTES + 1
 # Places in the kernel's columns are 32 bits with a sign.
 MAX_MAX_FRAME_BYTES = 0x7FFF_FFFF
 # Answers may be longer than requests: the largest message of another dialect, in a record.
-DEFAULT_MAX_ANSWER_BYTES = RqueueLimits().max_message_bytes + RECORD_HEADER.size
+DEFAULT_MAX_ANSWER_BYTES = LARGEST_MESSAGE_BYTES + RECORD_HEADER.size
 
 
 def check_max_frame_bytes(max_frame_bytes: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polybus.model.limits import MIB
+from polybus.model.limits import LARGEST_MESSAGE_BYTES, MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +16,12 @@ class RqueueLimits:
     # A publisher that dies between PARTs must not pin their memory.
     part_timeout_s: float = 30.0
     # The largest message that PARTs may add up to.
-    max_message_bytes: int = 64 * MIB
+    max_message_bytes: int = LARGEST_MESSAGE_BYTES
 
 
 # (lowest, highest) of each key. A key without a row must be at least 1 (a float: above 0).
 BOUNDS: dict[str, tuple[float, float]] = {
     # A PART of one byte under the longest topic must fit: the kernel insists on it.
     "max_payload": (282, 64 * MIB),
-    "max_message_bytes": (1, 64 * MIB),
+    "max_message_bytes": (1, LARGEST_MESSAGE_BYTES),
 }
