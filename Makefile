@@ -97,8 +97,8 @@ mutants: setup ## break the code on purpose, in a hundred small ways: the tests 
 	@$(PYTHON_IN_VENV) tests/mutants/writer.py
 	@$(PYTHON_IN_VENV) tests/mutants/port.py
 	@$(PYTHON_IN_VENV) tests/mutants/groups.py
-	@$(PYTHON_IN_VENV) tests/mutants/producing.py
-	@$(PYTHON_IN_VENV) tests/mutants/consuming.py
+	@$(PYTHON_IN_VENV) tests/mutants/fdq_producer.py
+	@$(PYTHON_IN_VENV) tests/mutants/fdq_consumer.py
 	@$(PYTHON_IN_VENV) tests/mutants/fdq.py
 	@$(PYTHON_IN_VENV) tests/mutants/pirate.py
 	@$(PYTHON_IN_VENV) tests/mutants/gsb.py

@@ -62,7 +62,7 @@ def acked(url, topic):
 
 @pytest.mark.sabotage("acks-forgotten", expects="in vain: all is acked")
 @pytest.mark.parametrize("ends", ["kill", "stop"])
-def test_consumers_go_on_over_a_restart_of_the_bus(bus, ends):
+def test_consumers_survive_a_restart_of_the_bus(bus, ends):
     """With their epochs, and without doing over what they had done."""
     seen, lock, go_on = [], threading.Lock(), threading.Event()
 
@@ -93,7 +93,7 @@ def test_consumers_go_on_over_a_restart_of_the_bus(bus, ends):
 
 
 @pytest.mark.sabotage("acks-forgotten", expects="in vain: more runs")
-def test_what_failed_stays_failed_over_a_restart_of_the_bus(bus):
+def test_failures_survive_a_restart_of_the_bus(bus):
     deliveries, is_back = [], threading.Event()
 
     def handle(envelope):
@@ -116,7 +116,7 @@ def test_what_failed_stays_failed_over_a_restart_of_the_bus(bus):
 
 
 @pytest.mark.sabotage("care-off", expects="it goes on killing")
-def test_a_message_that_kills_its_consumers_becomes_a_dead_letter(bus):
+def test_message_that_kills_its_consumers_becomes_a_dead_letter(bus):
     """It is not told of at its first run; from its second on it counts."""
     produce(bus.url, "t", ("k", b"killer"), ("k", b"good"))
     deaths, words = 0, []
@@ -142,7 +142,7 @@ def test_a_message_that_kills_its_consumers_becomes_a_dead_letter(bus):
 
 
 @pytest.mark.sabotage("care-off", expects=r"assert 1 in \(2, 3\)")
-def test_what_was_fetched_by_the_dead_is_run_with_care_and_not_counted_as_failed(bus):
+def test_suspect_messages_run_guarded_and_do_not_count_as_failed(bus):
     """Only the one that ran when it died may have failed."""
     produce(bus.url, "t", ("k", b"slow"), *(("k", b"%d" % n) for n in range(20)))
     one = child(bus, "t", "one")
@@ -160,7 +160,7 @@ def test_what_was_fetched_by_the_dead_is_run_with_care_and_not_counted_as_failed
 
 
 @pytest.mark.sabotage("rejoin-off", expects="in vain: it joined again")
-def test_a_consumer_that_was_stopped_for_long_comes_back_as_somebody_new(bus):
+def test_consumer_stopped_for_long_joins_again(bus):
     produce(bus.url, "t", *(("k", b"%d" % n) for n in range(5)))
     one = child(bus, "t", "one")
     first = [one.stdout.readline().split() for _ in range(5)]
@@ -178,9 +178,7 @@ def test_a_consumer_that_was_stopped_for_long_comes_back_as_somebody_new(bus):
     assert [body for body, _ in first] == [str(n) for n in range(5)]
 
 
-def test_a_consumer_can_be_closed_while_it_asks_a_bus_that_is_away_whether_it_may_begin(
-    bus, monkeypatch
-):
+def test_consumer_can_be_closed_while_reporting_to_an_unreachable_bus(bus, monkeypatch):
     monkeypatch.setattr("polybus.dialects.fdq.client.acker.LEAVE_TRIES_S", 0.2)
     produce(bus.url, "t", *(("k", b"%d" % n) for n in range(3)))
     began, may_end, seen = threading.Event(), threading.Event(), []
@@ -208,7 +206,7 @@ def test_a_consumer_can_be_closed_while_it_asks_a_bus_that_is_away_whether_it_ma
     first.close()
 
 
-def test_close_waits_for_a_bus_that_is_away_no_longer_than_it_was_told(bus, monkeypatch):
+def test_close_with_an_unreachable_bus_does_not_exceed_its_timeout(bus, monkeypatch):
     monkeypatch.setattr("polybus.dialects.fdq.client.consumer.LEAVE_S", 0.2)
     patient = fdq.Consumer(bus.url, options=ClientOptions(connect_timeout_s=600.0))
     patient.consume("t", "one", print)
@@ -219,7 +217,7 @@ def test_close_waits_for_a_bus_that_is_away_no_longer_than_it_was_told(bus, monk
     assert not closing.is_alive()
 
 
-def test_a_consumer_says_that_it_waits_for_a_bus_that_is_away(bus, caplog, monkeypatch):
+def test_consumer_logs_an_unreachable_bus(bus, caplog, monkeypatch):
     monkeypatch.setattr("polybus.dialects.fdq.client.acker.LEAVE_TRIES_S", 0.0)
     began, may_end = threading.Event(), threading.Event()
 

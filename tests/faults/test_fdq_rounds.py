@@ -52,7 +52,7 @@ def judged(work: Workload) -> Verdict:
 
 @pytest.mark.sabotage("fencing-off", expects=r"\d+ (duplicated|stale-ack)")
 @pytest.mark.timeout(170)
-def test_consumers_that_stood_still_change_nothing_when_they_wake(tmp_path, sabotaged):
+def test_resumed_consumers_change_nothing(tmp_path, sabotaged):
     settings = Settings(mix=CALM, orders=UNHURRIED)
     with workload(tmp_path, settings) as work:
         work.start()
@@ -66,7 +66,7 @@ def test_consumers_that_stood_still_change_nothing_when_they_wake(tmp_path, sabo
 
 
 @pytest.mark.timeout(170)
-def test_consumers_come_and_go_and_are_killed(tmp_path):
+def test_consumers_join_leave_and_are_killed(tmp_path):
     with workload(tmp_path, Settings(deeds=TO_CONSUMERS)) as work:
         work.start()
         work.disturb(DEEDS)
@@ -76,7 +76,7 @@ def test_consumers_come_and_go_and_are_killed(tmp_path):
 @pytest.mark.sabotage("stamps-off", expects=r"\d times in the topic")
 @pytest.mark.sabotage("repeats-off", expects=r"\d times among the outputs")
 @pytest.mark.timeout(170)
-def test_the_bus_is_killed_under_all_of_them(tmp_path, sabotaged):
+def test_bus_is_killed_under_all_clients(tmp_path, sabotaged):
     """Every other time once a transaction was done, and before it was answered."""
     settings = Settings(mix=CALM, is_relayed=True, orders=UNHURRIED)
     with workload(tmp_path, settings) as work:
@@ -90,7 +90,7 @@ def test_the_bus_is_killed_under_all_of_them(tmp_path, sabotaged):
         assert work.repeated(), "every transaction was answered: nothing was shown"
 
 
-def test_counts_are_exact_when_nobody_dies(tmp_path):
+def test_counts_are_exact_without_kills(tmp_path):
     mix, deeds = {PLAIN: 6, MOVED: 3, FLAKY: 1}, {START: 1, STOP: 1}
     orders = {"dead_s": 120.0, "work_s": 0.03, **UNHURRIED}  # shards are drained, and it shows
     settings = Settings(mix=mix, deeds=deeds, orders=orders, is_exact=True)
@@ -102,7 +102,7 @@ def test_counts_are_exact_when_nobody_dies(tmp_path):
 
 
 @pytest.mark.timeout(170)
-def test_handlers_that_raise_hang_and_end_their_process(tmp_path):
+def test_handlers_that_raise_hang_and_exit(tmp_path):
     mix = {PLAIN: 200, FLAKY: 20, POISON: 5, SLOW: 2, EXIT: 2}
     settings = Settings(mix=mix, producers=0, deeds={})
     with workload(tmp_path, settings) as work:
@@ -118,7 +118,7 @@ def test_handlers_that_raise_hang_and_end_their_process(tmp_path):
 @pytest.mark.sabotage("fencing-off", expects=r"\d+ (duplicated|stale-ack)")
 @pytest.mark.sabotage("stamps-off", expects=r"\d times in the topic")
 @pytest.mark.timeout(3000)
-def test_all_of_it_for_minutes(tmp_path, sabotaged, capsys):
+def test_all_faults_for_minutes(tmp_path, sabotaged, capsys):
     deeds = {**TO_ALL, KILL_UNHEARD: 1}
     settings = Settings(deeds=deeds, is_relayed=True)
     with workload(tmp_path, settings) as work:
@@ -131,7 +131,7 @@ def test_all_of_it_for_minutes(tmp_path, sabotaged, capsys):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_many_who_die_over_few_shards(tmp_path):
+def test_many_deaths_over_few_shards(tmp_path):
     settings = Settings(shards=2, consumers=5, deeds={KILL: 3, KILL_BUS: 1, PAUSE: 1})
     with workload(tmp_path, settings) as work:
         work.start()
@@ -141,7 +141,7 @@ def test_many_who_die_over_few_shards(tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_batches_of_arrow_are_acked_once_too(tmp_path):
+def test_arrow_batches_are_acked_once(tmp_path):
     orders = {"batch": True, "pause_s": 0.005}
     with workload(tmp_path, Settings(mix={PLAIN: 1}, deeds=TO_ALL, orders=orders)) as work:
         work.start()

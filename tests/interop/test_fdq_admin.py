@@ -82,7 +82,7 @@ def watching(bus: NativeBus, *args: str, stdout: int) -> subprocess.Popen[bytes]
     )
 
 
-def test_a_watch_is_a_line_a_round_and_outlives_the_bus():
+def test_watch_prints_a_line_per_round_and_survives_a_restart():
     with NativeBus() as bus, bus.client() as client:
         client.create_topic("t", shards=1)
         with watching(bus, "t", "--watch", "0.1", stdout=subprocess.PIPE) as child:
@@ -99,7 +99,7 @@ def test_a_watch_is_a_line_a_round_and_outlives_the_bus():
         assert child.returncode == 130
 
 
-def test_a_watch_is_a_live_table_on_a_terminal(bus, orders):
+def test_watch_is_a_live_table_on_a_terminal(bus, orders):
     master, slave = pty.openpty()
     with watching(bus, orders, "--watch", "0.1", stdout=slave) as child:
         os.close(slave)
@@ -114,7 +114,7 @@ def test_a_watch_is_a_live_table_on_a_terminal(bus, orders):
 
 
 @pytest.mark.parametrize("where", ["bus", "files"])
-def test_the_store_as_a_tree(polybus, bus, orders, where):
+def test_inspect_prints_the_store_as_a_tree(polybus, bus, orders, where):
     place = ["--store", str(bus.folder / "data")] if where == "files" else []
     tree = paths(polybus("inspect", orders, *place))
     config = json.loads(tree[f"fdq/config/topics/{orders}"])
@@ -134,7 +134,7 @@ def test_the_store_as_a_tree(polybus, bus, orders, where):
 
 
 @pytest.mark.parametrize("where", ["bus", "files"])
-def test_how_much_is_shown(polybus, bus, orders, where):
+def test_inspect_limits_its_output(polybus, bus, orders, where):
     place = ["--store", str(bus.folder / "data")] if where == "files" else []
     none = paths(polybus("inspect", orders, "-n", "0", *place))
     assert [path.rsplit("/", 1)[1] for path in none if "/data/" in path] == ["…", "…", "…"]
@@ -147,7 +147,7 @@ def test_how_much_is_shown(polybus, bus, orders, where):
     assert {one["key"] for one in bodies} == {"customer-7"}
 
 
-def test_nothing_of_a_message_reaches_the_terminal(polybus, bus, request):
+def test_message_bytes_are_escaped_on_a_terminal(polybus, bus, request):
     name = request.node.name
     with bus.client() as client, client.producer() as producer:
         client.create_topic(name, shards=1)
@@ -159,7 +159,7 @@ def test_nothing_of_a_message_reaches_the_terminal(polybus, bus, request):
     assert " é" in shown
 
 
-def test_a_topic_that_is_dropped_is_no_part_of_the_tree(polybus, bus, orders):
+def test_dropped_topic_is_not_in_the_tree(polybus, bus, orders):
     with bus.client() as client:
         client.drop_topic(orders)
     assert orders not in polybus("inspect")
@@ -169,7 +169,7 @@ def test_a_topic_that_is_dropped_is_no_part_of_the_tree(polybus, bus, orders):
 @pytest.mark.parametrize(
     ("code", "says", "args"),
     [
-        (2, "is for --watch", ["topic", "stats", "any", "5"]),
+        (2, "SECONDS needs --watch", ["topic", "stats", "any", "5"]),
         (2, "seconds from 0.1 on", ["topic", "stats", "any", "0", "--watch"]),
         (2, "SECONDS", ["topic", "stats", "any", "soon", "--watch"]),
         (4, "no durable topic 'missing'", ["inspect", "missing"]),
@@ -182,7 +182,7 @@ def test_a_topic_that_is_dropped_is_no_part_of_the_tree(polybus, bus, orders):
         (3, "no bus answers", ["inspect", "--bus", "polybus://127.0.0.1:1"]),
     ],
 )
-def test_a_mistake_is_one_line(polybus, bus, code, says, args):
+def test_errors_are_one_line(polybus, bus, code, says, args):
     told = polybus(*(one.format(store=bus.folder / "data") for one in args), code=code)
     assert says in told
     assert told.count("\n") == 1

@@ -30,7 +30,7 @@ def acked(topic):
     return fdq.stats(URL, topic)["all"]["acked"]
 
 
-def test_coroutines_run_on_the_loop_and_side_by_side(bus):
+def test_coroutines_run_on_the_loop_concurrently(bus):
     bus.produce_batch("side", [fdq.MessageRequest(None, b"") for _ in range(40)])
 
     async def main():
@@ -67,7 +67,7 @@ def test_plain_functions_run_on_threads(bus):
     asyncio.run(main())
 
 
-def test_a_coroutine_that_fails_or_hangs_is_tried_again(bus):
+def test_failed_or_hung_coroutine_is_retried(bus):
     bus.produce_batch("fail", [fdq.MessageRequest("k", b"")])
 
     async def main():
@@ -93,7 +93,7 @@ def test_a_coroutine_that_fails_or_hangs_is_tried_again(bus):
     assert acked("fail") == 1
 
 
-def test_a_coroutine_may_have_all_the_time_there_is(bus):
+def test_coroutine_without_a_timeout(bus):
     bus.produce_batch("patient", requests(3))
 
     async def main():
@@ -128,7 +128,7 @@ def test_a_transaction_in_a_coroutine(bus):
     assert found == list(range(10))
 
 
-def test_a_handler_may_close_and_wait_tells(bus):
+def test_handler_may_close_the_consumer(bus):
     bus.produce_batch("close", requests(10))
 
     async def main():
@@ -147,7 +147,7 @@ def test_a_handler_may_close_and_wait_tells(bus):
     assert acked("close") == 1
 
 
-def test_waiting_ends_with_time_or_with_the_error(bus):
+def test_wait_ends_on_timeout_or_error(bus):
     async def main():
         async with (
             fdq.aio.Consumer(URL, dead_s=120.0) as one,
@@ -162,7 +162,7 @@ def test_waiting_ends_with_time_or_with_the_error(bus):
     asyncio.run(main())
 
 
-def test_what_is_no_handler_is_refused(bus):
+def test_invalid_handler_is_refused(bus):
     async def main():
         async with fdq.aio.Consumer(URL, dead_s=120.0) as consumer:
             with pytest.raises(UsageError):
@@ -171,7 +171,7 @@ def test_what_is_no_handler_is_refused(bus):
     asyncio.run(main())
 
 
-def test_who_was_closed_before_it_was_opened_stays_closed(bus):
+def test_consumer_closed_before_opening_stays_closed(bus):
     async def main():
         consumer = fdq.aio.Consumer(URL)
         await consumer.close()
@@ -182,7 +182,7 @@ def test_who_was_closed_before_it_was_opened_stays_closed(bus):
     asyncio.run(main())
 
 
-def test_one_that_could_not_be_opened_can_be_tried_again(tmp_path):
+def test_failed_opening_can_be_retried(tmp_path):
     taken = tmp_path / "file"
     taken.write_text("no folder")
 
@@ -198,7 +198,7 @@ def test_one_that_could_not_be_opened_can_be_tried_again(tmp_path):
     asyncio.run(main())
 
 
-def test_a_loop_that_has_ended_stops_its_consumer(bus):
+def test_closed_loop_stops_its_consumer(bus):
     made = []
 
     async def main():

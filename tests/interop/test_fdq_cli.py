@@ -77,7 +77,7 @@ def topic(request: pytest.FixtureRequest) -> str:
     return str(request.node.name).replace("[", "-").replace("]", "")
 
 
-def test_lines_and_arguments(polybus: Callable[..., Done], topic: str, url: str) -> None:
+def test_produce_lines_and_arguments(polybus: Callable[..., Done], topic: str, url: str) -> None:
     done = polybus("produce", topic, "--key-sep", ":", stdin=b"a:one\nb:two\nno key\n")
     assert done.err.startswith(b"3 messages")
     polybus(
@@ -93,7 +93,7 @@ def test_lines_and_arguments(polybus: Callable[..., Done], topic: str, url: str)
     }
 
 
-def test_all_or_none(polybus: Callable[..., Done], topic: str, url: str) -> None:
+def test_produce_atomic(polybus: Callable[..., Done], topic: str, url: str) -> None:
     lines = b"".join(b"k%d:%d\n" % (n % 10, n) for n in range(40_000))
     polybus("produce", topic, "--atomic", "--key-sep", ":", stdin=lines)
     times = {one.timestamp_ns for one in fdq.replay(url, topic)}
@@ -104,7 +104,7 @@ def test_all_or_none(polybus: Callable[..., Done], topic: str, url: str) -> None
     assert fdq.stats(url, topic)["all"]["inserted"] == 40_000
 
 
-def test_ranges_and_shapes(polybus: Callable[..., Done], topic: str) -> None:
+def test_replay_ranges_and_formats(polybus: Callable[..., Done], topic: str) -> None:
     polybus("produce", topic, *map(str, range(10)), "--key", "k", "--name", "importer")
     assert polybus("replay", topic).out == b"".join(b"%d\n" % n for n in range(10))
     done = polybus("replay", topic, "--from", "3", "--to", "5", "-f", "%i %k %s\\n")
@@ -116,14 +116,14 @@ def test_ranges_and_shapes(polybus: Callable[..., Done], topic: str) -> None:
     assert [(row["id"], row["key"]) for row in rows] == [(n, "k") for n in range(1, 11)]
 
 
-def test_what_goes_wrong_has_a_code_and_one_line(polybus: Callable[..., Done], topic: str) -> None:
+def test_errors_have_an_exit_code_and_one_line(polybus: Callable[..., Done], topic: str) -> None:
     mistakes = [
         (("replay", topic), 4, b"no durable topic"),
         (("produce", topic, "x", "--no-create"), 4, b"no durable topic"),
         (("produce", "a,b", "x"), 2, b"topic name"),
         (("produce", topic, "x", "--key", "a", "--key-sep", ":"), 2, b"exclude"),
         (("produce", topic, "x", "--header", "nothing"), 2, b"NAME=VALUE"),
-        (("replay", topic, "--from", "somewhere"), 2, b"no place to begin"),
+        (("replay", topic, "--from", "somewhere"), 2, b"invalid start position"),
         (("replay", topic, "--json", "-f", "%s"), 2, b"exclude"),
         (("produce", topic, "x", "--bus", "polybus://127.0.0.1:1"), 3, b"no bus answers"),
         (("produce", topic, "x", "--bus", "nonsense"), 2, b"nonsense"),
@@ -134,7 +134,7 @@ def test_what_goes_wrong_has_a_code_and_one_line(polybus: Callable[..., Done], t
         assert b"Traceback" not in done.err
 
 
-def test_a_folder_in_use_says_by_whom(tmp_path: Path) -> None:
+def test_folder_in_use_names_the_process(tmp_path: Path) -> None:
     url = f"lmdb:{tmp_path / 'store'}"
     with fdq.Producer(url) as producer:
         producer.produce("t", "k", b"x")
@@ -145,7 +145,7 @@ def test_a_folder_in_use_says_by_whom(tmp_path: Path) -> None:
     assert f"pid {os.getpid()}".encode() in done.stderr
 
 
-def test_following_ends_with_ctrl_c(bus: NativeBus, topic: str, tmp_path: Path) -> None:
+def test_follow_ends_with_ctrl_c(bus: NativeBus, topic: str, tmp_path: Path) -> None:
     said = tmp_path / "said"
     with fdq.Producer(bus.url) as producer, said.open("wb") as out:
         producer.produce(topic, "k", b"first")
@@ -159,7 +159,7 @@ def test_following_ends_with_ctrl_c(bus: NativeBus, topic: str, tmp_path: Path) 
         assert child.wait(PATIENCE_S) == 130
 
 
-def test_help_is_light() -> None:
+def test_help_imports_no_heavy_module() -> None:
     """Neither Arrow nor the kernel is loaded to print it."""
     program = (
         "import sys; from polybus.cli.main import run; code = run(['fdq', 'replay', '--help']);"

@@ -45,7 +45,7 @@ def acked(bus, topic):
     return fdq.stats(bus.url, topic)["all"]["acked"]
 
 
-def test_all_there_is_once_for_a_group(bus, env, topic):
+def test_exit_prints_each_message_once_per_group(bus, env, topic):
     assert consume(env, topic, "-e") == b"".join(b"%d\n" % n for n in range(10))
     assert acked(bus, topic) == 10
     assert consume(env, topic, "-e") == b""
@@ -53,13 +53,13 @@ def test_all_there_is_once_for_a_group(bus, env, topic):
     assert [json.loads(line)["body"] for line in lines] == [str(n) for n in range(10)]
 
 
-def test_a_count_is_exact_and_the_rest_is_for_the_next(bus, env, topic):
+def test_count_is_exact_and_leaves_the_rest(bus, env, topic):
     assert consume(env, topic, "-n", "3", "-f", "%o %k %s\\n") == b"0 k 0\n1 k 1\n2 k 2\n"
     assert acked(bus, topic) == 3
     assert consume(env, topic, "-n", "1") == b"3\n"
 
 
-def test_a_signal_is_time_to_leave(bus, env, topic):
+def test_sigterm_leaves_the_group(bus, env, topic):
     child = subprocess.Popen(
         [*POLYBUS, "fdq", "consume", topic, "--name", "one"], env=env, stdout=subprocess.PIPE
     )
@@ -73,7 +73,7 @@ def test_a_signal_is_time_to_leave(bus, env, topic):
     assert [one["members"] for one in groups] == [[]]
 
 
-def test_what_cannot_be_is_told_in_a_line(env, topic):
+def test_errors_are_one_line(env, topic):
     assert b"exclude" in consume(env, topic, "--json", "-f", "%s", code=2)
     assert b"no-such" in consume(env, "no-such", code=4)
     assert b"start" in consume(env, topic, "--start", "middle", code=2)

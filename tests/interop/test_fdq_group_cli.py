@@ -104,7 +104,7 @@ def test_groups_are_listed(polybus, topic, member):
     assert (one["group"], one["lag"]) == ("billing", 4)
 
 
-def test_a_group_is_told_with_its_consumers_and_shards(polybus, topic, member):
+def test_group_info_shows_consumers_and_shards(polybus, topic, member):
     rows = told(polybus("group", "info", topic, "billing"))
     assert rows[0] == ["consumer", "epoch", "shards"]
     assert rows[1][0] == "billing-1"
@@ -132,7 +132,7 @@ def test_stats_of_a_topic_have_its_groups(polybus, topic, member):
 
 
 @pytest.mark.parametrize("where", ["bus", "files"])
-def test_the_tree_has_consumers_and_owners(polybus, bus, topic, member, where):
+def test_inspect_shows_consumers_and_owners(polybus, bus, topic, member, where):
     place = ["--store", str(bus.folder / "data")] if where == "files" else []
     tree = dict(line.split(" -> ", 1) for line in polybus("inspect", topic, *place).splitlines())
     config = f"fdq/config/topics/{topic}"
@@ -142,7 +142,7 @@ def test_the_tree_has_consumers_and_owners(polybus, bus, topic, member, where):
     assert tree[f"fdq/topic/{topic}/shards/1/stats/acked"] == "1"
 
 
-def test_stats_outlive_a_kill_and_all_counts_a_stop(polybus, monkeypatch):
+def test_stats_survive_a_kill_and_counts_a_clean_stop(polybus, monkeypatch):
     with NativeBus() as bus, bus.client() as client:
         monkeypatch.setenv("POLYBUS_URL", bus.url)
         client.create_topic("t", shards=1)
@@ -170,15 +170,15 @@ def test_stats_outlive_a_kill_and_all_counts_a_stop(polybus, monkeypatch):
     ("to", "lag"),
     [("earliest", 7), ("latest", 0), ("5", 3), ("@2020-01-01", 7), ("@2100-01-01", 0)],
 )
-def test_a_group_is_moved(polybus, topic, member, to, lag):
+def test_group_reset(polybus, topic, member, to, lag):
     member.leave()
     said = polybus("group", "reset", topic, "billing", "--to", to)
-    assert said == f"{lag} messages to go\n"
+    assert said == f"{lag} messages to read\n"
     found = json.loads(polybus("group", "info", topic, "billing", "--json"))
     assert (found["acked"], found["lag"]) == (0, lag)  # counted anew
 
 
-def test_a_group_in_use_is_moved_and_removed_by_force_only(polybus, topic, member):
+def test_group_in_use_is_reset_and_removed_only_by_force(polybus, topic, member):
     move = ("group", "reset", topic, "billing", "--to", "earliest")
     remove = ("group", "rm", topic, "billing")
     for command in (move, remove):
@@ -186,27 +186,27 @@ def test_a_group_in_use_is_moved_and_removed_by_force_only(polybus, topic, membe
         assert "has consumers: billing-1" in said
         assert "--force" in said
     assert json.loads(polybus("group", "info", topic, "billing", "--json"))["acked"] == 3
-    assert polybus(*move, "--force") == "7 messages to go\n"
+    assert polybus(*move, "--force") == "7 messages to read\n"
     polybus(*remove, "--force")
     assert polybus("group", "ls", topic) == "no groups\n"
     with pytest.raises(Fenced):
         member.assigned()
 
 
-def test_what_is_trimmed_unread_is_counted(polybus, topic, member):
+def test_trimmed_unread_messages_are_counted(polybus, topic, member):
     polybus("topic", "trim", topic, "0:4")
     found = json.loads(polybus("group", "info", topic, "billing", "--json"))
     assert (found["trimmed_unread"], found["lag"], found["acked"]) == (2, 2, 3)
 
 
-def test_groups_go_with_their_topic(polybus, client, topic, member):
+def test_groups_are_removed_with_their_topic(polybus, client, topic, member):
     client.drop_topic(topic)
     assert polybus("group", "ls", topic) == "no groups\n"
     client.create_topic(topic, shards=1)
     assert "no group 'billing'" in polybus("group", "info", topic, "billing", code=4)
 
 
-def test_moving_is_asked_on_a_terminal(bus, topic, member):
+def test_reset_asks_on_a_terminal(bus, topic, member):
     member.leave()
     master, slave = pty.openpty()
     env = bus.process.env | {"POLYBUS_URL": bus.url}
@@ -226,7 +226,7 @@ def test_moving_is_asked_on_a_terminal(bus, topic, member):
         (4, "no group 'missing'", ["info", "{topic}", "missing"]),
         (4, "no group 'missing'", ["rm", "{topic}", "missing"]),
         (4, "no group 'missing'", ["reset", "{topic}", "missing", "--to", "latest"]),
-        (2, "no place to begin", ["reset", "{topic}", "billing", "--to", "yesterday"]),
+        (2, "invalid start position", ["reset", "{topic}", "billing", "--to", "yesterday"]),
         (2, "no time", ["reset", "{topic}", "billing", "--to", "@noon"]),
         (2, "--to", ["reset", "{topic}", "billing"]),
         (2, "GROUP", ["rm", "{topic}"]),
@@ -235,13 +235,13 @@ def test_moving_is_asked_on_a_terminal(bus, topic, member):
         (3, "no bus answers", ["ls", "--bus", "polybus://127.0.0.1:1"]),
     ],
 )
-def test_a_mistake_is_one_line(polybus, topic, code, says, args):
+def test_errors_are_one_line(polybus, topic, code, says, args):
     said = polybus("group", *(one.format(topic=topic) for one in args), code=code)
     assert says in said
     assert said.count("\n") == 1
 
 
-def test_queries_of_spark_are_told_beside_the_groups(polybus, client, topic):
+def test_spark_queries_are_listed_with_the_groups(polybus, client, topic):
     progress = {"query": "q-1", "topic": topic, "offsets": {"0": 1, "1": 3}, "name": "totals"}
     client.act("query.progress", **progress)
     (found,) = json.loads(polybus("topic", "stats", topic, "--json"))
@@ -250,7 +250,7 @@ def test_queries_of_spark_are_told_beside_the_groups(polybus, client, topic):
     assert ["q-1", "totals", "3"] in told(polybus("topic", "stats", topic))
 
 
-def test_a_folder_that_no_process_has_is_a_bus_too(polybus, tmp_path):
+def test_commands_work_on_an_unused_folder(polybus, tmp_path):
     url = f"lmdb:{tmp_path / 'data'}"
     with fdq.Producer(url) as producer, fdq.Consumer(url) as consumer:
         producer.produce("t", "k", b"1")
@@ -258,7 +258,7 @@ def test_a_folder_that_no_process_has_is_a_bus_too(polybus, tmp_path):
         until(lambda: fdq.stats(url, "t")["all"]["acked"] == 1, "it is acked")
     assert told(polybus("group", "ls", "--bus", url))[1][:3] == ["t", "g", "0"]
     assert polybus("group", "reset", "t", "g", "--to", "earliest", "--bus", url) == (
-        "1 messages to go\n"
+        "1 messages to read\n"
     )
     (found,) = json.loads(polybus("topic", "stats", "t", "--json", "--bus", url))
     assert found["groups"][0]["lag"] == 1

@@ -3,7 +3,7 @@
     python tests/mutants/fdq.py [--unit | --live] [part of a mutant's name ...]
 
 The same procedure as in bus.py. The live suite is rounds of real processes. (Mutants of
-the coordinator are in groups.py, of the producer in producing.py.)
+the coordinator are in groups.py, of the producer in fdq_producer.py.)
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.mutants.bus import mutants  # noqa: E402
 SUITES: dict[str, tuple[str, ...]] = {
     "unit": (
         "tests/unit/testing/test_fdq_checker.py",
-        "tests/unit/testing/test_fdq_diary.py",
-        "tests/unit/fdq/test_lanes.py",
+        "tests/unit/testing/test_fdq_journal.py",
+        "tests/unit/fdq/test_key_queue.py",
         "tests/unit/fdq/test_consumer_parts.py",
         "tests/unit/fdq/test_lease.py",
     ),

@@ -249,7 +249,7 @@ class CoordinatorTimer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop without waiting for a tick under way, which may need the calling thread."""
+        """Stop without waiting for a running tick, which may need the calling thread."""
         self._stopped.set()
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
 """Reset: move a group to another position, where it starts again.
 
 Acks, failures and suspect offsets are cleared. Counts of emitted messages and dead letters
-stay. Epochs rise, so that runs under way cannot ack messages that will be delivered again.
+stay. Epochs rise, so that active runs cannot ack messages that will be delivered again.
 """
 
 from __future__ import annotations

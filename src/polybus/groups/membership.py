@@ -2,8 +2,8 @@
 
 Every change of the roster ends in `rebalance`: shards of members that are gone are released,
 and unowned shards go to the member they are assigned to, under a new epoch. A shard that is
-assigned to another member stays with its owner, which is told to release it and does so after
-it has drained it.
+assigned to another member stays with its owner, which gets a release request and
+releases it after it has drained it.
 """
 
 from __future__ import annotations

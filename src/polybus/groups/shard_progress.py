@@ -26,7 +26,7 @@ MAX_RANGES: Final = 1024
 # Failed messages of a shard that wait for a retry; about 20 bytes each in the record.
 MAX_ATTEMPTS: Final = 4096
 # After a restart the bus does not know which offsets a member was handed. It assumes this many
-# after the last acked one: twice what our consumer fetches ahead. A backlog of millions must
+# after the last acked one: twice the read-ahead of our consumer. A backlog of millions must
 # not become suspect.
 MAX_SUSPECT_ROWS: Final = 32_768
 DIED: Final = "the consumer died during the run"

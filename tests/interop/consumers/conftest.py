@@ -3,7 +3,7 @@
 import pytest
 
 from polybus import fdq
-from tests.interop.consumers.world import unhurried
+from tests.interop.consumers.consumer_fixture import unhurried
 from tests.rig.native_bus import NativeBus
 
 

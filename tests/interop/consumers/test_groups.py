@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from tests.interop.consumers.world import (
+from tests.interop.consumers.consumer_fixture import (
     Seen,
     acked,
     fdq_bus,
@@ -16,7 +16,7 @@ from tests.interop.consumers.world import (
 from tests.rig.observer import until
 
 
-def test_two_consumers_share_the_shards_and_drain_before_they_hand_over(url, topic):
+def test_two_consumers_share_shards_and_drain_before_release(url, topic):
     """The first is in the middle of a message of every shard's key when the second comes."""
     running, overlaps, seen = set(), [], Seen()
     lock = threading.Lock()

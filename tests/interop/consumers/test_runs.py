@@ -9,11 +9,11 @@ import xxhash
 from polybus import fdq
 from polybus.dialects.fdq.client.fetcher import FetchWindow
 from polybus.errors import DoesNotExist, InvalidTopic, StoreClosed, UsageError
-from tests.interop.consumers.world import QUICK, Seen, acked, numbered, produce, total
+from tests.interop.consumers.consumer_fixture import QUICK, Seen, acked, numbered, produce, total
 from tests.rig.observer import until
 
 
-def test_each_message_comes_once_in_order_per_key_and_is_acked(url, topic, consumer):
+def test_each_message_is_delivered_once_in_key_order_and_acked(url, topic, consumer):
     produce(url, topic, *numbered(500))
     seen = Seen()
     consumer.consume(topic, "one", seen)
@@ -29,7 +29,7 @@ def test_each_message_comes_once_in_order_per_key_and_is_acked(url, topic, consu
     assert (total(url, topic, "emitted"), total(url, topic, "redelivered")) == (501, 0)
 
 
-def test_an_envelope_knows_where_it_stands(url, topic, consumer):
+def test_envelope_has_its_position(url, topic, consumer):
     produce(url, topic, ("é", b"body"), headers={"h": b"v"})
     seen = Seen()
     consumer.consume(topic, "one", seen)
@@ -43,7 +43,7 @@ def test_an_envelope_knows_where_it_stands(url, topic, consumer):
     assert one.timestamp_ns // 10**6 >= one.insertion_time > 0
 
 
-def test_keyless_messages_come_too_and_a_missing_topic_is_made(url, topic, consumer):
+def test_messages_without_a_key_and_topic_creation(url, topic, consumer):
     seen = Seen()
     consumer.consume(topic, "one", seen)
     produce(url, topic, (None, b"a"), ("", b"b"))
@@ -51,7 +51,7 @@ def test_keyless_messages_come_too_and_a_missing_topic_is_made(url, topic, consu
     assert {one.shard_key for one in seen} == {None, ""}
 
 
-def test_latest_starts_behind_what_is_there(url, topic, consumer):
+def test_latest_starts_after_existing_messages(url, topic, consumer):
     produce(url, topic, ("k", b"old"))
     seen = Seen()
     consumer.consume(topic, "one", seen, start="latest")
@@ -64,7 +64,7 @@ def test_latest_starts_behind_what_is_there(url, topic, consumer):
 # --- failures
 
 
-def test_a_failure_holds_back_its_key_alone(url, topic, consumer):
+def test_failure_blocks_only_its_key(url, topic, consumer):
     release = threading.Event()
     order = []
 
@@ -87,7 +87,7 @@ def test_a_failure_holds_back_its_key_alone(url, topic, consumer):
 
 
 @pytest.mark.parametrize("error", [ValueError("broken\nhere"), SystemExit(3), KeyboardInterrupt()])
-def test_what_fails_too_often_is_a_dead_letter(url, topic, consumer, error):
+def test_message_that_fails_too_often_becomes_a_dead_letter(url, topic, consumer, error):
     seen, runs = Seen(), []
 
     def handle(envelope):
@@ -113,7 +113,7 @@ def test_what_fails_too_often_is_a_dead_letter(url, topic, consumer, error):
     assert (total(url, topic, "emitted"), total(url, topic, "redelivered")) == (4, 2)
 
 
-def test_a_handler_that_hangs_has_failed_and_its_late_end_does_not_count(url, topic, consumer):
+def test_hung_handler_fails_and_its_late_end_does_not_count(url, topic, consumer):
     hangs, threads, late = threading.Event(), [], []
 
     def handle(envelope):
@@ -138,7 +138,7 @@ def test_a_handler_that_hangs_has_failed_and_its_late_end_does_not_count(url, to
 # --- executors
 
 
-def test_executors_run_side_by_side_and_a_key_meets_the_same_one(url, topic, consumer):
+def test_executors_run_concurrently_and_a_key_keeps_its_executor(url, topic, consumer):
     executors = 4
     together = threading.Barrier(executors)
     seen = Seen()
@@ -177,7 +177,7 @@ def keys_by_executor(count):
 # --- batches
 
 
-def test_batches_are_arrow_of_one_shard(url, topic, consumer):
+def test_batches_are_arrow_rows_of_one_shard(url, topic, consumer):
     produce(url, topic, *numbered(3000, keys=50))
     batches = []
     consumer.consume(topic, "one", batches.append, batch=True)
@@ -189,7 +189,7 @@ def test_batches_are_arrow_of_one_shard(url, topic, consumer):
     assert (acked(url, topic), total(url, topic, "emitted")) == (3000, 3000)
 
 
-def test_a_batch_with_a_poisonous_message_costs_nobody_else(url, topic, consumer):
+def test_failing_message_of_a_batch_does_not_kill_the_others(url, topic, consumer):
     sizes, done = [], []
 
     def handle(batch):
@@ -213,7 +213,7 @@ def test_a_batch_with_a_poisonous_message_costs_nobody_else(url, topic, consumer
 # --- bad input
 
 
-def test_a_slow_handler_keeps_no_other_executor_from_its_work(url, topic, consumer, monkeypatch):
+def test_slow_handler_does_not_block_other_executors(url, topic, consumer, monkeypatch):
     """Though the messages behind it are more than there is room for."""
     monkeypatch.setattr("polybus.dialects.fdq.client.acker.SLOW_S", 0.05)
     monkeypatch.setattr(
@@ -251,13 +251,13 @@ def test_a_slow_handler_keeps_no_other_executor_from_its_work(url, topic, consum
         {"group": "x" * 2000},
     ],
 )
-def test_terms_that_cannot_be_are_refused_at_once(url, topic, consumer, settings):
+def test_invalid_consume_options_are_refused(url, topic, consumer, settings):
     with pytest.raises(UsageError):
         consumer.consume(topic, "one", print, **settings)
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of forks with threads
-def test_a_child_of_a_fork_has_no_consumer():
+def test_forked_child_has_no_consumer():
     with fdq.Consumer("memory:forked") as consumer:
         consumer.consume("t", "one", print)
         child = os.fork()
@@ -273,7 +273,7 @@ def test_a_child_of_a_fork_has_no_consumer():
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_calls_that_cannot_be(url, topic, consumer):
+def test_invalid_calls_are_refused(url, topic, consumer):
     with pytest.raises(UsageError):
         consumer.consume(topic, "one", None)
     with pytest.raises(UsageError):

@@ -6,7 +6,15 @@ import pytest
 
 from polybus import fdq
 from polybus.errors import InvalidTopic, Stale, TooLarge, UsageError
-from tests.interop.consumers.world import QUICK, Seen, acked, fdq_bus, numbered, produce, total
+from tests.interop.consumers.consumer_fixture import (
+    QUICK,
+    Seen,
+    acked,
+    fdq_bus,
+    numbered,
+    produce,
+    total,
+)
 from tests.rig.observer import until
 
 
@@ -19,7 +27,7 @@ def names(url):
         return {one["topic"] for one in bus.act("topic.list")["topics"]}
 
 
-def test_a_transaction_acks_and_produces_in_one_step(url, topic, consumer):
+def test_transaction_acks_and_produces_atomically(url, topic, consumer):
     def handle(envelope):
         with envelope.transaction() as tx:
             tx.produce(f"{topic}.out", "k", envelope.message + b"!", {"h": b"v"})
@@ -37,7 +45,7 @@ def test_a_transaction_acks_and_produces_in_one_step(url, topic, consumer):
     assert total(url, topic, "emitted") == 30
 
 
-def test_an_exception_inside_aborts_all_and_the_run_has_failed(url, topic, consumer):
+def test_exception_aborts_the_transaction_and_fails_the_run(url, topic, consumer):
     def handle(envelope):
         with envelope.transaction() as tx:
             tx.produce(f"{topic}.out", "k", b"%d" % envelope.delivery)
@@ -51,7 +59,7 @@ def test_an_exception_inside_aborts_all_and_the_run_has_failed(url, topic, consu
     assert [one.message for one in outputs(url, f"{topic}.out")] == [b"3"]
 
 
-def test_what_fails_after_its_commit_is_done(url, topic, consumer):
+def test_run_that_fails_after_its_commit_is_done(url, topic, consumer):
     runs = []
 
     def handle(envelope):
@@ -67,7 +75,7 @@ def test_what_fails_after_its_commit_is_done(url, topic, consumer):
     assert (runs, acked(url, topic), len(outputs(url, f"{topic}.out"))) == ([1, 1], 2, 2)
 
 
-def test_very_many_small_outputs_are_a_transaction_too(url, topic, consumer):
+def test_transaction_with_many_small_outputs(url, topic, consumer):
     count = 50_000  # together little, but not as JSON
 
     def handle(envelope):
@@ -82,7 +90,7 @@ def test_very_many_small_outputs_are_a_transaction_too(url, topic, consumer):
     assert total(url, topic, "redelivered") == 0
 
 
-def test_large_outputs_travel_as_stages(url, topic, consumer):
+def test_large_outputs_are_staged(url, topic, consumer):
     size = 700_000
 
     def handle(envelope):
@@ -101,7 +109,7 @@ def test_large_outputs_travel_as_stages(url, topic, consumer):
     assert len(outputs(url, f"{topic}.small")) == 1
 
 
-def test_a_transaction_that_is_used_wrongly_says_so(url, topic, consumer):
+def test_misuse_of_a_transaction_is_refused(url, topic, consumer):
     problems = []
 
     def told(kind, action):
@@ -126,7 +134,7 @@ def test_a_transaction_that_is_used_wrongly_says_so(url, topic, consumer):
     assert len(problems) == 7
 
 
-def test_a_transaction_after_its_run_is_refused(url, topic, consumer):
+def test_transaction_after_its_run_is_refused(url, topic, consumer):
     seen = Seen()
     produce(url, topic, ("k", b""))
     consumer.consume(topic, "one", seen)
@@ -136,7 +144,7 @@ def test_a_transaction_after_its_run_is_refused(url, topic, consumer):
     assert not outputs(url, f"{topic}.out")
 
 
-def test_a_run_that_was_given_up_cannot_commit(url, topic, consumer):
+def test_abandoned_run_cannot_commit(url, topic, consumer):
     hangs, refused = threading.Event(), []
 
     def handle(envelope):

@@ -43,19 +43,19 @@ def told(make: Any, *args: Any, **settings: Any) -> Any:
 
 
 @given(st.lists(requests, max_size=40))
-def test_both_ways_give_the_same(batch: list[Any]) -> None:
+def test_compiled_and_checked_batches_are_equal(batch: list[Any]) -> None:
     plain = told(message_columns.build_request_batch, batch, 17, with_headers=False)
     assert plain == told(message_columns._build_checked_batch, batch, 17, with_headers=False)
 
 
 @given(st.lists(requests, max_size=20) | st.lists(st.builds(MessageRequest, some, data, st.none())))
-def test_the_kernel_agrees_with_its_oracle(batch: list[Any]) -> None:
+def test_compiled_columns_agree_with_the_oracle(batch: list[Any]) -> None:
     expected = oracle.columns_of(batch, MessageRequest, *LIMITS)
     assert columns_of(batch, MessageRequest, *LIMITS) == expected
 
 
 @given(st.lists(plain))
-def test_plain_ones_are_the_kernels(batch: list[MessageRequest]) -> None:
+def test_plain_requests_use_compiled_columns(batch: list[MessageRequest]) -> None:
     found = columns_of(batch, MessageRequest, *LIMITS)
     assert found is not None
     validity, _, text, _, data = found
@@ -82,11 +82,11 @@ def test_plain_ones_are_the_kernels(batch: list[MessageRequest]) -> None:
         7,
     ],
 )
-def test_what_is_not_plainly_right_is_left_to_the_caller(one: Any) -> None:
+def test_other_requests_return_none(one: Any) -> None:
     assert columns_of([MessageRequest("k", b"x"), one], MessageRequest, 1024, 100) is None
 
 
-def test_what_is_no_list_or_no_kind_of_tuple() -> None:
+def test_wrong_argument_types_are_refused() -> None:
     with pytest.raises(TypeError):
         columns_of((), MessageRequest, *LIMITS)  # type: ignore[arg-type]
     with pytest.raises(TypeError):

@@ -136,7 +136,7 @@ class World:
 
 @settings(max_examples=EXAMPLES)
 @given(st.lists(steps, max_size=25))
-def test_the_same_steps_give_the_same(program: list[tuple[Any, ...]]) -> None:
+def test_same_steps_give_equal_results_on_all_engines(program: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         worlds = [
             World(url, stack) for url in (f"memory:{folder}", f"lmdb:{Path(folder) / 'store'}")

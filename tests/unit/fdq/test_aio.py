@@ -65,7 +65,7 @@ def test_produce_and_replay(url: str) -> None:
     run(main)
 
 
-def test_many_at_once_travel_together(url: str) -> None:
+def test_concurrent_messages_share_a_batch(url: str) -> None:
     async def main() -> None:
         async with fdq.aio.Producer(url, linger_s=60) as producer:
             work = (producer.produce("t", f"k{n % 3}", b"%d" % n) for n in range(500))
@@ -77,7 +77,7 @@ def test_many_at_once_travel_together(url: str) -> None:
     run(main)
 
 
-def test_a_full_buffer_is_sent_by_a_thread(url: str) -> None:
+def test_full_batch_is_sent_by_a_thread(url: str) -> None:
     async def main() -> None:
         async with fdq.aio.Producer(url, linger_s=60, max_batch_rows=10) as producer:
             futures = [await producer.produce("t", "k", b"%d" % n, wait=False) for n in range(95)]
@@ -120,7 +120,7 @@ def test_errors_are_raised_where_they_are_awaited(url: str) -> None:
     run(main)
 
 
-def test_a_name_fences_the_older(url: str) -> None:
+def test_newer_producer_of_the_same_name_fences_the_older(url: str) -> None:
     async def main() -> None:
         async with fdq.aio.Producer(url, "importer") as older:
             await older.produce("t", "k", b"1")
@@ -132,7 +132,7 @@ def test_a_name_fences_the_older(url: str) -> None:
     run(main)
 
 
-def test_it_is_opened_by_the_first_call_and_closed_once(url: str) -> None:
+def test_first_call_opens_the_producer_once(url: str) -> None:
     async def main() -> None:
         producer = fdq.aio.Producer(url)
         await asyncio.gather(*(producer.produce("t", "k", b"x") for _ in range(5)))
@@ -144,7 +144,7 @@ def test_it_is_opened_by_the_first_call_and_closed_once(url: str) -> None:
     run(main)
 
 
-def test_one_that_could_not_be_opened_can_be_tried_again(tmp_path: Path) -> None:
+def test_failed_opening_can_be_retried(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("no folder")
 
@@ -160,7 +160,7 @@ def test_one_that_could_not_be_opened_can_be_tried_again(tmp_path: Path) -> None
     run(main)
 
 
-def test_the_loop_goes_on_while_a_replay_waits(url: str) -> None:
+def test_waiting_replay_does_not_block_the_loop(url: str) -> None:
     async def main() -> None:
         async with fdq.aio.Producer(url) as producer, ticking() as turns:
             await producer.produce("t", "k", b"1")
@@ -177,7 +177,7 @@ def test_the_loop_goes_on_while_a_replay_waits(url: str) -> None:
     run(main)
 
 
-def test_a_replay_that_was_cancelled_while_it_waits_can_be_closed(url: str) -> None:
+def test_cancelled_waiting_replay_can_be_closed(url: str) -> None:
     async def main() -> None:
         async with fdq.aio.Producer(url) as producer:
             await producer.produce("t", "k", b"1")
@@ -195,7 +195,7 @@ def test_a_replay_that_was_cancelled_while_it_waits_can_be_closed(url: str) -> N
     run(main)
 
 
-def test_cancelling_a_call_does_not_call_the_message_back(url: str) -> None:
+def test_cancelling_a_call_does_not_withdraw_the_message(url: str) -> None:
     async def main() -> None:
         async with fdq.aio.Producer(url) as producer:
             await producer.produce("t", "k", b"1")

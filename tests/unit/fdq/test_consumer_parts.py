@@ -47,7 +47,7 @@ def shard(number=0, epoch=1, **more):
 # --- fetching
 
 
-def test_a_window_follows_the_pace_within_its_bounds():
+def test_window_adapts_within_its_bounds():
     window = FetchWindow(10, 1000)
     assert window.rows == 10
     window.adjust(500, HORIZON_S, left_rows=500)
@@ -74,7 +74,7 @@ class Told:
 
 
 @pytest.mark.parametrize("is_releasing", [True, False])
-def test_only_what_was_not_given_away_is_mourned(caplog, is_releasing):
+def test_lost_shard_is_logged_as_warning_unless_released(caplog, is_releasing):
     held, terms = AssignedShards(), ConsumeOptions("t", "one", print)
     held.put(shard(3), 0)
     if is_releasing:
@@ -85,7 +85,7 @@ def test_only_what_was_not_given_away_is_mourned(caplog, is_releasing):
     assert ("one lost shard 3 of t" in caplog.messages) is not is_releasing
 
 
-def test_who_keeps_up_has_room_for_as_long_as_it_may_follow():
+def test_window_covers_follow_time_if_executors_keep_up():
     window = FetchWindow(1, 1000)
     window.adjust(80, FOLLOW_S, left_rows=10)
     assert window.rows == 80
@@ -93,7 +93,7 @@ def test_who_keeps_up_has_room_for_as_long_as_it_may_follow():
     assert window.rows == 80 * HORIZON_S / FOLLOW_S, "it does not keep up"
 
 
-def test_a_buffer_has_room_when_half_of_it_has_begun():
+def test_buffer_has_room_when_half_of_it_has_begun():
     buffer = FetchBuffer(FetchWindow(10, 10))
     assert buffer.wait_for_room(0) == 10
     buffer.add(10, 1000)
@@ -106,7 +106,7 @@ def test_a_buffer_has_room_when_half_of_it_has_begun():
     assert buffer.wait_for_room(10) == 0
 
 
-def test_a_buffer_counts_bytes_too():
+def test_buffer_counts_bytes():
     buffer = FetchBuffer(FetchWindow(10, 10))
     buffer.add(2, 1 << 40)
     assert buffer.wait_for_room(0) == 0
@@ -114,7 +114,7 @@ def test_a_buffer_counts_bytes_too():
     assert buffer.wait_for_room(0) == 10
 
 
-def test_a_key_has_one_lane_by_bits_that_did_not_choose_its_shard():
+def test_key_has_one_executor_by_bits_that_did_not_choose_its_shard():
     keys = [f"key-{n}" for n in range(400)]
     # Of one shard alone: the low bits of their hashes are all the same.
     same = [key for key in keys if xxhash.xxh64_intdigest(key.encode()) % 16 == 3]
@@ -123,7 +123,7 @@ def test_a_key_has_one_lane_by_bits_that_did_not_choose_its_shard():
     assert set(lanes) == set(range(4))
 
 
-def test_messages_without_a_key_take_turns():
+def test_messages_without_a_key_are_spread_over_executors():
     assert choose_executors(rows([None] * 6, first=2), range(6), 3) == [2, 0, 1, 2, 0, 1]
     assert choose_executors(rows(["é", ""]), range(2), 1) == [0, 0]
 
@@ -145,7 +145,7 @@ def taken(pieces):
     return found
 
 
-def test_messages_of_many_shards_are_dealt_by_key_and_without_what_is_done():
+def test_messages_are_dispatched_by_key_without_done_ones():
     one, two = shard(1), shard(2, ranges=[[5, 7]])
     dealt, count, size = MessageDispatcher(1).dispatch(
         *joined((one, batch(["a", "b"])), (two, batch("cdef", 4)))
@@ -161,7 +161,7 @@ def test_messages_of_many_shards_are_dealt_by_key_and_without_what_is_done():
     }
 
 
-def test_batches_are_dealt_by_shard_and_cut_where_something_is_done():
+def test_batches_are_dispatched_by_shard_and_split_at_done_rows():
     one, two = shard(1), shard(2, ranges=[[5, 7]])
     dealt, count, _ = BatchDispatcher(2, 4).dispatch(
         *joined((one, batch("ab")), (two, batch("cdefgh", 3)))
@@ -171,7 +171,7 @@ def test_batches_are_dealt_by_shard_and_cut_where_something_is_done():
     assert count == 6
 
 
-def test_a_message_that_waits_keeps_itself_alone():
+def test_waiting_message_does_not_keep_its_fetch_alive():
     held = shard()
     lane = lane_of(held, ["a", "b"])
     run = ended(lane, well=False)
@@ -197,7 +197,7 @@ def lane_of(held, keys):
     return lane
 
 
-def test_what_was_not_heard_is_told_again_in_the_same_words():
+def test_unsent_report_is_repeated_unchanged():
     held = shard()
     lane = lane_of(held, ["a", "b", "c"])
     for well in (True, False, True):
@@ -219,7 +219,7 @@ def test_what_was_not_heard_is_told_again_in_the_same_words():
     assert AckBatch(held).build_report() == entry
 
 
-def test_an_answer_says_what_follows_a_failed_run():
+def test_response_decides_the_followers_of_a_failed_run():
     held = shard()
     lane = lane_of(held, ["a", "b", "c"])
     runs = [ended(lane, well=False) for _ in range(3)]
@@ -231,7 +231,7 @@ def test_an_answer_says_what_follows_a_failed_run():
     assert not held.has_unreported
 
 
-def test_a_failure_whose_message_is_done_by_now_is_not_tried_again():
+def test_failed_message_that_is_done_is_not_retried():
     """Its dead letter was in an answer that was lost."""
     held = shard()
     lane = lane_of(held, ["a"])
@@ -241,7 +241,7 @@ def test_a_failure_whose_message_is_done_by_now_is_not_tried_again():
     assert held.done.low == 1
 
 
-def test_failures_that_the_bus_cannot_count_are_tried_again():
+def test_failures_over_the_limit_are_retried_uncounted():
     held = shard()
     lane = lane_of(held, ["a", "b"])
     ended(lane, well=True)
@@ -254,7 +254,7 @@ def test_failures_that_the_bus_cannot_count_are_tried_again():
 # --- holdings
 
 
-def test_what_was_given_in_a_former_life_is_not_held():
+def test_assignment_of_an_earlier_generation_is_ignored():
     holdings = AssignedShards()
     generation = holdings.generation
     one = shard()
@@ -266,7 +266,7 @@ def test_what_was_given_in_a_former_life_is_not_held():
     assert holdings.all() == []
 
 
-def test_a_newer_assignment_ends_the_older():
+def test_newer_assignment_replaces_the_older():
     holdings = AssignedShards()
     old, new = shard(epoch=1), shard(epoch=2)
     holdings.put(old, 0)
@@ -278,7 +278,7 @@ def test_a_newer_assignment_ends_the_older():
     assert holdings.all() == [new]
 
 
-def test_releasing_is_news_once_and_closing_is_for_what_comes_too():
+def test_release_starts_once_and_close_applies_to_later_shards():
     holdings = AssignedShards()
     one = shard()
     holdings.put(one, 0)
@@ -299,7 +299,7 @@ def test_releasing_is_news_once_and_closing_is_for_what_comes_too():
 # --- the rest
 
 
-def test_an_alarm_does_not_sleep_over_what_came_before():
+def test_wake_signal_does_not_miss_earlier_work():
     alarm = WakeSignal()
     alarm.wait(60, unless=lambda: True)
     ringing = threading.Thread(target=alarm.wake_urgently)
@@ -322,12 +322,12 @@ class Unspeakable(Exception):
         (Unspeakable(), "Unspeakable: the error has no text"),
     ],
 )
-def test_the_reason_of_a_failure_is_one_line(error, text):
+def test_reason_of_a_failure_is_one_line(error, text):
     assert format_reason(error) == text
     assert len(format_reason(ValueError("x" * 10_000))) == 500
 
 
-def test_terms_are_checked():
+def test_consume_options_are_checked():
     ConsumeOptions("t", "n", print)
     with pytest.raises(InvalidTopic):
         ConsumeOptions("", "n", print)

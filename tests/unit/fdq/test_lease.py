@@ -51,7 +51,7 @@ def executor(member):
     return made
 
 
-def test_nothing_is_begun_without_a_lease(executor, member):
+def test_no_run_begins_without_a_lease(executor, member):
     assert executor._begin() is None
     member.lease_until_s = math.inf
     run = executor._begin()
@@ -59,13 +59,13 @@ def test_nothing_is_begun_without_a_lease(executor, member):
     assert run.offset == 0
 
 
-def test_nothing_is_begun_while_it_stops(executor, member):
+def test_no_run_begins_while_stopping(executor, member):
     member.lease_until_s = math.inf
     executor.stop()
     assert executor._begin() is None
 
 
-def test_what_follows_is_not_begun_if_the_first_may_not_be(executor, member):
+def test_later_run_of_a_key_does_not_overtake_a_refused_one(executor, member):
     member.lease_until_s = math.inf
     executor.start()
     until(

@@ -40,7 +40,7 @@ def messages(url: str, topic: str = "t") -> list[bytes]:
 # --- one by one
 
 
-def test_it_is_there_when_produce_returns(bus: InProcessClient, url: str) -> None:
+def test_message_is_readable_when_produce_returns(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         produced = producer.produce("t", "customer-7", b"hello")
         (envelope,) = fdq.replay(url, "t")
@@ -51,7 +51,7 @@ def test_it_is_there_when_produce_returns(bus: InProcessClient, url: str) -> Non
     assert 0 <= envelope.timestamp_ns // 1_000_000 - envelope.insertion_time < 60_000
 
 
-def test_a_key_of_none_is_none_and_an_empty_one_is_a_key(bus: InProcessClient, url: str) -> None:
+def test_none_is_no_key_and_an_empty_string_is_a_key(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         for key in (None, "", None):
             producer.produce("t", key, b"x")
@@ -71,7 +71,7 @@ def test_headers_arrive(bus: InProcessClient, url: str) -> None:
     assert found == [{}, {"source": b"shell", "é": b"\xff"}, {}, {"a": b""}, {}]
 
 
-def test_without_waiting_all_arrive_in_order_per_key(bus: InProcessClient, url: str) -> None:
+def test_produce_without_waiting_keeps_the_order_per_key(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         futures = [
             producer.produce("t", f"key-{n % 7}", b"%d" % n, wait=False) for n in range(3000)
@@ -88,7 +88,7 @@ def test_without_waiting_all_arrive_in_order_per_key(bus: InProcessClient, url: 
         assert mine == list(range(key, 3000, 7))
 
 
-def test_what_waits_is_before_what_is_waited_for(bus: InProcessClient, url: str) -> None:
+def test_pending_messages_precede_a_waiting_produce(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
         for n in range(9):
             if n % 3 == 0:
@@ -111,7 +111,7 @@ def test_many_topics_share_a_few_streams(bus: InProcessClient, url: str) -> None
             assert messages(url, f"topic-{topic}") == expected
 
 
-def test_many_threads_use_one(bus: InProcessClient, url: str) -> None:
+def test_many_threads_share_a_producer(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer, ThreadPoolExecutor(8) as pool:
 
         def work(number: int) -> None:
@@ -128,7 +128,7 @@ def test_many_threads_use_one(bus: InProcessClient, url: str) -> None:
 # --- batches
 
 
-def test_a_batch_is_one_step_over_all_shards(bus: InProcessClient, url: str) -> None:
+def test_batch_is_atomic_over_all_shards(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         produced = producer.produce_batch(
             "t", (fdq.MessageRequest(f"k{n}", b"%d" % n) for n in range(100))
@@ -140,7 +140,7 @@ def test_a_batch_is_one_step_over_all_shards(bus: InProcessClient, url: str) -> 
     assert [one.shard for one in found] == sorted(one.shard for one in found)
 
 
-def test_a_batch_with_one_bad_message_is_nothing(bus: InProcessClient, url: str) -> None:
+def test_batch_with_an_invalid_message_is_refused(bus: InProcessClient, url: str) -> None:
     good = [("k", b"fine")] * 3
     with fdq.Producer(url) as producer:
         producer.produce("t", "k", b"before")
@@ -157,7 +157,7 @@ def test_a_batch_with_one_bad_message_is_nothing(bus: InProcessClient, url: str)
         assert messages(url) == [b"before"]
 
 
-def test_a_batch_over_a_topics_quota_is_nothing(bus: InProcessClient, url: str) -> None:
+def test_batch_over_the_topic_quota_is_refused(bus: InProcessClient, url: str) -> None:
     bus.act("topic.create", topic="t", settings={"max_bytes": 20_000})
     with fdq.Producer(url) as producer:
         with pytest.raises(errors.LimitReached):
@@ -166,7 +166,7 @@ def test_a_batch_over_a_topics_quota_is_nothing(bus: InProcessClient, url: str) 
         assert messages(url) == [b"small"]
 
 
-def test_batches_of_arrow(bus: InProcessClient, url: str) -> None:
+def test_arrow_batches(bus: InProcessClient, url: str) -> None:
     rows = pa.RecordBatch.from_pydict(
         {"shard_key": pa.array(["a", None]), "body": pa.array([b"x", b"y"])}
     )
@@ -186,7 +186,7 @@ def test_an_empty_batch_is_refused(bus: InProcessClient, url: str, nothing: Any)
 
 
 @pytest.mark.parametrize("mistake", [b"bytes", "text", {"k": b"x"}])
-def test_what_is_no_batch(bus: InProcessClient, url: str, mistake: Any) -> None:
+def test_invalid_batches_are_refused(bus: InProcessClient, url: str, mistake: Any) -> None:
     with fdq.Producer(url) as producer, pytest.raises(errors.MalformedRequest):
         producer.produce_batch("t", mistake)
 
@@ -206,7 +206,7 @@ def test_what_is_no_batch(bus: InProcessClient, url: str, mistake: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("wait", [True, False])
-def test_bad_messages_are_told_to_who_brings_them(
+def test_invalid_message_fails_only_its_caller(
     bus: InProcessClient, url: str, key: Any, message: Any, kind: type[Exception], wait: bool
 ) -> None:
     with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
@@ -226,7 +226,7 @@ def test_the_largest_message_passes_and_a_larger_one_does_not(url: str) -> None:
 
 
 @pytest.mark.parametrize("topic", ["", "a,b", "a*", "_own", "x" * 256, "a\nb", LONE, 7, None, b"t"])
-def test_bad_topics(url: str, topic: Any) -> None:
+def test_invalid_topics_are_refused(url: str, topic: Any) -> None:
     with fdq.Producer(url) as producer:
         with pytest.raises(errors.InvalidTopic):
             producer.produce(topic, "k", b"x")
@@ -235,18 +235,18 @@ def test_bad_topics(url: str, topic: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", ["orders", "http://x", "polybus://nowhere", "lmdb:"])
-def test_bad_urls(bad: str) -> None:
+def test_invalid_urls_are_refused(bad: str) -> None:
     with pytest.raises(errors.AddressError):
         fdq.Producer(bad)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, LONE, 7])
-def test_bad_names(url: str, name: Any) -> None:
+def test_invalid_names_are_refused(url: str, name: Any) -> None:
     with pytest.raises(errors.UsageError):
         fdq.Producer(url, name)
 
 
-def test_no_bus_answers() -> None:
+def test_unreachable_bus_fails_to_connect() -> None:
     from polybus.native import ClientOptions
 
     with pytest.raises(errors.NotConnected):
@@ -256,13 +256,13 @@ def test_no_bus_answers() -> None:
 # --- topics
 
 
-def test_missing_topics_are_made_with_sixteen_shards(bus: InProcessClient, url: str) -> None:
+def test_missing_topics_are_created_with_sixteen_shards(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         producer.produce("new", "k", b"x")
     assert bus.act("topic.info", topic="new")["shards"] == 16
 
 
-def test_unless_told_not_to(bus: InProcessClient, url: str) -> None:
+def test_missing_topics_are_not_created_without_create(bus: InProcessClient, url: str) -> None:
     bus.act("topic.create", topic="there", shards=2)
     with fdq.Producer(url, create=False) as producer:
         producer.produce("there", "k", b"x")
@@ -303,14 +303,14 @@ def test_a_newer_one_of_the_same_name_fences_the_older(bus: InProcessClient, url
     newer.close()
 
 
-def test_a_name_goes_on_where_it_was(url: str) -> None:
+def test_named_producer_continues_its_sequence(url: str) -> None:
     for n in range(3):
         with fdq.Producer(url, "importer") as producer:
             assert producer.epoch == n + 1 or url.startswith("memory")
             producer.produce("t", "k", b"%d" % n)
 
 
-def test_those_without_a_name_do_not_know_each_other(bus: InProcessClient, url: str) -> None:
+def test_unnamed_producers_are_independent(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as one, fdq.Producer(url) as other:
         assert one.name != other.name
         one.produce("t", "k", b"1")
@@ -319,7 +319,7 @@ def test_those_without_a_name_do_not_know_each_other(bus: InProcessClient, url: 
     assert messages(url) == [b"1", b"2", b"3"]
 
 
-def test_close_sends_what_waits(bus: InProcessClient, url: str) -> None:
+def test_close_sends_pending_messages(bus: InProcessClient, url: str) -> None:
     producer = fdq.Producer(url, linger_s=PATIENCE_S)
     futures = [producer.produce("t", "k", b"%d" % n, wait=False) for n in range(10)]
     producer.close()
@@ -334,9 +334,7 @@ def test_close_sends_what_waits(bus: InProcessClient, url: str) -> None:
             call()
 
 
-def test_a_program_that_fails_still_sends_what_it_has_handed_over(
-    bus: InProcessClient, url: str
-) -> None:
+def test_failing_program_still_sends_pending_messages(bus: InProcessClient, url: str) -> None:
     def program() -> None:
         with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
             producer.produce("t", "k", b"x", wait=False)
@@ -347,7 +345,7 @@ def test_a_program_that_fails_still_sends_what_it_has_handed_over(
     assert messages(url) == [b"x"]
 
 
-def test_in_a_child_of_a_fork_it_says_whose_it_is(
+def test_use_in_a_forked_child_is_refused(
     bus: InProcessClient, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with fdq.Producer(url) as producer:
@@ -366,7 +364,7 @@ def test_in_a_child_of_a_fork_it_says_whose_it_is(
     assert messages(url) == [b"x", b"z"]
 
 
-def test_the_process_is_known_after_a_fork() -> None:
+def test_fork_guard_knows_the_child_process() -> None:
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
@@ -378,7 +376,7 @@ def test_the_process_is_known_after_a_fork() -> None:
     os.close(write)
 
 
-def test_a_callback_that_produces(bus: InProcessClient, url: str) -> None:
+def test_callback_may_produce(bus: InProcessClient, url: str) -> None:
     """Not waiting for it, which would be waiting for itself."""
     with fdq.Producer(url) as producer:
         first = producer.produce("t", "k", b"1", wait=False)

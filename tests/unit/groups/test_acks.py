@@ -46,7 +46,7 @@ def test_ranges_are_a_set_of_offsets(start, calls):
 
 
 @given(st.lists(RANGE, max_size=6), st.lists(RANGE, max_size=6), st.integers(0, END))
-def test_trimming_counts_what_nobody_had_read(acked, later, start):
+def test_trimming_counts_unread_messages(acked, later, start):
     progress = shard_progress.ack_ranges(ShardProgress(), acked)
     unread = offset_ranges.count_unacked(progress.low, progress.ranges, start)
     trimmed = shard_progress.skip_trimmed(progress, start)
@@ -57,7 +57,7 @@ def test_trimming_counts_what_nobody_had_read(acked, later, start):
     assert offsets(again.low, again.ranges) >= set(range(start))
 
 
-def test_an_ack_ends_attempts_and_suspicion():
+def test_ack_clears_attempts_and_suspect_mark():
     progress = ShardProgress(attempts={3: 1, 7: 2}, suspect_to=5)
     progress = shard_progress.ack_ranges(progress, [(0, 4)])
     assert progress.attempts == {7: 2}
@@ -65,7 +65,7 @@ def test_an_ack_ends_attempts_and_suspicion():
     assert shard_progress.ack_ranges(progress, [(4, 6)]).suspect_to == 0
 
 
-def test_failed_runs_are_counted_once_each():
+def test_failed_run_is_counted_once():
     progress = ShardProgress()
     for attempt in (0, 0, 1, 1, 0):  # told twice each, and one very late
         entry = ShardReport(0, 1, failed=(FailureReport(5, "", attempt),))
@@ -77,7 +77,7 @@ def test_failed_runs_are_counted_once_each():
     assert [(one.offset, one.deliveries) for one in outcome.exhausted] == [(5, 3)]
 
 
-def test_a_run_of_what_is_acked_has_not_failed():
+def test_failure_of_an_acked_message_is_ignored():
     entry = ShardReport(
         0, 1, ((0, 2), (5, 6)), (FailureReport(1), FailureReport(5), FailureReport(2))
     )
@@ -86,7 +86,7 @@ def test_a_run_of_what_is_acked_has_not_failed():
     assert [one.offset for one in outcome.exhausted] == [2]
 
 
-def test_nobody_can_have_seen_what_is_not_there():
+def test_ack_beyond_the_end_of_the_shard_is_refused():
     for entry in (
         ShardReport(0, 1, ((0, END + 1),)),
         ShardReport(0, 1, failed=(FailureReport(END),)),
@@ -95,7 +95,7 @@ def test_nobody_can_have_seen_what_is_not_there():
             shard_progress.apply_report(ShardProgress(), entry, END, 5)
 
 
-def test_no_more_ranges_than_may_be():
+def test_ranges_are_limited():
     many = [(2 * n + 1, 2 * n + 2) for n in range(shard_progress.MAX_RANGES)]
     full = shard_progress.ack_ranges(ShardProgress(), many)
     assert len(full.ranges) == shard_progress.MAX_RANGES
@@ -111,7 +111,7 @@ def test_no_more_ranges_than_may_be():
     )
 
 
-def test_no_more_attempts_than_may_be():
+def test_attempts_are_limited():
     full = ShardProgress(attempts=dict.fromkeys(range(shard_progress.MAX_ATTEMPTS), 1))
     beyond = shard_progress.MAX_ATTEMPTS
     with pytest.raises(LimitReached) as caught:

@@ -20,7 +20,7 @@ def counts(target: dict[int, str], members: set[str]) -> list[int]:
 
 
 @given(MEMBERS, OWNERS, OWNERS)
-def test_even_and_whole(members, before, holders):
+def test_assignment_is_even_and_complete(members, before, holders):
     shards = dict(enumerate(before))
     target = assign_shards(members, shards, dict(enumerate(holders)))
     if not members:
@@ -33,7 +33,7 @@ def test_even_and_whole(members, before, holders):
 
 
 @given(MEMBERS.filter(bool), OWNERS)
-def test_no_shard_moves_that_need_not(members, before):
+def test_shards_move_only_if_necessary(members, before):
     """As few as can be: the least over all ways to say who gets one more."""
     shards = dict(enumerate(before))
     target = assign_shards(members, shards, shards)
@@ -45,13 +45,13 @@ def test_no_shard_moves_that_need_not(members, before):
 
 
 @given(MEMBERS.filter(bool), OWNERS)
-def test_what_is_even_stays_as_it_is(members, before):
+def test_even_assignment_is_unchanged(members, before):
     target = assign_shards(members, dict(enumerate(before)), {})
     assert assign_shards(members, target, {}) == target
     assert assign_shards(members, target, dict(enumerate(before))) == target
 
 
-def test_a_shard_is_left_with_who_has_it_if_that_is_even():
+def test_shard_stays_with_its_holder_if_even():
     # b was to get 2 of c and 3 of a, and has died before it got them.
     before = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
     holders = {**before, 2: "c", 3: "a"}

@@ -18,7 +18,7 @@ def desk(request, tmp_path):
         yield Desk(store)
 
 
-def test_members_go_on_with_their_epochs(desk):
+def test_members_keep_their_epochs_after_a_restart(desk):
     desk.produce(10)
     one, two = desk.join("a"), desk.join("b")
     one.release_all()
@@ -34,7 +34,7 @@ def test_members_go_on_with_their_epochs(desk):
     assert not one.fetch()
 
 
-def test_everybody_has_a_new_deadline(desk):
+def test_every_member_has_a_new_deadline_after_a_restart(desk):
     one = desk.join("a")
     desk.join("b")
     desk.now += 60
@@ -49,7 +49,7 @@ def test_everybody_has_a_new_deadline(desk):
     assert one.owns == [0, 1, 2, 3]
 
 
-def test_what_a_dead_member_was_handed_before_is_unknown_so_all_is_suspect(desk):
+def test_offsets_handed_out_before_a_restart_are_suspect(desk):
     desk.produce(10)
     one = desk.join("a")
     one.fetch((4, 1 << 20))
@@ -62,7 +62,7 @@ def test_what_a_dead_member_was_handed_before_is_unknown_so_all_is_suspect(desk)
         one.beat()
 
 
-def test_but_no_more_than_a_member_fetches_ahead(desk, monkeypatch):
+def test_suspect_offsets_after_a_restart_are_limited(desk, monkeypatch):
     monkeypatch.setattr(shard_progress, "MAX_SUSPECT_ROWS", 3)
     desk.produce(10)
     one = desk.join("a")
@@ -75,7 +75,7 @@ def test_but_no_more_than_a_member_fetches_ahead(desk, monkeypatch):
     assert desk.shard(0)["suspect_to"] == 6
 
 
-def test_a_member_that_fetches_again_says_where_it_was(desk):
+def test_fetch_after_a_restart_reports_the_position(desk):
     desk.produce(10)
     one = desk.join("a")
     one.fetch((4, 1 << 20))
@@ -86,7 +86,7 @@ def test_a_member_that_fetches_again_says_where_it_was(desk):
     assert desk.shard(0)["suspect_to"] == 4
 
 
-def test_a_release_that_was_under_way_goes_on(desk):
+def test_pending_release_continues_after_a_restart(desk):
     one, two = desk.join("a"), desk.join("b")
     one.fetch()
     desk.open()
@@ -97,7 +97,7 @@ def test_a_release_that_was_under_way_goes_on(desk):
     assert two.owns == [2, 3]
 
 
-def test_shards_that_were_nobodys_are_given_out(desk):
+def test_unowned_shards_are_assigned_after_a_restart(desk):
     one, two = desk.join("a"), desk.join("b")
     one.fetch()
     desk.groups._registry.get(desk.topic(), "g").target.clear()  # as if nobody knew whose it is
@@ -109,7 +109,7 @@ def test_shards_that_were_nobodys_are_given_out(desk):
     assert two.owns == [3]
 
 
-def test_who_was_fenced_stays_fenced(desk):
+def test_fenced_member_stays_fenced_after_a_restart(desk):
     old = desk.join("a")
     desk.join("a")
     desk.open()
@@ -136,7 +136,7 @@ def test_counts_are_exact_after_a_clean_stop(desk):
     assert desk.shard(0)["emitted"] == 9
 
 
-def test_what_came_with_no_ack_is_counted_when_the_bus_stops(desk):
+def test_counts_without_an_ack_are_written_at_stop(desk):
     """As behind transactions, whose acks are commits of their own."""
     desk.produce(10)
     one = desk.join("a")
@@ -151,7 +151,7 @@ def test_what_came_with_no_ack_is_counted_when_the_bus_stops(desk):
 
 
 @pytest.mark.parametrize("prefix", [b"group/", b"groupshard/"])
-def test_a_damaged_record_is_its_groups_trouble_alone(desk, prefix):
+def test_damaged_record_affects_only_its_group(desk, prefix):
     desk.join("a", group="bad")
     good = desk.join("a", group="good")
     record = desk.store.scan(prefix)[0]
@@ -164,7 +164,7 @@ def test_a_damaged_record_is_its_groups_trouble_alone(desk, prefix):
     assert desk.groups.names(desk.topic()) == ["bad", "good"]
 
 
-def test_a_removal_that_ended_half_way_uses_no_epoch_again(desk, monkeypatch):
+def test_interrupted_removal_reuses_no_epoch(desk, monkeypatch):
     from polybus.groups import group_registry
 
     zombie = desk.join("a")
@@ -193,7 +193,7 @@ def test_a_removal_that_ended_half_way_uses_no_epoch_again(desk, monkeypatch):
 
 
 @pytest.mark.parametrize("left", [True, False])
-def test_groups_of_topics_that_went_meanwhile_are_swept(desk, left):
+def test_groups_of_topics_dropped_meanwhile_are_removed(desk, left):
     desk.join("a", group="h")
     desk.groups.remove(desk.topic(), "h", force=True)
     if left:

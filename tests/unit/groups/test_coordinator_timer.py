@@ -26,7 +26,7 @@ def seen(desk) -> float:
     return desk.groups._registry.get(desk.topic(), "g").last_seen_s["a"]
 
 
-def test_a_bus_that_stood_still_blames_nobody(desk, ticking):
+def test_members_do_not_expire_while_the_bus_is_stopped(desk, ticking):
     desk.join("a")
     before = seen(desk)
     ticking.start()
@@ -39,7 +39,7 @@ def test_a_bus_that_stood_still_blames_nobody(desk, ticking):
     assert members(desk) == ["a"]
 
 
-def test_the_dead_are_dropped(desk, ticking):
+def test_dead_members_are_dropped(desk, ticking):
     desk.join("a", dead_ms=300, heartbeat_ms=100)
     ticking.start()
     assert TICK_S + LATE_S > 0.5
@@ -47,7 +47,7 @@ def test_the_dead_are_dropped(desk, ticking):
     until(lambda: not members(desk), "it is dropped")
 
 
-def test_trouble_passes(desk, ticking, monkeypatch):
+def test_timer_survives_an_error(desk, ticking, monkeypatch):
     failed = []
 
     def full(commit):
@@ -63,7 +63,7 @@ def test_trouble_passes(desk, ticking, monkeypatch):
     until(lambda: not members(desk), "it is dropped by a later tick")
 
 
-def test_it_ends_when_it_is_told_to_and_with_the_store(desk, ticking):
+def test_timer_ends_on_stop_and_with_the_store(desk, ticking):
     other = CoordinatorTimer(desk.groups, lambda: desk.now)
     for one in (ticking, other):
         one.start()

@@ -18,7 +18,7 @@ def seat(desk):
     return one
 
 
-def test_a_message_is_given_up_after_max_deliver_failed_runs(desk, seat):
+def test_message_becomes_a_dead_letter_after_max_deliver_failures(desk, seat):
     assert seat.fail(1, 4, 0)["attempts"] == {"4": 1}
     assert seat.fail(1, 4, 1)["attempts"] == {"4": 2}
     assert desk.letters() == []
@@ -42,7 +42,7 @@ def test_a_message_is_given_up_after_max_deliver_failed_runs(desk, seat):
     assert len(desk.letters()) == 1
 
 
-def test_letter_and_ack_are_one_commit(desk, seat, monkeypatch):
+def test_dead_letter_and_ack_are_one_commit(desk, seat, monkeypatch):
     commits: list[Commit] = []
     real = desk.store.commit
     monkeypatch.setattr(desk.store, "commit", lambda one: commits.append(one) or real(one))
@@ -53,7 +53,7 @@ def test_letter_and_ack_are_one_commit(desk, seat, monkeypatch):
     assert desk.shard(1)["low"] == 5
 
 
-def test_a_dead_letter_topic_has_none_of_its_own(desk):
+def test_dead_letter_topic_has_no_dead_letter_topic(desk):
     desk.topic("t.dlq")
     desk.produce(1, topic="t.dlq")
     member = desk.join("a")
@@ -71,7 +71,7 @@ def member_of():
     return Member(0, 3, 2000, 5000)
 
 
-def test_what_cannot_be_given_up_comes_again(desk, seat, monkeypatch):
+def test_message_without_a_dead_letter_topic_is_redelivered(desk, seat, monkeypatch):
     def denied(topic):
         raise Denied("not this")
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_given_up_comes_again(desk, seat, monkeypatch):
     assert seat.fail(1, 4, 3)["dead"] == [4]
 
 
-def test_trouble_that_passes_refuses_the_call(desk, seat, monkeypatch):
+def test_unavailable_store_fails_the_call(desk, seat, monkeypatch):
     def slow(topic):
         raise Unavailable("try again")
 
@@ -96,7 +96,7 @@ def test_trouble_that_passes_refuses_the_call(desk, seat, monkeypatch):
 
 
 @pytest.mark.parametrize("runs", [1, 3])
-def test_a_trimmed_message_is_neither_given_up_nor_tried_again(desk, seat, runs):
+def test_trimmed_message_is_neither_dead_lettered_nor_retried(desk, seat, runs):
     seat.ack(1, (0, 2), failed=(FailureReport(4),))
     desk.store.trim(desk.topic().number, {1: 6})
     told = seat.ack(1, failed=tuple(FailureReport(4) for _ in range(runs)))
@@ -107,7 +107,7 @@ def test_a_trimmed_message_is_neither_given_up_nor_tried_again(desk, seat, runs)
     assert (shard["low"], shard["acked"], shard["trimmed_unread"]) == (6, 2, 4)
 
 
-def test_no_more_letters_in_a_commit_than_may_be(desk, seat, monkeypatch):
+def test_dead_letters_per_commit_are_limited(desk, seat, monkeypatch):
     monkeypatch.setattr(dead_letter_queue, "MAX_DEAD_LETTERS", 2)
     failed = tuple(FailureReport(offset) for offset in (1, 2, 3) for _ in range(3))
     told = seat.ack(1, failed=failed)
@@ -119,7 +119,7 @@ def test_no_more_letters_in_a_commit_than_may_be(desk, seat, monkeypatch):
     assert told["dead"] == [5]
 
 
-def test_headers_of_ours_are_not_doubled_and_reasons_are_cut(desk, seat):
+def test_headers_are_replaced_and_reasons_truncated(desk, seat):
     from polybus.groups.dead_letter_queue import ExhaustedMessage, _add_headers
     from polybus.groups.message_block import OutputMessage
 
@@ -131,7 +131,7 @@ def test_headers_of_ours_are_not_doubled_and_reasons_are_cut(desk, seat):
     assert dict(found)["polybus.reason"].decode() == "ä" * 512
 
 
-def test_what_a_consumer_was_running_when_it_died_has_failed(desk):
+def test_runs_of_a_dead_consumer_have_failed(desk):
     desk.produce(10)
     for death in range(3):
         one = desk.join("a")
@@ -147,7 +147,7 @@ def test_what_a_consumer_was_running_when_it_died_has_failed(desk):
     assert (shard["low"], shard["suspect_to"], shard["dead_lettered"]) == (4, 10, 1)
 
 
-def test_a_run_that_has_failed_does_not_fail_again_by_a_death(desk):
+def test_failed_run_does_not_fail_again_when_its_consumer_dies(desk):
     desk.produce(10)
     one = desk.join("a")
     one.fetch()
@@ -157,7 +157,7 @@ def test_a_run_that_has_failed_does_not_fail_again_by_a_death(desk):
     assert two.fetch().assigned[0]["attempts"] == {"2": 1, "3": 1}
 
 
-def test_a_consumer_that_is_replaced_counts_as_dead(desk):
+def test_replaced_consumer_counts_as_dead(desk):
     desk.produce(10)
     one = desk.join("a")
     one.fetch()

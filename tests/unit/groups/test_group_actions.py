@@ -182,7 +182,7 @@ PLACE = {"shard": 0, "shard_epoch": 1, "offset": 0}
         ("fetch", {}),  # by a call of its own
     ],
 )
-def test_what_makes_no_sense_changes_nothing(world, me, action, request_):
+def test_malformed_requests_change_nothing(world, me, action, request_):
     world.produce(3)
     before = known(world)
     takes = {"join": ("topic", "consumer"), "reset": ("topic",), "info": ("topic",)}
@@ -211,12 +211,12 @@ def known(world) -> list[dict[str, Any]]:
         [{"all": 1}],
     ],
 )
-def test_what_is_held_makes_no_sense(world, me, held_):
+def test_malformed_held_field_is_refused(world, me, held_):
     with pytest.raises(MalformedRequest):
         world.fetch(**me, held=held_)
 
 
-def test_more_than_may_be(world, me):
+def test_oversized_requests_are_refused(world, me):
     many = [{**ENTRY} for _ in range(MAX_ENTRIES + 1)]
     with pytest.raises(LimitReached):
         world.act("group.ack", **me, shards=many)
@@ -235,7 +235,7 @@ def test_more_than_may_be(world, me):
         ("max_groups", {"consumer": "a", "group": "2"}, {"consumer": "a", "group": "4"}),
     ],
 )
-def test_more_members_and_groups_than_may_be(world, me, limit, fit, beyond):
+def test_members_and_groups_are_limited(world, me, limit, fit, beyond):
     world.act("group.join", topic="t", **fit)
     world.act("group.join", topic="t", **fit)
     world.act("group.join", topic="t", consumer="a", group="3")
@@ -244,7 +244,7 @@ def test_more_members_and_groups_than_may_be(world, me, limit, fit, beyond):
     assert caught.value.limit == limit
 
 
-def test_groups_are_charged_to_who_made_them(world):
+def test_groups_count_against_their_creator(world):
     world.port.groups._registry._max_user_groups = 1
     world.act("group.join", topic="t", consumer="a", group="1")
     with pytest.raises(LimitReached) as caught:
@@ -256,7 +256,7 @@ def test_groups_are_charged_to_who_made_them(world):
     world.act("group.join", topic="t", consumer="a", group="3")
 
 
-def test_what_is_not_there(world, me):
+def test_missing_topics_and_groups_are_refused(world, me):
     for action, request in (
         ("join", {"topic": "none", "consumer": "a"}),
         ("info", {"topic": "t", "group": "none"}),
@@ -276,7 +276,7 @@ def test_what_is_not_there(world, me):
 # --- what they do
 
 
-def test_a_life(world, me):
+def test_member_lifecycle(world, me):
     world.produce(4)
     answer, rows = world.fetch(**me)
     assert rows.count == sum(one["to"] - one["from"] for one in answer["rows"])
@@ -303,7 +303,7 @@ def test_a_life(world, me):
     assert world.act("group.list")["groups"] == []
 
 
-def test_a_fetch_brings_no_more_than_the_bus_allows(world, me):
+def test_fetch_is_limited_by_the_bus(world, me):
     world.produce(20)
     _, rows = world.fetch(**me, max_rows=1000)
     assert rows.count == 5
@@ -324,7 +324,7 @@ def test_traffic_is_counted(world, me):
 # --- who may
 
 
-def test_all_need_the_right_to_subscribe(world, me):
+def test_group_actions_need_the_subscribe_right(world, me):
     world.produce(1)
     world.rules("deny user:4343 subscribe t")
     asked = {
@@ -346,7 +346,7 @@ def test_all_need_the_right_to_subscribe(world, me):
     assert len(world.act("group.list")["groups"]) == 1
 
 
-def test_a_right_that_is_taken_away_ends_with_the_next_call(world, me):
+def test_revoked_right_is_refused_at_the_next_call(world, me):
     world.act("group.heartbeat", **me)
     world.rules("deny user:4242 subscribe t")
     with pytest.raises(Denied):
@@ -355,7 +355,7 @@ def test_a_right_that_is_taken_away_ends_with_the_next_call(world, me):
     world.act("group.heartbeat", **me)
 
 
-def test_what_is_produced_needs_the_right_to_produce(world, me):
+def test_transaction_outputs_need_the_produce_right(world, me):
     world.produce(1)
     (shard,) = [n for n, one in enumerate(world.act("bounds", topic="t")["shards"]) if one["end"]]
     world.rules("deny user:4242 produce secret")
@@ -365,7 +365,7 @@ def test_what_is_produced_needs_the_right_to_produce(world, me):
     assert world.act("group.info", topic="t")["shards"][shard]["acked"] == 0
 
 
-def test_a_letter_needs_no_right_of_the_consumers(world):
+def test_dead_letter_needs_no_right_of_the_consumer(world):
     world.act("group.join", topic="t", consumer="a", max_deliver=1)
     me = {"topic": "t", "consumer": "a", "epoch": 1}
     world.produce(1)
@@ -396,7 +396,7 @@ def waiting(world, pool, me):
     return begin(world, pool, **me, held=held(answer))
 
 
-def test_messages_end_a_wait(world, waiting):
+def test_new_messages_end_a_waiting_fetch(world, waiting):
     world.produce(2)
     answer, rows = waiting.result(10)
     assert rows.count == 2
@@ -404,12 +404,12 @@ def test_messages_end_a_wait(world, waiting):
     assert world.port.waits.count == 0
 
 
-def test_another_member_ends_a_wait(world, waiting):
+def test_another_member_ends_a_waiting_fetch(world, waiting):
     world.act("group.join", topic="t", consumer="b")
     assert waiting.result(10)[0]["release"] == [1]
 
 
-def test_a_wait_for_a_shard_ends_when_it_is_given(world, pool, me):
+def test_assignment_of_a_shard_ends_a_waiting_fetch(world, pool, me):
     joined = world.act("group.join", topic="t", consumer="b")
     other = begin(world, pool, topic="t", consumer="b", epoch=joined["epoch"])
     world.act("group.leave", **me)
@@ -425,7 +425,7 @@ def test_a_wait_for_a_shard_ends_when_it_is_given(world, pool, me):
         ("drop", DoesNotExist),
     ],
 )
-def test_who_is_a_member_no_more_does_not_wait(world, me, waiting, end, error):
+def test_expired_member_does_not_wait(world, me, waiting, end, error):
     if end == "leave":
         world.act("group.leave", **me)
     elif end == "join":
@@ -438,18 +438,18 @@ def test_who_is_a_member_no_more_does_not_wait(world, me, waiting, end, error):
         waiting.result(10)
 
 
-def test_a_client_that_has_gone_does_not_wait(world, waiting):
+def test_disconnected_client_does_not_wait(world, waiting):
     world.gone = True
     world.port.waits.check_callers()
     assert waiting.result(10)[1].count == 0
 
 
-def test_a_bus_that_stops_lets_go(world, waiting):
+def test_stopping_bus_ends_waiting_fetches(world, waiting):
     world.port.close()
     assert waiting.result(10)[1].count == 0
 
 
-def test_no_more_wait_than_may(world, pool, me, waiting):
+def test_waiting_fetches_are_limited(world, pool, me, waiting):
     answer, _ = world.fetch(**me)
     second = begin(world, pool, **me, held=held(answer))
     with pytest.raises(LimitReached) as caught:
@@ -472,7 +472,7 @@ def following(world, me) -> Iterator[FetchPart]:
     return world.port.stream_fetch(world.alice, asked)
 
 
-def test_who_follows_is_told_of_rows_alone_until_it_has_all_it_wanted(world, following):
+def test_following_fetch_streams_rows_until_its_limit(world, following):
     world.produce(2)
     answer, rows = next(following)
     assert (answer, rows.count) == (None, 2)
@@ -489,7 +489,7 @@ def test_who_follows_is_told_of_rows_alone_until_it_has_all_it_wanted(world, fol
     assert world.port.waits.count == 0
 
 
-def test_who_follows_sleeps_until_there_are_rows(world, pool, following):
+def test_following_fetch_waits_for_rows(world, pool, following):
     world.produce(1)
     assert next(following)[1].count == 1
     later = pool.submit(next, following)
@@ -498,7 +498,7 @@ def test_who_follows_sleeps_until_there_are_rows(world, pool, following):
     assert later.result(10)[1].count == 1
 
 
-def test_what_has_changed_is_the_last_that_is_told(world, following):
+def test_assignment_change_ends_a_following_fetch(world, following):
     world.produce(1)
     assert next(following)[0] is None
     world.act("group.join", topic="t", consumer="b")
@@ -507,7 +507,7 @@ def test_what_has_changed_is_the_last_that_is_told(world, following):
     assert next(following, None) is None
 
 
-def test_following_ends_with_the_time_and_with_the_right(world, me):
+def test_following_fetch_ends_on_timeout_and_revoked_right(world, me):
     answer, _ = world.fetch(**me)
     asked = {**me, "held": held(answer), "wait_ms": 1, "follow": True}
     ((answer, rows),) = world.port.stream_fetch(world.alice, asked)

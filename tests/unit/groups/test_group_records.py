@@ -33,12 +33,12 @@ NAME = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_s
         latency=st.dictionaries(NAME, COUNT),
     )
 )
-def test_progress_is_read_as_it_was_written(progress):
+def test_progress_round_trip(progress):
     assert group_records.decode_progress(group_records.encode_progress(progress)) == progress
 
 
 @given(COUNT, COUNT, st.dictionaries(NAME, st.builds(Member, COUNT, COUNT, COUNT, COUNT)), NAME)
-def test_a_roster_is_read_as_it_was_written(generation, next_epoch, members, creator):
+def test_roster_round_trip(generation, next_epoch, members, creator):
     roster = Roster(generation, next_epoch, members, creator)
     assert group_records.decode_roster(group_records.encode_roster(roster)) == roster
 
@@ -53,14 +53,14 @@ def test_a_key_names_topic_and_group(number, name):
     )
 
 
-def test_one_group_is_not_the_beginning_of_another():
+def test_group_prefixes_are_disjoint():
     assert not group_records.shard_key(1, "ab", 0).startswith(group_records.shard_prefix(1, "a"))
 
 
 @pytest.mark.parametrize(
     "raw", [b"", b"{", b"[]", b"1", b'{"ranges":[1]}', b'{"wrong":1}', b"\xff"]
 )
-def test_damage(raw):
+def test_damaged_records_are_refused(raw):
     with pytest.raises(Damaged):
         group_records.decode_progress(raw)
     with pytest.raises(Damaged):
@@ -68,13 +68,13 @@ def test_damage(raw):
 
 
 @pytest.mark.parametrize("name", ["", "a" * 129, "ä" * 65, "a\0b", "a\nb", "\x7f", "\x85"])
-def test_names_that_are_none(name):
+def test_invalid_names_are_refused(name):
     with pytest.raises(MalformedRequest):
         group_records.check_name("group", name)
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 128, "ä" * 64, "a b", "x/y*,"])
-def test_names(name):
+def test_valid_names_are_accepted(name):
     assert group_records.check_name("group", name) == name
 
 

@@ -21,7 +21,7 @@ def used(desk):
     return one
 
 
-def test_a_reset_starts_anew(desk):
+def test_reset_clears_progress(desk):
     one = used(desk)
     one.leave(one.entry(0, emitted=6))
     desk.groups.reset(desk.topic(), "g", "earliest")
@@ -34,7 +34,7 @@ def test_a_reset_starts_anew(desk):
     assert desk.shard(0)["acked"] == 0
 
 
-def test_positions(desk):
+def test_reset_positions(desk):
     used(desk).leave()
     topic = desk.topic()
     moved = desk.groups.reset(topic, "g", {"offsets": {"1": 4, "2": 99}})
@@ -68,14 +68,14 @@ def test_positions(desk):
         {"when": 1},
     ],
 )
-def test_positions_that_are_none(desk, to):
+def test_invalid_reset_positions_are_refused(desk, to):
     used(desk).leave()
     with pytest.raises(MalformedRequest):
         desk.groups.reset(desk.topic(), "g", to)
     assert lows(desk) == [5, 0, 0, 0]
 
 
-def test_a_group_with_members_is_moved_by_force_alone(desk):
+def test_group_with_members_is_reset_only_by_force(desk):
     one = used(desk)
     with pytest.raises(Conflict):
         desk.groups.reset(desk.topic(), "g", "earliest")
@@ -107,7 +107,7 @@ def test_a_group_is_removed_with_its_records(desk):
     assert again.rows[0] == list(range(10))
 
 
-def test_who_was_in_a_removed_group_holds_no_epoch_of_the_next(desk):
+def test_member_of_a_removed_group_has_no_epoch_in_the_next(desk):
     zombie = used(desk)
     one = desk.join("b")
     zombie.release_all()
@@ -124,7 +124,7 @@ def test_who_was_in_a_removed_group_holds_no_epoch_of_the_next(desk):
     assert desk.join("a", group="other").epoch > 1  # one mark for all groups of the topic
 
 
-def test_a_topic_takes_its_groups_along(desk):
+def test_dropping_a_topic_removes_its_groups(desk):
     one = used(desk)
     desk.join("a", group="h")
     desk.join("a", group="i")
@@ -143,7 +143,7 @@ def test_a_topic_takes_its_groups_along(desk):
     assert desk.join("a").owns == [0, 1, 2, 3]  # of the new topic of this name
 
 
-def test_sweeping_goes_on_where_it_failed(desk, monkeypatch):
+def test_removal_of_dropped_topics_is_retried(desk, monkeypatch):
     from polybus.errors import StoreFull
 
     desk.join("a")

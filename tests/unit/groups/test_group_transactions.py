@@ -38,7 +38,7 @@ def commit(seat, offset: int, *bodies: bytes, attempt: int = 0, epoch: int | Non
     return desk.groups.commit(desk.topic(), seat.group, member, place, appends, **more)
 
 
-def test_a_repeat_changes_nothing(desk, seat):
+def test_repeated_transaction_changes_nothing(desk, seat):
     done = commit(seat, 3, b"x", b"y")
     assert [span.count for span in done.spans] == [2]
     assert commit(seat, 3, b"x", b"y") is None
@@ -49,13 +49,13 @@ def test_a_repeat_changes_nothing(desk, seat):
     assert commit(seat, 1, b"z") is None  # acked otherwise
 
 
-def test_executors_commit_in_any_order(desk, seat):
+def test_transactions_commit_in_any_order(desk, seat):
     for offset in (5, 0, 3, 1, 4, 2):
         assert commit(seat, offset, b"%d" % offset)
     assert desk.shard(0)["low"] == 6
 
 
-def test_after_a_reset_it_can_be_done_again(desk, seat):
+def test_transaction_is_possible_again_after_a_reset(desk, seat):
     assert commit(seat, 0, b"x")
     desk.groups.reset(desk.topic(), "g", "earliest", force=True)
     with pytest.raises(Fenced):
@@ -65,7 +65,7 @@ def test_after_a_reset_it_can_be_done_again(desk, seat):
     assert len(desk.letters("out")) == 2
 
 
-def test_who_does_not_own_the_shard_writes_nothing(desk, seat):
+def test_transaction_of_a_non_owner_is_fenced(desk, seat):
     with pytest.raises(Fenced):
         commit(seat, 0, b"x", epoch=0)
     desk.join("a")
@@ -78,7 +78,7 @@ def test_who_does_not_own_the_shard_writes_nothing(desk, seat):
     assert desk.letters("out") == []
 
 
-def test_a_run_that_has_failed_meanwhile_is_stale(desk, seat):
+def test_transaction_of_a_failed_run_is_stale(desk, seat):
     seat.fail(0, 2)
     with pytest.raises(Stale):
         commit(seat, 2, b"x")
@@ -86,14 +86,14 @@ def test_a_run_that_has_failed_meanwhile_is_stale(desk, seat):
     assert commit(seat, 2, b"x", attempt=1)
 
 
-def test_what_is_not_there_cannot_be_acked(desk, seat):
+def test_transaction_beyond_the_end_is_refused(desk, seat):
     with pytest.raises(MalformedRequest):
         commit(seat, 10, b"x")
     with pytest.raises(MalformedRequest):
         desk.groups.commit(desk.topic(), "g", ("a", seat.epoch), (4, 1, 0, 0), [])
 
 
-def test_stages_are_published_with_it(desk, seat):
+def test_stages_are_published_with_the_transaction(desk, seat):
     out = desk.topic("out", 1)
     stage = desk.store.open_stage(LEASE_S)
     block = build_block([OutputMessage("k", b"staged", None, 1)])
@@ -106,7 +106,7 @@ def test_stages_are_published_with_it(desk, seat):
     assert desk.shard(0)["acked"] == 1
 
 
-def test_all_or_nothing(desk, seat):
+def test_transaction_is_atomic(desk, seat):
     gone = desk.topic("gone", 1)
     desk.store.drop("gone")
     append = Append(gone.number, 0, build_block([OutputMessage(None, b"x", None, 1)]))
@@ -117,7 +117,7 @@ def test_all_or_nothing(desk, seat):
     assert commit(seat, 0, b"x")
 
 
-def test_no_more_ranges_than_may_be(desk, seat, monkeypatch):
+def test_transaction_over_the_range_limit_is_refused(desk, seat, monkeypatch):
     from polybus.groups import shard_progress
 
     monkeypatch.setattr(shard_progress.ack_ranges, "__defaults__", (2,))

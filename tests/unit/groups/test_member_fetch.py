@@ -26,7 +26,7 @@ def test_a_new_group_starts_at_the_earliest_or_the_latest(desk):
     assert desk.shard(0, "last")["acked"] == 2
 
 
-def test_rows_go_on_where_the_member_is(desk):
+def test_fetch_continues_at_the_member_position(desk):
     one = desk.join("a")
     one.fetch()
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_the_bounds_are_shared_by_the_shards(desk):
     assert not one.look((1, 0)).places
 
 
-def test_small_bounds_are_not_cut_into_crumbs_and_nobody_starves(desk):
+def test_small_bounds_are_not_split_and_no_shard_starves(desk):
     for shard in range(4):
         desk.produce(10, shard=shard)
     one = desk.join("a")
@@ -64,14 +64,14 @@ def test_small_bounds_are_not_cut_into_crumbs_and_nobody_starves(desk):
     assert counts(one.fetch((100, 5))) == {0: 1}
 
 
-def test_what_a_shard_leaves_is_for_the_others(desk):
+def test_unused_share_goes_to_other_shards(desk):
     desk.produce(1, shard=0)
     desk.produce(100, shard=1)
     one = desk.join("a")
     assert one.fetch((40, 1 << 20)).rows.count == 40
 
 
-def test_a_paused_shard_has_no_rows_and_no_news(desk):
+def test_paused_shard_has_no_rows_and_no_changes(desk):
     one = desk.join("a")
     one.fetch()
     one.held[0] = one.held[0]._replace(paused=True)
@@ -81,7 +81,7 @@ def test_a_paused_shard_has_no_rows_and_no_news(desk):
     assert [place["shard"] for place in one.look().places] == [1]
 
 
-def test_a_shard_held_with_an_old_epoch_is_lost_and_assigned_anew(desk):
+def test_shard_held_with_an_old_epoch_is_lost_and_assigned_again(desk):
     one = desk.join("a")
     one.fetch()
     one.held[2] = one.held[2]._replace(epoch=0)
@@ -90,7 +90,7 @@ def test_a_shard_held_with_an_old_epoch_is_lost_and_assigned_anew(desk):
     assert [told["shard"] for told in found.assigned] == [2]
 
 
-def test_who_comes_next_goes_on_from_what_was_acked(desk):
+def test_next_owner_continues_after_the_acked_offsets(desk):
     desk.produce(10)
     one = desk.join("a")
     one.fetch()
@@ -111,7 +111,7 @@ def test_who_comes_next_goes_on_from_what_was_acked(desk):
     assert two.rows[0] == list(range(3, 10))  # a few that are acked may be among them
 
 
-def test_long_runs_of_acks_are_passed_over(desk):
+def test_long_acked_ranges_are_skipped(desk):
     desk.produce(2 * MIN_SKIP_ROWS + 10)
     one = desk.join("a")
     one.fetch()
@@ -125,7 +125,7 @@ def test_long_runs_of_acks_are_passed_over(desk):
     assert two.rows[0][-1] == 2 * MIN_SKIP_ROWS + 9
 
 
-def test_what_was_trimmed_unread_is_counted_and_passed_over(desk):
+def test_trimmed_unread_messages_are_counted_and_skipped(desk):
     desk.produce(10)
     one = desk.join("a")
     one.fetch()
@@ -141,7 +141,7 @@ def test_what_was_trimmed_unread_is_counted_and_passed_over(desk):
     assert (shard["trimmed_unread"], shard["acked"], shard["lag"]) == (3, 7, 0)
 
 
-def test_a_member_that_is_none_is_told_so(desk):
+def test_fetch_of_a_non_member_is_refused(desk):
     one = desk.join("a")
     one.leave()
     with pytest.raises(Expired):
@@ -171,7 +171,7 @@ def test_lag_in_messages_and_seconds(desk):
     }
 
 
-def test_the_time_from_commit_to_ack(desk):
+def test_ack_latency(desk):
     desk.produce(100)
     one = desk.join("a")
     one.fetch()
@@ -187,7 +187,7 @@ def test_the_time_from_commit_to_ack(desk):
     assert latency == {**dict.fromkeys(BUCKET_NAMES, 0), "5": 60, "5000": 40}
 
 
-def test_what_was_handed_out_before_a_restart_has_its_time_too(desk):
+def test_ack_latency_of_messages_handed_out_before_a_restart(desk):
     desk.produce(100)
     one = desk.join("a")
     one.fetch()
@@ -222,7 +222,7 @@ def columns(rows: Rows) -> tuple[memoryview, memoryview]:
     return offsets, times
 
 
-def test_sightings_are_bounded_and_count_exactly(desk):
+def test_commit_time_samples_are_bounded_and_counts_exact(desk):
     def unknown(offset: int) -> None:
         pass
 
@@ -261,7 +261,7 @@ def following(seat):
     return fetching
 
 
-def test_who_follows_gets_each_row_once_whatever_is_acked_meanwhile(desk):
+def test_following_fetch_returns_each_row_once(desk):
     one = desk.join("a")
     one.fetch()
     fetching = following(one)
@@ -277,7 +277,7 @@ def test_who_follows_gets_each_row_once_whatever_is_acked_meanwhile(desk):
         assert not fetching.poll()
 
 
-def test_who_follows_is_told_to_release_what_another_is_to_have(desk):
+def test_following_fetch_reports_shards_to_release(desk):
     one = desk.join("a")
     one.fetch()
     fetching = following(one)
@@ -287,7 +287,7 @@ def test_who_follows_is_told_to_release_what_another_is_to_have(desk):
     assert len(found.release) == 2
 
 
-def test_who_follows_is_told_when_its_shards_are_given_anew(desk):
+def test_following_fetch_reports_reassigned_shards(desk):
     desk.produce(3)
     one = desk.join("a")
     one.fetch()
@@ -298,7 +298,7 @@ def test_who_follows_is_told_when_its_shards_are_given_anew(desk):
     assert found.lost == [told["shard"] for told in found.assigned] == [0, 1, 2, 3]
 
 
-def test_who_follows_is_fenced_by_another_of_its_name(desk):
+def test_following_fetch_is_fenced_by_a_newer_member(desk):
     one = desk.join("a")
     one.fetch()
     fetching = following(one)
@@ -307,7 +307,7 @@ def test_who_follows_is_fenced_by_another_of_its_name(desk):
         fetching.poll()
 
 
-def test_who_follows_gets_nothing_of_what_it_has_paused(desk):
+def test_following_fetch_skips_paused_shards(desk):
     one = desk.join("a")
     one.fetch()
     one.held[1] = one.held[1]._replace(paused=True)

@@ -9,7 +9,7 @@ from polybus.store.engine_registry import open_store
 from tests.unit.groups.group_fixture import Desk
 
 
-def test_the_first_member_has_all_shards(desk):
+def test_first_member_owns_all_shards(desk):
     one = desk.join("a")
     assert one.owns == [0, 1, 2, 3]
     assert [shard["epoch"] for shard in desk.info()["shards"]] == [1, 1, 1, 1]
@@ -18,7 +18,7 @@ def test_the_first_member_has_all_shards(desk):
     assert not one.fetch()
 
 
-def test_a_shard_goes_over_once_its_owner_has_released_it(desk):
+def test_shard_moves_after_its_owner_has_released_it(desk):
     one, two = desk.join("a"), desk.join("b")
     assert one.owns == [0, 1, 2, 3]
     assert one.fetch().release == [2, 3]
@@ -34,7 +34,7 @@ def test_a_shard_goes_over_once_its_owner_has_released_it(desk):
     assert one.beat()[0] == []
 
 
-def test_a_shard_goes_over_in_the_commit_of_its_last_ack(desk, monkeypatch):
+def test_shard_moves_in_the_commit_of_its_last_ack(desk, monkeypatch):
     desk.produce(5, shard=3)
     one, two = desk.join("a"), desk.join("b")
     one.fetch()
@@ -49,7 +49,7 @@ def test_a_shard_goes_over_in_the_commit_of_its_last_ack(desk, monkeypatch):
     assert desk.shard(3)["emitted"] == 3
 
 
-def test_what_is_released_to_one_who_has_gone_goes_to_another(desk):
+def test_shard_released_to_a_gone_member_goes_to_another(desk):
     one, two = desk.join("a"), desk.join("b")
     one.fetch()
     two.leave()
@@ -58,7 +58,7 @@ def test_what_is_released_to_one_who_has_gone_goes_to_another(desk):
     assert desk.shard(3)["epoch"] == 2
 
 
-def test_who_knows_that_it_is_to_release_is_not_told_at_once_again(desk):
+def test_known_release_is_not_reported_again(desk):
     one, _ = desk.join("a"), desk.join("b")
     assert one.fetch()
     assert one.fetch()  # it has not said that it knows
@@ -69,7 +69,7 @@ def test_who_knows_that_it_is_to_release_is_not_told_at_once_again(desk):
     assert found.release == [2, 3]
 
 
-def test_nothing_of_a_shard_that_is_to_be_released_is_handed_out(desk):
+def test_releasing_shard_has_no_rows(desk):
     one = desk.join("a")
     one.fetch()
     desk.join("b")
@@ -78,7 +78,7 @@ def test_nothing_of_a_shard_that_is_to_be_released_is_handed_out(desk):
     assert [place["shard"] for place in one.fetch().places] == [0]
 
 
-def test_who_leaves_gives_its_shards_at_once_and_they_are_not_suspect(desk):
+def test_shards_of_a_leaving_member_move_at_once_and_are_not_suspect(desk):
     one, two = desk.join("a"), desk.join("b")
     one.release_all()
     desk.produce(5, shard=0)
@@ -94,7 +94,7 @@ def test_who_leaves_gives_its_shards_at_once_and_they_are_not_suspect(desk):
     assert desk.info()["members"] == []
 
 
-def test_a_newer_consumer_of_the_same_name_fences_the_older(desk):
+def test_newer_consumer_of_the_same_name_fences_the_older(desk):
     old = desk.join("a")
     desk.produce(3)
     old.fetch()
@@ -111,7 +111,7 @@ def test_a_newer_consumer_of_the_same_name_fences_the_older(desk):
     assert desk.shard(0)["epoch"] == 2
 
 
-def test_an_ack_by_an_old_epoch_of_a_shard_is_refused_alone(desk):
+def test_ack_with_an_old_shard_epoch_is_refused_alone(desk):
     one = desk.join("a")
     desk.produce(3, shard=0)
     desk.produce(3, shard=1)
@@ -123,7 +123,7 @@ def test_an_ack_by_an_old_epoch_of_a_shard_is_refused_alone(desk):
     assert desk.shard(0)["low"] == 0
 
 
-def test_who_gives_no_sign_of_life_is_dropped(desk):
+def test_member_without_a_sign_of_life_is_dropped(desk):
     one, two = desk.join("a"), desk.join("b")
     one.release_all()
     desk.produce(4, shard=0)
@@ -167,7 +167,7 @@ def test_a_dropped_member_joins_again_with_a_new_epoch(desk):
         one.beat()
 
 
-def test_time_that_the_bus_stood_still_counts_for_nobody(desk):
+def test_time_while_the_bus_was_stopped_does_not_expire_members(desk):
     one = desk.join("a")
     desk.now += 40
     desk.groups.extend_deadlines(40)
@@ -183,7 +183,7 @@ def test_more_members_than_shards(desk):
     seats[-1].leave()
 
 
-def test_too_many_members_and_groups():
+def test_members_and_groups_are_limited():
     with open_store("memory:") as store:
         desk = Desk(store, max_groups=2, max_members=2)
         desk.join("a")
@@ -200,7 +200,7 @@ def test_too_many_members_and_groups():
         desk.join("a", group="i")
 
 
-def test_a_group_whose_first_member_could_not_join_is_not_there(desk, monkeypatch):
+def test_group_whose_first_join_failed_does_not_exist(desk, monkeypatch):
     from polybus.errors import StoreFull
 
     def full(commit):
@@ -214,7 +214,7 @@ def test_a_group_whose_first_member_could_not_join_is_not_there(desk, monkeypatc
     assert desk.join("a").owns == [0, 1, 2, 3]
 
 
-def test_wakes_those_who_wait_when_shards_change_hands(desk):
+def test_rebalance_wakes_waiting_fetches(desk):
     number = desk.topic().number
     one = desk.join("a")
     assert desk.woken
@@ -226,7 +226,7 @@ def test_wakes_those_who_wait_when_shards_change_hands(desk):
     assert set(desk.woken) == {number}
 
 
-def test_as_many_shards_as_there_can_be(desk):
+def test_maximum_number_of_shards(desk):
     desk.topic(shards=512)
     one, two = desk.join("a"), desk.join("b")
     one.release_all()
@@ -243,7 +243,7 @@ def test_as_many_shards_as_there_can_be(desk):
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
-def test_a_change_that_failed_half_way_is_finished_by_the_next_tick(desk, monkeypatch, failing):
+def test_partly_failed_rebalance_is_finished_by_the_next_tick(desk, monkeypatch, failing):
     from polybus.errors import StoreFull
     from polybus.groups import membership
 

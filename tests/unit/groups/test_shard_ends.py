@@ -24,7 +24,7 @@ def append(store: Store, topic: int, shard: int = 0) -> None:
     store.commit(Commit(appends=(Append(topic, shard, block(b"x")),))).result(10)
 
 
-def test_what_was_there_before_and_what_came_since(store):
+def test_ends_include_earlier_and_later_commits(store):
     topic = store.create("t", 2, {}).number
     append(store, topic)
     ends = ShardEnds(store)
@@ -34,7 +34,7 @@ def test_what_was_there_before_and_what_came_since(store):
     assert list(ends.get_ends(topic)) == [1, 1]
 
 
-def test_news_that_come_while_it_looks_are_not_lost(store, monkeypatch):
+def test_news_during_a_refresh_are_not_lost(store, monkeypatch):
     topic = store.create("t", 1, {}).number
     ends = ShardEnds(store)
     store.watch(ends.on_news)
@@ -51,7 +51,7 @@ def test_news_that_come_while_it_looks_are_not_lost(store, monkeypatch):
     assert list(ends.get_ends(topic)) == [1]
 
 
-def test_old_news_and_news_of_others_change_nothing(store):
+def test_old_news_and_unknown_topics_are_ignored(store):
     topic = store.create("t", 1, {}).number
     ends = ShardEnds(store)
     append(store, topic)
@@ -61,7 +61,7 @@ def test_old_news_and_news_of_others_change_nothing(store):
     assert list(ends.get_ends(topic)) == [2]
 
 
-def test_shards_that_are_added(store):
+def test_added_shards_are_known(store):
     topic = store.create("t", 1, {}).number
     ends = ShardEnds(store)
     assert list(ends.get_ends(topic)) == [0]
@@ -70,7 +70,7 @@ def test_shards_that_are_added(store):
     assert list(ends.refresh_ends(topic)) == [0, 0, 1]
 
 
-def test_a_topic_that_has_gone(store):
+def test_removed_topic_is_forgotten(store):
     topic = store.create("t", 1, {}).number
     ends = ShardEnds(store)
     ends.get_ends(topic)

@@ -106,7 +106,7 @@ def changed(**fields) -> tuple[History, Found]:
     return replace(HISTORY, **fields), replace(FOUND, **seen)
 
 
-def test_a_round_as_it_should_be():
+def test_correct_round_has_no_anomaly():
     assert check(HISTORY, FOUND) == []
     assert in_words([]) == "no anomalies"
 
@@ -401,13 +401,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_sees(name):
+def test_checker_detects(name):
     kind, guilty, _ = CASES[name]
     assert kind in kinds(*guilty)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_does_not_see_what_is_not_there(name):
+def test_checker_reports_no_false_anomaly(name):
     _, _, innocent = CASES[name]
     assert check(*innocent) == [], in_words(check(*innocent))
 
@@ -631,7 +631,7 @@ lengths = st.integers(20, 80)
 
 
 @given(seeds, lengths)
-def test_a_round_that_keeps_its_word_is_never_objected_to(seed, steps):
+def test_generated_correct_rounds_have_no_anomaly(seed, steps):
     played = Round(Random(seed)).play(steps)
     assert check(played.history, played.found) == []
 
@@ -639,7 +639,7 @@ def test_a_round_that_keeps_its_word_is_never_objected_to(seed, steps):
 @pytest.mark.parametrize("name", HARMS)
 @settings(max_examples=25)
 @given(seeds, lengths)
-def test_one_harm_is_always_seen(name, seed, steps):
+def test_every_injected_fault_is_detected(name, seed, steps):
     kind, harm = HARMS[name]
     played = Round(Random(seed)).play(steps)
     harmed = harm(Random(seed), played.history, played.found)

@@ -354,7 +354,7 @@ class Replay(Generic[T]):
         self._inner: topic_replay.Replay[pa.RecordBatch] | None = None
         self._items: Iterator[Any] = iter(())
         self._is_over = False
-        # One thread, so that closing runs after a read that is under way.
+        # One thread, so that closing runs after a read in progress.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-replay")
 
     def __aiter__(self) -> Self:

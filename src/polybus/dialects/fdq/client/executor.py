@@ -6,7 +6,7 @@ queue, and the old thread ends when its handler returns.
 
 `PoisonGuard` protects against messages that kill their consumer. The messages that a dead
 consumer had fetched are suspect: any of them may have killed it. Suspect messages run one at a
-time, and the bus is told of each before it starts. The bus counts a failure for each message
+time, and the consumer reports each to the bus before it starts. The bus counts a failure for each message
 that was running when a consumer dies. With two at a time, a deadly message would take another
 one with it on every death, until that one becomes a dead letter, too.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polybus.fdq")
 
-FREE_EVERY = 32  # rows, before the fetcher is told of free room
+FREE_EVERY = 32  # rows, between two reports of free room to the fetcher
 MAX_REASON = 500  # characters in a header of the dead letter
 LEASE_POLL_S = 0.05
 GUARD_POLL_S = 0.05  # how often a waiting run checks whether the consumer is closing
@@ -77,7 +77,7 @@ class WakeSignal:
 
 
 class PoisonGuard:
-    """Runs suspect messages one at a time, after `report_start` has told the bus of each."""
+    """Runs suspect messages one at a time, each after `report_start`."""
 
     def __init__(self, report_start: Callable[[HandlerRun], None], stopping: Event) -> None:
         self._report_start = report_start

@@ -1,7 +1,7 @@
-"""Messages that come as Python tuples, put together as columns in Arrow's layout.
+"""Columns in Arrow's layout from messages that are Python tuples.
 
-Only what is plainly right: anything else is for the caller, who has the time to say what
-is wrong with it.
+Only valid messages without headers are accepted. For anything else the function returns None,
+and the caller finds the error.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -11,27 +11,27 @@ from libc.string cimport memcpy, memset
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
-cdef int64_t MOST = 0x7FFFFFFF  # where Arrow's offsets end
+cdef int64_t MOST = 0x7FFFFFFF  # Arrow's offsets are int32
 
 
 def columns_of(list requests not None, kind, int64_t max_key_bytes, int64_t max_body_bytes):
-    """Validity of keys (None: all have one), their offsets and bytes, offsets and bytes of bodies.
+    """Return validity of keys (None: all valid), offsets and bytes of keys, and of bodies.
 
-    Each request is a tuple of exactly this kind: a key (text or None), a body (bytes), and
-    None. None if one is not, or is over a limit, or all are too much for one batch.
+    Each request must be a tuple of exactly this kind: a key (str or None), a body (bytes), and
+    None. Returns None if one is not or is over a limit, or if all exceed one batch.
     """
     if not issubclass(kind, tuple):
-        raise TypeError("a request is a kind of tuple")
-    # What is in it cannot change: tuples, text and bytes. But the list itself could.
+        raise TypeError("kind must be a subclass of tuple")
+    # Copy the list, which another thread could change; its tuples, str and bytes are immutable.
     cdef tuple items = tuple(requests)
-    cdef tuple sizes = _measured(items, kind, max_key_bytes, max_body_bytes)
+    cdef tuple sizes = _measure(items, kind, max_key_bytes, max_body_bytes)
     if sizes is None:
         return None
-    return _filled(items, sizes[0], sizes[1], sizes[2])
+    return _fill(items, sizes[0], sizes[1], sizes[2])
 
 
-cdef tuple _measured(tuple items, kind, int64_t max_key_bytes, int64_t max_body_bytes):
-    """How many keys are missing, and the bytes of all keys and all bodies."""
+cdef tuple _measure(tuple items, kind, int64_t max_key_bytes, int64_t max_body_bytes):
+    """Return the number of missing keys, and the bytes of all keys and all bodies."""
     cdef int64_t missing = 0, key_bytes = 0, body_bytes = 0
     cdef Py_ssize_t size = 0
     cdef tuple item
@@ -62,8 +62,8 @@ cdef tuple _measured(tuple items, kind, int64_t max_key_bytes, int64_t max_body_
     return missing, key_bytes, body_bytes
 
 
-cdef tuple _filled(tuple items, int64_t missing, int64_t key_bytes, int64_t body_bytes):
-    """The items are as they were when they were measured."""
+cdef tuple _fill(tuple items, int64_t missing, int64_t key_bytes, int64_t body_bytes):
+    """Fill the buffers. The items must be those that were measured."""
     cdef Py_ssize_t count = len(items), at = 0, size = 0
     cdef int32_t key_at = 0, body_at = 0
     cdef bytes validity = PyBytes_FromStringAndSize(NULL, (count + 7) // 8)

@@ -1,6 +1,6 @@
 """Breaks FDQ's consumer on purpose, and demands that its tests notice.
 
-    python tests/mutants/consuming.py [part of a mutant's name ...]
+    python tests/mutants/fdq_consumer.py [part of a mutant's name ...]
 
 The same procedure as in bus.py: unit tests, and consumers on a bus in the process.
 """
@@ -18,12 +18,12 @@ from tests.mutants.bus import mutants  # noqa: E402
 
 SUITES: dict[str, tuple[str, ...]] = {
     "unit": (
-        "tests/unit/fdq/test_ranges.py",
-        "tests/unit/fdq/test_retries.py",
+        "tests/unit/fdq/test_offset_ranges.py",
+        "tests/unit/fdq/test_retry_schedule.py",
         "tests/unit/fdq/test_consumer_parts.py",
-        "tests/unit/fdq/test_lanes.py",
+        "tests/unit/fdq/test_key_queue.py",
     ),
-    "live": ("tests/interop/consumers", "tests/interop/test_fdq_coming_and_going.py"),
+    "live": ("tests/interop/consumers", "tests/interop/test_fdq_membership_changes.py"),
 }
 
 LANES = mutants(
@@ -142,6 +142,6 @@ ALL = [*LANES, *SHARDS, *RUNS, *BATCHES, *REST, *HOLDINGS, *FETCHING]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL
-    bus.TREE = ROOT / "build" / "mutants-consuming"
+    bus.TREE = ROOT / "build" / "mutants-fdq-consumer"
     bus.PACKAGE = bus.TREE / "src" / "polybus"
     sys.exit(bus.main())

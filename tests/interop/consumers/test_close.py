@@ -6,7 +6,7 @@ import pytest
 
 from polybus import fdq
 from polybus.errors import DoesNotExist, Fenced
-from tests.interop.consumers.world import (
+from tests.interop.consumers.consumer_fixture import (
     Seen,
     acked,
     fdq_bus,
@@ -19,7 +19,7 @@ from tests.interop.consumers.world import (
 from tests.rig.observer import until
 
 
-def test_close_lets_what_runs_finish_and_leaves_the_rest(url, topic):
+def test_close_waits_for_active_runs_and_leaves_the_rest(url, topic):
     started, go_on, seen = threading.Event(), threading.Event(), Seen()
 
     def handle(envelope):
@@ -60,7 +60,7 @@ def test_a_handler_may_close_its_consumer(url, topic):
     assert (len(seen), acked(url, topic)) == (3, 3)
 
 
-def test_close_gives_up_what_hangs_though_too_much_else_does(url, topic, monkeypatch):
+def test_close_gives_up_hung_runs_at_the_hung_thread_limit(url, topic, monkeypatch):
     monkeypatch.setattr("polybus.dialects.fdq.client.executor.MAX_HUNG", 0)
     produce(url, topic, ("k", b"one"))
     began, may_end = threading.Event(), threading.Event()
@@ -80,7 +80,7 @@ def test_close_gives_up_what_hangs_though_too_much_else_does(url, topic, monkeyp
     assert not is_alive
 
 
-def test_a_second_close_may_be_less_patient_than_the_first(url, topic):
+def test_second_close_may_have_a_shorter_timeout(url, topic):
     produce(url, topic, ("k", b"one"))
     began, may_end = threading.Event(), threading.Event()
 
@@ -103,7 +103,7 @@ def test_a_second_close_may_be_less_patient_than_the_first(url, topic):
     assert alive == (False, False)
 
 
-def test_close_does_not_wait_longer_than_it_was_told(url, topic):
+def test_close_does_not_exceed_its_timeout(url, topic):
     started, hangs = threading.Event(), threading.Event()
 
     def handle(_):
@@ -125,7 +125,7 @@ def test_close_does_not_wait_longer_than_it_was_told(url, topic):
     assert (total(url, topic, "emitted"), total(url, topic, "redelivered")) == (2, 1)
 
 
-def test_a_newer_one_of_the_same_name_ends_the_older(url, topic, consumer):
+def test_newer_consumer_of_the_same_name_ends_the_older(url, topic, consumer):
     old, new = Seen(), Seen()
     consumer.consume(topic, "one", old)
     produce(url, topic, ("k", b"before"))
@@ -139,7 +139,7 @@ def test_a_newer_one_of_the_same_name_ends_the_older(url, topic, consumer):
     assert (old.bodies, new.bodies) == ([b"before"], [b"after"])
 
 
-def test_wait_tells_of_the_first_that_ends_by_an_error(url, topic, consumer):
+def test_wait_raises_the_first_error(url, topic, consumer):
     """Though what was asked for before it goes on."""
     consumer.consume(topic, "one", Seen(), group="first")
     consumer.consume(topic, "one", Seen(), group="second")
@@ -150,7 +150,7 @@ def test_wait_tells_of_the_first_that_ends_by_an_error(url, topic, consumer):
     assert len(group(url, topic, "first")["members"]) == 1
 
 
-def test_one_that_is_taken_for_dead_joins_again(url, topic, consumer):
+def test_expired_consumer_joins_again(url, topic, consumer):
     """The bus knows it no more; so it is somebody new, from the start."""
     seen = Seen()
     consumer.consume(topic, "one", seen)
@@ -163,7 +163,7 @@ def test_one_that_is_taken_for_dead_joins_again(url, topic, consumer):
     until(lambda: spread(url, topic) == [16], "it is a member")
 
 
-def test_a_group_that_is_moved_goes_on_from_there(url, topic, consumer):
+def test_consumer_continues_after_a_reset(url, topic, consumer):
     seen = Seen()
     consumer.consume(topic, "one", seen)
     produce(url, topic, ("k", b"1"), ("k", b"2"))
@@ -174,7 +174,7 @@ def test_a_group_that_is_moved_goes_on_from_there(url, topic, consumer):
     assert seen[2].shard_epoch > seen[1].shard_epoch
 
 
-def test_a_topic_that_is_dropped_ends_who_consumes_it(url, topic, consumer):
+def test_dropped_topic_ends_its_consumers(url, topic, consumer):
     produce(url, topic, ("k", b"1"))
     seen = Seen()
     consumer.consume(topic, "one", seen)
@@ -185,7 +185,7 @@ def test_a_topic_that_is_dropped_ends_who_consumes_it(url, topic, consumer):
         consumer.wait(20)
 
 
-def test_a_message_that_fails_and_is_trimmed_holds_its_key_no_longer(url, topic, consumer):
+def test_trimmed_failed_message_unblocks_its_key(url, topic, consumer):
     seen, trimmed = [], threading.Event()
 
     def handle(envelope):

@@ -1,6 +1,6 @@
 """Breaks FDQ's producing side on purpose, and the bus inside a process; the tests must notice.
 
-    python tests/mutants/producing.py [part of a mutant's name ...]
+    python tests/mutants/fdq_producer.py [part of a mutant's name ...]
 
 The same procedure as in bus.py.
 """
@@ -18,13 +18,19 @@ from tests.mutants.bus import mutants  # noqa: E402
 
 SUITES: dict[str, tuple[str, ...]] = {
     "unit": (
-        *(f"tests/unit/fdq/test_{name}.py" for name in ("merging", "receipts", "columns")),
-        *(f"tests/unit/fdq/test_{name}.py" for name in ("routing", "replaying", "producer")),
+        *(
+            f"tests/unit/fdq/test_{name}.py"
+            for name in ("message_batcher", "message_future", "message_columns")
+        ),
+        *(
+            f"tests/unit/fdq/test_{name}.py"
+            for name in ("shard_routing", "topic_replay", "producer")
+        ),
         "tests/unit/fdq/test_aio.py",
         "tests/unit/port/test_sightings.py",
         "tests/unit/embedded",
     ),
-    "live": ("tests/interop/test_fdq_producing.py",),
+    "live": ("tests/interop/test_fdq_producer.py",),
 }
 
 PRODUCER = [
@@ -237,6 +243,6 @@ ALL = [*PRODUCER, *REPLAY, *EMBEDDED, *SIGHTINGS]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL
-    bus.TREE = ROOT / "build" / "mutants-producing"
+    bus.TREE = ROOT / "build" / "mutants-fdq-producer"
     bus.PACKAGE = bus.TREE / "src" / "polybus"
     sys.exit(bus.main())

@@ -48,7 +48,7 @@ def numbers(envelopes: list[fdq.Envelope]) -> dict[str | None, list[int]]:
     return by_key
 
 
-def test_what_is_produced_can_be_replayed(bus: NativeBus, topic: str) -> None:
+def test_produced_messages_can_be_replayed(bus: NativeBus, topic: str) -> None:
     with fdq.Producer(bus.url) as producer:
         assert producer.produce(topic, "k", b"1", {"a": b"b"}).first_id == 1
         assert producer.produce_batch(topic, [("k", b"2"), ("k", b"3")]).last_id == 3
@@ -64,7 +64,7 @@ def test_what_is_produced_can_be_replayed(bus: NativeBus, topic: str) -> None:
     assert fdq.stats(bus.url, topic)["all"]["inserted"] == 1999
 
 
-def test_the_default_bus_is_that_of_the_environment(
+def test_default_bus_is_taken_from_the_environment(
     bus: NativeBus, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLYBUS_URL", bus.url)
@@ -73,7 +73,7 @@ def test_the_default_bus_is_that_of_the_environment(
     assert [one.message for one in fdq.replay(None, topic)] == [b"1"]
 
 
-def test_a_batch_is_one_step_over_all_shards(bus: NativeBus, topic: str) -> None:
+def test_batch_is_atomic_over_all_shards(bus: NativeBus, topic: str) -> None:
     with fdq.Producer(bus.url) as producer:
         producer.produce_batch(topic, [(f"k{n}", b"%d" % n) for n in range(1000)])
         envelopes = found(bus, topic)
@@ -91,7 +91,7 @@ def test_the_largest_message_passes(bus: NativeBus, topic: str) -> None:
     assert sorted(len(one.message) for one in found(bus, topic)) == [5, len(body)]
 
 
-def test_errors_of_the_bus_are_told(bus: NativeBus, topic: str) -> None:
+def test_errors_of_the_bus_are_raised(bus: NativeBus, topic: str) -> None:
     with freud.blocking.connect(bus.process.address("freud")) as client:
         client.create_topic(topic)
     with fdq.Producer(bus.url) as producer:
@@ -125,7 +125,7 @@ def test_a_newer_one_of_the_same_name_fences_the_older(bus: NativeBus, topic: st
     assert numbers(found(bus, topic)) == {"k": [1, 2, 5]}
 
 
-def test_topics_do_not_wait_for_each_other(bus: NativeBus, topic: str) -> None:
+def test_topics_are_independent(bus: NativeBus, topic: str) -> None:
     with fdq.Producer(bus.url) as producer:
         names = [f"{topic}-{n}" for n in range(10)]
         futures = [producer.produce(names[n % 10], "k", b"%d" % n, wait=False) for n in range(200)]
@@ -148,7 +148,7 @@ def test_replay_follows(bus: NativeBus, topic: str) -> None:
             assert not ending.is_alive()
 
 
-def test_the_async_twins(bus: NativeBus, topic: str) -> None:
+def test_async_clients(bus: NativeBus, topic: str) -> None:
     async def main() -> list[bytes]:
         async with fdq.aio.Producer(bus.url) as producer:
             await asyncio.gather(*(producer.produce(topic, "k", b"%d" % n) for n in range(50)))
@@ -160,7 +160,7 @@ def test_the_async_twins(bus: NativeBus, topic: str) -> None:
 # --- a bus that is away
 
 
-def test_a_restart_is_not_noticed(topic: str) -> None:
+def test_producer_survives_a_restart_of_the_bus(topic: str) -> None:
     with NativeBus() as bus, fdq.Producer(bus.url, options=QUICKLY) as producer:
         producer.produce(topic, "k", b"0")
         bus.stop()
@@ -172,7 +172,7 @@ def test_a_restart_is_not_noticed(topic: str) -> None:
         assert numbers(found(bus, topic)) == {"k": list(range(501)), "l": [501]}
 
 
-def test_a_cut_connection_doubles_and_loses_nothing(bus: NativeBus, topic: str) -> None:
+def test_lost_connection_neither_duplicates_nor_loses_messages(bus: NativeBus, topic: str) -> None:
     with Relay(bus.port) as relay:
         url = f"polybus://127.0.0.1:{relay.port}"
         with fdq.Producer(url, options=QUICKLY) as producer:
@@ -190,7 +190,7 @@ def test_a_cut_connection_doubles_and_loses_nothing(bus: NativeBus, topic: str) 
     assert by_key == {f"k{n}": list(range(n, 800, 3)) for n in range(3)}
 
 
-def test_close_does_not_wait_longer_than_it_may(topic: str) -> None:
+def test_close_does_not_exceed_its_timeout(topic: str) -> None:
     """Though so much waits that nothing more can be handed over."""
     with NativeBus() as bus:
         options = ClientOptions(**QUICK, max_waiting_bytes=1000)

@@ -156,13 +156,13 @@ def kill_the_bus(kills: int) -> int:
 
 
 @pytest.mark.sabotage("stamps-off", expects=r"[1-9]\d* twice")
-def test_the_bus_is_killed_under_producers() -> None:
+def test_producers_survive_kills_of_the_bus() -> None:
     assert kill_the_bus(KILLS), "no kill fell between a commit and its answer"
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_the_same_hundreds_of_times() -> None:
+def test_producers_survive_hundreds_of_kills() -> None:
     assert kill_the_bus(SOAK_KILLS)
 
 
@@ -255,7 +255,7 @@ def check_numbers(found: list[int], acked: int) -> None:
     assert len(found) >= acked, "something was answered, and is not there"
 
 
-def test_a_name_lives_through_many_processes() -> None:
+def test_named_producer_over_many_processes() -> None:
     with NativeBus() as bus:
         choices = random.Random(3)
         epochs, stored = [], 0
@@ -271,7 +271,7 @@ def test_a_name_lives_through_many_processes() -> None:
 
 
 @pytest.mark.sabotage("epochs-off", expects="nobody tells the older one: stored")
-def test_one_that_was_taken_over_while_it_stood_still_is_told() -> None:
+def test_producer_taken_over_while_stopped_is_fenced() -> None:
     with NativeBus() as bus:
         older = Child(bus.url)
         older.store_some(3)
@@ -289,7 +289,7 @@ def test_one_that_was_taken_over_while_it_stood_still_is_told() -> None:
 
 
 @pytest.mark.sabotage("keep-nothing", expects="the producer has ended")
-def test_a_bus_inside_the_process_is_killed_with_it(tmp_path: Path) -> None:
+def test_in_process_bus_is_killed_with_its_process(tmp_path: Path) -> None:
     url = f"lmdb:{tmp_path / 'store'}"
     choices = random.Random(5)
     stored = 0

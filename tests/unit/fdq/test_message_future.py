@@ -25,7 +25,7 @@ def some(count: int = 3) -> tuple[Condition, list[MessageFuture]]:
     return condition, [MessageFuture(condition) for _ in range(count)]
 
 
-def test_before_and_after() -> None:
+def test_state_before_and_after_resolution() -> None:
     condition, receipts = some()
     first = receipts[0]
     assert isinstance(first, Future)
@@ -40,7 +40,7 @@ def test_before_and_after() -> None:
     assert first.exception() is None
 
 
-def test_what_failed_raises_for_each() -> None:
+def test_error_is_raised_for_each_future() -> None:
     condition, receipts = some()
     resolve_all(condition, receipts, None, Fenced("taken over"))
     for one in receipts:
@@ -49,14 +49,14 @@ def test_what_failed_raises_for_each() -> None:
             one.result()
 
 
-def test_it_cannot_be_called_back() -> None:
+def test_future_cannot_be_cancelled() -> None:
     condition, (one,) = some(1)
     assert not one.cancel()
     resolve_all(condition, [one], DONE, None)
     assert one.result() is DONE
 
 
-def test_callbacks_run_once_each_also_late_ones() -> None:
+def test_callbacks_run_once_even_if_added_late() -> None:
     condition, receipts = some(2)
     called: list[Any] = []
     receipts[0].add_done_callback(called.append)
@@ -67,7 +67,7 @@ def test_callbacks_run_once_each_also_late_ones() -> None:
     assert called == [receipts[0], receipts[1], receipts[1], receipts[0]]
 
 
-def test_a_callback_that_fails_is_the_callbacks_affair(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_callback_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     condition, receipts = some(2)
     called: list[Any] = []
     receipts[0].add_done_callback(lambda _: 1 / 0)
@@ -86,7 +86,7 @@ def in_thread(work: Callable[[], object]) -> tuple[Thread, list[object]]:
 
 @pytest.mark.parametrize("error", [None, Fenced("x")])
 @pytest.mark.parametrize("when", [ALL_COMPLETED, FIRST_COMPLETED])
-def test_sets_of_them_are_waited_for(error: Exception | None, when: str) -> None:
+def test_wait_for_several_futures(error: Exception | None, when: str) -> None:
     one, other = some(), some()
     everything = [*one[1], *other[1]]
     thread, found = in_thread(lambda: wait(everything, PATIENCE_S, when))
@@ -101,7 +101,7 @@ def test_sets_of_them_are_waited_for(error: Exception | None, when: str) -> None
     assert when == FIRST_COMPLETED or done == set(everything)
 
 
-def test_each_comes_as_it_completes() -> None:
+def test_as_completed_yields_each_future() -> None:
     one, other = some(), some(2)
     by_receipt: dict[Future[Produced], int] = {
         receipt: at for at, receipt in enumerate([*one[1], *other[1]])
@@ -116,7 +116,7 @@ def test_each_comes_as_it_completes() -> None:
     assert sorted(order) == [0, 1, 2, 3, 4]
 
 
-def test_whoever_waits_for_one_of_many_wakes_with_its_outcome() -> None:
+def test_waiter_of_one_future_wakes_with_its_result() -> None:
     """They share a condition: nobody must wake for another's news and think time is up."""
     condition, receipts = some(50)
     waiting = [in_thread(partial(one.result, PATIENCE_S)) for one in receipts]
@@ -126,7 +126,7 @@ def test_whoever_waits_for_one_of_many_wakes_with_its_outcome() -> None:
         assert found == [DONE]
 
 
-def test_on_a_loop() -> None:
+def test_future_on_an_event_loop() -> None:
     condition, receipts = some(2)
 
     async def main() -> list[Produced]:

@@ -40,7 +40,7 @@ def runs() -> Runs:
     return Runs()
 
 
-def test_the_second_is_told_of_when_the_first_has_ended(runs: Runs) -> None:
+def test_second_suspect_run_is_reported_after_the_first_ended(runs: Runs) -> None:
     runs.care.begin(FIRST)
     second = runs.begin(SECOND)
     runs.care.end(SECOND)  # whose turn it is not: nothing ends by it
@@ -51,7 +51,7 @@ def test_the_second_is_told_of_when_the_first_has_ended(runs: Runs) -> None:
     assert runs.told == [FIRST, SECOND]
 
 
-def test_who_waits_for_its_turn_does_not_begin_when_the_consumer_closes(runs: Runs) -> None:
+def test_waiting_run_does_not_begin_when_the_consumer_closes(runs: Runs) -> None:
     runs.care.begin(FIRST)
     second = runs.begin(SECOND)
     runs.stopping.set()
@@ -59,14 +59,14 @@ def test_who_waits_for_its_turn_does_not_begin_when_the_consumer_closes(runs: Ru
     assert (runs.told, runs.refused) == ([FIRST], [SECOND])
 
 
-def test_nothing_begins_behind_the_end(runs: Runs) -> None:
+def test_no_run_begins_after_closing(runs: Runs) -> None:
     runs.stopping.set()
     with pytest.raises(ConsumerClosing):
         runs.care.begin(FIRST)
     assert runs.told == []
 
 
-def test_a_run_of_which_the_bus_could_not_be_told_has_its_turn_until_it_ends() -> None:
+def test_run_whose_report_failed_keeps_its_turn_until_it_ends() -> None:
     def refuse(run: Any) -> None:
         raise ConnectionError
 

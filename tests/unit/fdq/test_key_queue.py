@@ -197,7 +197,7 @@ def started(lane):
     return None if run is None else run.offset
 
 
-def test_a_failed_key_is_held_and_others_go_on():
+def test_failed_key_is_blocked_and_others_continue():
     shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "b", "a", "b"])
     lane.begin(0.0)
@@ -216,7 +216,7 @@ def test_a_failed_key_is_held_and_others_go_on():
     assert started(lane) == 2
 
 
-def test_of_a_closed_shard_nothing_is_started():
+def test_closed_shard_starts_no_run():
     shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "b", "a"])
     lane.begin(0.0)
@@ -230,7 +230,7 @@ def test_of_a_closed_shard_nothing_is_started():
     assert lane.begin(0.0) is None
 
 
-def test_what_was_ready_when_its_shard_was_closed_is_not_started():
+def test_ready_run_of_a_closed_shard_is_not_started():
     shard = AssignedShard(given())
     lane = lane_with(shard, ["a"])
     lane.fail(lane.begin(0.0), "no")
@@ -240,7 +240,7 @@ def test_what_was_ready_when_its_shard_was_closed_is_not_started():
     assert lane.begin(0.0) is None
 
 
-def test_a_key_held_by_an_assignment_that_has_ended_is_free_in_the_next():
+def test_blocked_key_is_free_in_the_next_assignment():
     old, new = AssignedShard(given()), AssignedShard(given() | {"epoch": 2})
     lane = lane_with(old, ["a"])
     lane.fail(lane.begin(0.0), "no")
@@ -249,7 +249,7 @@ def test_a_key_held_by_an_assignment_that_has_ended_is_free_in_the_next():
     assert lane.begin(0.0).shard is new
 
 
-def test_a_run_that_its_transaction_has_acked_is_done_even_if_it_fails_then():
+def test_committed_run_is_done_even_if_it_fails_later():
     shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "a"])
     run = lane.begin(0.0)
@@ -261,7 +261,7 @@ def test_a_run_that_its_transaction_has_acked_is_done_even_if_it_fails_then():
     assert started(lane) == 1
 
 
-def test_deliveries_below_the_suspect_mark_are_not_the_first():
+def test_deliveries_below_the_suspect_mark_are_redeliveries():
     shard = AssignedShard(given(suspect_to=1, attempts={"0": 2, "1": 1}))
     lane = lane_with(shard, ["a", "b", "c"])
     deliveries = []
@@ -273,7 +273,7 @@ def test_deliveries_below_the_suspect_mark_are_not_the_first():
     assert shard.counts == (3, 2)
 
 
-def test_a_full_shard_runs_only_what_adds_no_range():
+def test_full_shard_starts_only_runs_that_add_no_range():
     gaps = [(at, at + 1) for at in range(1, 2 * MAX_RANGES, 2)]
     shard = AssignedShard(given(ranges=gaps), 1, MAX_RANGES)
     assert shard.is_full
@@ -287,7 +287,7 @@ def test_a_full_shard_runs_only_what_adds_no_range():
     assert lane_with(shard, ["c"]).begin(0.0) is not None
 
 
-def test_a_shard_is_full_by_its_gaps_and_free_again_when_they_are_closed():
+def test_shard_is_full_until_its_gaps_are_closed():
     shard = AssignedShard(given(), 1, COLLECT_EVERY + 2 + 3)
     shard.finished.extend([1, 3])
     shard.collect_finished()
@@ -301,7 +301,7 @@ def test_a_shard_is_full_by_its_gaps_and_free_again_when_they_are_closed():
     assert not shard.is_full
 
 
-def test_a_run_that_was_given_up_ends_in_vain():
+def test_end_of_an_abandoned_run_does_not_count():
     shard = AssignedShard(given())
     lane = lane_with(shard, ["a"])
     run = lane.begin(0.0)
@@ -312,7 +312,7 @@ def test_a_run_that_was_given_up_ends_in_vain():
     assert len(shard.failures) == 1
 
 
-def test_a_key_is_free_when_all_that_waited_are_done():
+def test_key_is_unblocked_after_its_waiting_runs():
     shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "a"])
     lane.fail(lane.begin(0.0), "no")
@@ -336,7 +336,7 @@ def batch_lane(shard, count, last_attempt=2):
     return lane
 
 
-def test_a_batch_that_fails_comes_again_as_a_whole_and_its_last_run_is_alone():
+def test_failed_batch_is_retried_whole_and_its_last_run_is_single():
     shard = AssignedShard(given())
     lane = batch_lane(shard, 4)
     runs = []
@@ -357,14 +357,14 @@ def test_a_batch_that_fails_comes_again_as_a_whole_and_its_last_run_is_alone():
     assert shard.waiting == 0
 
 
-def test_dead_ones_of_a_batch_do_not_come_again():
+def test_dead_letters_of_a_batch_are_not_retried():
     shard = AssignedShard(given())
     run = BatchRun(shard, rows(0, ["k"] * 5), 0, 5)
     assert [list(one.offsets) for one in run.retry_runs({}, {2})] == [[0, 1], [3, 4]]
     assert run.retry_runs({}, set(range(5))) == []
 
 
-def test_batches_below_the_suspect_mark_are_small_and_end_there():
+def test_suspect_batches_are_small_and_end_at_the_mark():
     shard = AssignedShard(given(suspect_to=3, attempts={"4": 2}))
     lane = batch_lane(shard, 7)
     runs = []
@@ -379,19 +379,19 @@ def test_batches_below_the_suspect_mark_are_small_and_end_there():
 @pytest.mark.parametrize(
     ("offsets", "found"), [([], []), ([3], [(3, 4)]), ([1, 2, 5, 6, 8], [(1, 3), (5, 7), (8, 9)])]
 )
-def test_neighbours(offsets, found):
+def test_split_consecutive(offsets, found):
     assert list(split_consecutive(offsets)) == found
 
 
-def test_cuts_keep_those_together_that_have_failed_together():
+def test_split_runs_keeps_failed_messages_together():
     assert list(split_runs(range(6), {2: 1, 3: 2}, 4)) == [(0, 2), (2, 4), (4, 6)]
 
 
-def test_cuts_leave_the_last_chance_alone():
+def test_split_runs_isolates_last_attempts():
     assert list(split_runs(range(5), {0: 2, 3: 2}, 2)) == [(0, 1), (1, 3), (3, 4), (4, 5)]
 
 
-def test_when_all_fail_a_shard_does_not_run_through_its_log(monkeypatch):
+def test_shard_stops_reading_if_all_runs_fail(monkeypatch):
     monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", 3)
     shard = AssignedShard(given())
     lane = lane_with(shard, [f"k{n}" for n in range(9)])
@@ -407,7 +407,7 @@ def test_when_all_fail_a_shard_does_not_run_through_its_log(monkeypatch):
     assert lane.begin(0.0).offset == 3
 
 
-def test_when_all_fail_those_are_tried_and_the_first_of_all_though_it_is_new(monkeypatch):
+def test_full_shard_retries_failed_runs_and_starts_the_low_water_mark(monkeypatch):
     """Else a shard stands still for ever: nobody may begin who does not touch what is done."""
     monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", 3)
     shard = AssignedShard(given(), executors=2)
@@ -427,7 +427,7 @@ def test_when_all_fail_those_are_tried_and_the_first_of_all_though_it_is_new(mon
     assert started(first) is None, "nothing else that is new"
 
 
-def test_what_waits_for_a_full_shard_takes_no_room_from_other_shards(monkeypatch):
+def test_rows_of_a_full_shard_free_the_fetch_buffer(monkeypatch):
     monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", 1)
     shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "b", "c"])
@@ -445,7 +445,7 @@ def test_what_waits_for_a_full_shard_takes_no_room_from_other_shards(monkeypatch
     assert (lane.freed_rows, shard.waiting, shard.waiting_bytes) == (5, 0, 0)
 
 
-def test_what_waits_behind_a_slow_run_takes_no_room_from_other_lanes():
+def test_rows_behind_a_slow_run_free_the_fetch_buffer():
     shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "b", "c"])
     slow = lane.begin(0.0)

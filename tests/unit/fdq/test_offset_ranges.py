@@ -17,7 +17,7 @@ def as_set(low, ranges):
 
 
 @given(st.integers(0, 20), PAIRS)
-def test_what_was_added_is_there_in_the_fewest_ranges(low, pairs):
+def test_added_offsets_form_the_fewest_ranges(low, pairs):
     ranges, model = OffsetRanges(low), set(range(low))
     for start, length in pairs:
         ranges.add(start, start + length)
@@ -44,7 +44,7 @@ def test_overlaps(low, pairs, start, length):
     assert ranges.overlaps(start, start + length) is done or length == 0
 
 
-def test_the_low_mark_swallows_what_it_reaches():
+def test_low_water_mark_absorbs_touching_ranges():
     ranges = OffsetRanges(3, [(5, 7), (9, 10)])
     ranges.raise_low(6)
     assert (ranges.low, list(ranges)) == (7, [(9, 10)])

@@ -45,7 +45,7 @@ def told(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("where", ["bus", "memory"])
-def test_what_is_told_is_what_was_counted(where):
+def test_stats_equal_recounted_messages(where):
     if where == "memory":
         recount("memory:recount")
     else:

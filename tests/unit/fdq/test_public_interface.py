@@ -39,7 +39,7 @@ FIELDS = {
 }
 
 
-def test_names() -> None:
+def test_exported_names() -> None:
     assert fdq.__all__ == NAMES
     assert set(NAMES) <= set(dir(fdq))
     assert all(getattr(fdq, name) is not None for name in NAMES)
@@ -52,17 +52,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         fdq.Broker  # noqa: B018
 
 
-def test_what_an_envelope_has() -> None:
+def test_fields_of_an_envelope() -> None:
     assert {name for name in fdq.Envelope.__slots__ if not name.startswith("_")} == FIELDS
     assert callable(fdq.Envelope.transaction)
 
 
-def test_a_request_is_a_key_a_message_and_headers() -> None:
+def test_message_request_fields() -> None:
     assert fdq.MessageRequest._fields == ("shard_key", "message", "headers")
     assert fdq.MessageRequest("k", b"x").headers is None
 
 
-def test_calls_as_the_seed_writes_them() -> None:
+def test_calls_of_the_specification() -> None:
     """By position and by name."""
     produce = inspect.signature(fdq.Producer.produce).parameters
     assert list(produce)[1:] == ["topic", "shard_key", "message", "headers", "wait"]
@@ -72,13 +72,13 @@ def test_calls_as_the_seed_writes_them() -> None:
 
 
 @pytest.mark.parametrize("twin", ["produce", "produce_batch", "flush", "close"])
-def test_the_async_producer_takes_the_same(twin: str) -> None:
+def test_async_producer_has_the_same_parameters(twin: str) -> None:
     plain = inspect.signature(getattr(fdq.Producer, twin)).parameters
     other = inspect.signature(getattr(fdq.aio.Producer, twin)).parameters
     assert list(plain.values()) == list(other.values())
 
 
-def test_the_module_alone_loads_nothing_heavy() -> None:
+def test_import_loads_no_heavy_module() -> None:
     program = (
         "import sys; from polybus import fdq; fdq.__all__;"
         "print([name for name in ('pyarrow', 'lmdb', 'asyncio') if name in sys.modules])"

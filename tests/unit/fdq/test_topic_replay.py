@@ -56,7 +56,7 @@ def times(url: str) -> list[int]:
     return [envelope.timestamp_ns for envelope in fdq.replay(url, "t")]
 
 
-def test_all_there_is(history: str) -> None:
+def test_replay_of_all_messages(history: str) -> None:
     found = list(fdq.replay(history, "t"))
     assert [one.id for one in found] == list(range(1, COUNT + 1))
     assert [int(one.message) for one in found] == [one.id for one in found]
@@ -78,11 +78,11 @@ def test_all_there_is(history: str) -> None:
         ({"from_id": 38, "to": 1000}, range(38, 41)),
     ],
 )
-def test_by_id(history: str, settings: dict[str, int], expected: Any) -> None:
+def test_replay_by_id(history: str, settings: dict[str, int], expected: Any) -> None:
     assert ids(history, **settings) == list(expected)
 
 
-def test_by_time(history: str) -> None:
+def test_replay_by_time(history: str) -> None:
     """A time is the first message that came then or later; `to` is left out."""
     at = times(history)
     first, last = at.index(at[9]) + 1, at.index(at[29]) + 1  # commits may share a time
@@ -92,7 +92,7 @@ def test_by_time(history: str) -> None:
     assert ids(history, from_time=at[-1] + 1) == []
 
 
-def test_by_datetime(history: str) -> None:
+def test_replay_by_datetime(history: str) -> None:
     long_ago = datetime(2000, 1, 1, tzinfo=UTC)
     hence = datetime.now(UTC) + timedelta(days=1)
     everything = list(range(1, COUNT + 1))
@@ -103,14 +103,14 @@ def test_by_datetime(history: str) -> None:
     assert ids(history, from_time=long_ago, to=hence) == everything
 
 
-def test_a_datetime_in_nanoseconds() -> None:
+def test_datetime_to_nanoseconds() -> None:
     moment = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
     assert to_nanoseconds("t", moment) == 1769860800_123456_000
     elsewhere = moment.astimezone(timezone(timedelta(hours=5, minutes=45)))
     assert to_nanoseconds("t", elsewhere) == 1769860800_123456_000
 
 
-def test_batches(history: str) -> None:
+def test_replay_of_batches(history: str) -> None:
     batches = list(fdq.replay(history, "t", from_id=5, batch=True))
     assert sum(batch.num_rows for batch in batches) == COUNT - 4
     assert batches[0].schema.names[0] == "id"
@@ -132,23 +132,23 @@ def test_batches(history: str) -> None:
         {"wait_s": math.nan},
     ],
 )
-def test_places_that_make_no_sense(history: str, bad: dict[str, Any]) -> None:
+def test_invalid_positions_are_refused(history: str, bad: dict[str, Any]) -> None:
     with pytest.raises(errors.UsageError):
         fdq.replay(history, "t", **bad)
 
 
-def test_topics_that_are_not_there(history: str) -> None:
+def test_replay_of_missing_topics_fails(history: str) -> None:
     with pytest.raises(errors.DoesNotExist):
         fdq.replay(history, "nowhere")
 
 
-def test_it_ends_with_what_is_there_when_it_begins(url: str) -> None:
+def test_replay_ends_with_the_last_message_at_its_start(url: str) -> None:
     with fdq.replay(url, "t") as replay, fdq.Producer(url) as producer:
         producer.produce("t", "k", b"later")
         assert len(list(replay)) == COUNT
 
 
-def test_it_goes_on_if_told_to(url: str) -> None:
+def test_replay_waits_for_new_messages_with_wait_s(url: str) -> None:
     with ThreadPoolExecutor(1) as pool, fdq.Producer(url) as producer:
         replay = fdq.replay(url, "t", from_id=COUNT, wait_s=math.inf)
         assert next(replay).id == COUNT
@@ -160,7 +160,7 @@ def test_it_goes_on_if_told_to(url: str) -> None:
         assert ended.result(PATIENCE_S) == []
 
 
-def test_it_lets_go_of_the_bus(tmp_path: Path) -> None:
+def test_replay_disconnects_at_its_end(tmp_path: Path) -> None:
     url = f"lmdb:{tmp_path / 'store'}"
     with fdq.Producer(url) as producer:
         producer.produce_batch("t", [("k", b"x")] * 10)
@@ -179,13 +179,13 @@ def test_it_lets_go_of_the_bus(tmp_path: Path) -> None:
     assert folder_ownership.owner(tmp_path / "store") is None
 
 
-def test_no_group_moves(history: str) -> None:
+def test_replay_moves_no_group(history: str) -> None:
     with open_bus(history) as bus:
         assert ids(history)
         assert bus.act("topic.stats", topic="t")["groups"] == []
 
 
-def test_what_was_trimmed_is_passed_over(url: str) -> None:
+def test_trimmed_messages_are_skipped(url: str) -> None:
     with open_bus(url) as bus:
         shard = next(iter(fdq.replay(url, "t"))).shard
         kept = [one.id for one in fdq.replay(url, "t") if one.shard != shard or one.offset >= 2]
@@ -193,7 +193,7 @@ def test_what_was_trimmed_is_passed_over(url: str) -> None:
         assert ids(url) == kept
 
 
-def test_indexes_begin_anew_with_each_generation() -> None:
+def test_shard_indexes_restart_with_each_generation() -> None:
     assert shard_indexes([2, 3]) == [0, 1, 0, 1, 2]
 
 
@@ -239,12 +239,12 @@ def test_reset_moves_a_group(url: str, bus: InProcessClient) -> None:
 
 
 @pytest.mark.parametrize("bad", ["somewhere", -1, 1.5, {"x": 1}, {0: -1}, None])
-def test_places_that_no_group_can_go_to(bad: Any) -> None:
+def test_invalid_reset_positions_are_refused(bad: Any) -> None:
     with pytest.raises(errors.UsageError):
         fdq.reset("memory:", "t", to=bad)
 
 
-def test_a_waiting_replay_holds_nobody_up(history: str) -> None:
+def test_waiting_replay_does_not_block_producers(history: str) -> None:
     with open_bus(history) as bus, ThreadPoolExecutor(1) as pool:
         replay = fdq.replay(history, "t", from_id=COUNT + 1, wait_s=math.inf)
         waiting = pool.submit(next, replay, None)

@@ -76,7 +76,7 @@ def started(merger: MessageBatcher, bus: Slow) -> None:
     until(lambda: bus.sent, "the first")
 
 
-def test_the_first_goes_at_once(merger: MessageBatcher, bus: Slow) -> None:
+def test_first_message_is_sent_at_once(merger: MessageBatcher, bus: Slow) -> None:
     receipt = add(merger, b"x")
     until(lambda: bus.sent, "it to be sent")
     assert not receipt.done()
@@ -84,7 +84,7 @@ def test_the_first_goes_at_once(merger: MessageBatcher, bus: Slow) -> None:
     assert receipt.result(PATIENCE_S) is DONE
 
 
-def test_those_behind_it_travel_together_once_it_is_answered(
+def test_pending_messages_are_sent_together_after_the_response(
     merger: MessageBatcher, bus: Slow
 ) -> None:
     started(merger, bus)
@@ -99,7 +99,7 @@ def test_those_behind_it_travel_together_once_it_is_answered(
             receipt.result(PATIENCE_S)
 
 
-def test_any_answer_sends_what_waits(merger: MessageBatcher, bus: Slow) -> None:
+def test_any_response_sends_pending_messages(merger: MessageBatcher, bus: Slow) -> None:
     """Though others are still on their way."""
     started(merger, bus)
     merger.send_rows("t", build_batch(["k"], [b"second"], [0], None))
@@ -110,9 +110,7 @@ def test_any_answer_sends_what_waits(merger: MessageBatcher, bus: Slow) -> None:
     assert bus.bodies()[2] == [b"third"]
 
 
-def test_who_waits_sends_by_himself_if_nothing_is_on_its_way(
-    merger: MessageBatcher, bus: Slow
-) -> None:
+def test_waiting_caller_sends_if_nothing_is_in_flight(merger: MessageBatcher, bus: Slow) -> None:
     started(merger, bus)
     add(merger, b"second")
     merger.send_if_free()
@@ -125,7 +123,7 @@ def test_who_waits_sends_by_himself_if_nothing_is_on_its_way(
     assert bus.bodies()[2] == [b"third"]
 
 
-def test_time_sends_what_waits(bus: Slow) -> None:
+def test_linger_timeout_sends_pending_messages(bus: Slow) -> None:
     now_s = [0.0]
     merger = MessageBatcher(BatchOptions(linger_s=0.001), bus.send, clock=lambda: now_s[0])
     started(merger, bus)
@@ -136,7 +134,7 @@ def test_time_sends_what_waits(bus: Slow) -> None:
     assert merger.close(PATIENCE_S)
 
 
-def test_whoever_comes_when_time_is_nearly_up_is_to_send(bus: Slow) -> None:
+def test_caller_near_the_linger_deadline_sends(bus: Slow) -> None:
     now_s = [0.0]
     merger = MessageBatcher(BatchOptions(linger_s=60.0), bus.send, clock=lambda: now_s[0])
     started(merger, bus)
@@ -154,7 +152,7 @@ def test_whoever_comes_when_time_is_nearly_up_is_to_send(bus: Slow) -> None:
     assert merger.close(PATIENCE_S)
 
 
-def test_answers_send_nothing_early_unless_somebody_waits(bus: Slow) -> None:
+def test_response_does_not_flush_early_without_a_waiter(bus: Slow) -> None:
     """Else batches would be small, and the bus have more to do than it needs to."""
     now_s = [0.0]
     merger = MessageBatcher(
@@ -173,7 +171,7 @@ def test_answers_send_nothing_early_unless_somebody_waits(bus: Slow) -> None:
     assert merger.close(PATIENCE_S)
 
 
-def test_time_sends_what_comes_behind_a_batch_of_its_own(bus: Slow) -> None:
+def test_linger_timeout_sends_messages_after_a_submitted_batch(bus: Slow) -> None:
     """Though the thread has seen nothing of that."""
     merger = MessageBatcher(BatchOptions(linger_s=0.001), bus.send)
     started(merger, bus)
@@ -190,7 +188,7 @@ def test_time_sends_what_comes_behind_a_batch_of_its_own(bus: Slow) -> None:
     "merging",
     [BatchOptions(FOR_EVER_S, max_batch_rows=3), BatchOptions(FOR_EVER_S, max_batch_bytes=342)],
 )
-def test_whoever_fills_it_is_told_to_send(bus: Slow, merging: BatchOptions) -> None:
+def test_caller_that_fills_a_batch_must_send(bus: Slow, merging: BatchOptions) -> None:
     merger = MessageBatcher(merging, bus.send)
     started(merger, bus)
     told = [merger.add("t", None, b"x" * 50, None)[1] for _ in range(3)]
@@ -201,7 +199,7 @@ def test_whoever_fills_it_is_told_to_send(bus: Slow, merging: BatchOptions) -> N
     assert merger.close(PATIENCE_S)
 
 
-def test_no_batch_is_larger_than_the_bound_but_for_a_large_message(bus: Slow) -> None:
+def test_batches_are_bounded_except_for_one_large_message(bus: Slow) -> None:
     """Many threads may add before one of them gets round to sending."""
     merger = MessageBatcher(BatchOptions(FOR_EVER_S, max_batch_bytes=1000), bus.send)
     started(merger, bus)
@@ -219,7 +217,7 @@ def test_no_batch_is_larger_than_the_bound_but_for_a_large_message(bus: Slow) ->
     assert merger.close(PATIENCE_S)
 
 
-def test_keys_and_headers_count(bus: Slow) -> None:
+def test_keys_and_headers_count_as_bytes(bus: Slow) -> None:
     merger = MessageBatcher(BatchOptions(FOR_EVER_S, max_batch_bytes=1000), bus.send)
     started(merger, bus)
     assert not merger.add("t", "k" * 400, b"", None)[1]
@@ -230,7 +228,7 @@ def test_keys_and_headers_count(bus: Slow) -> None:
     assert merger.close(PATIENCE_S)
 
 
-def test_a_batch_of_its_own_comes_behind_what_waits(merger: MessageBatcher, bus: Slow) -> None:
+def test_submitted_batch_follows_pending_messages(merger: MessageBatcher, bus: Slow) -> None:
     started(merger, bus)
     add(merger, b"a")
     add(merger, b"elsewhere", "other")
@@ -243,7 +241,7 @@ def test_a_batch_of_its_own_comes_behind_what_waits(merger: MessageBatcher, bus:
     assert future.result(PATIENCE_S) is DONE
 
 
-def test_a_topic_that_has_had_headers_keeps_the_column(merger: MessageBatcher, bus: Slow) -> None:
+def test_topic_with_headers_keeps_the_column(merger: MessageBatcher, bus: Slow) -> None:
     """Else each change would be a new stream."""
     started(merger, bus)
     add(merger, b"a")
@@ -259,7 +257,7 @@ def test_a_topic_that_has_had_headers_keeps_the_column(merger: MessageBatcher, b
     assert not merger.wants_headers("other")
 
 
-def test_what_cannot_be_handed_over_fails_those_who_wait_for_it() -> None:
+def test_failed_send_fails_its_futures() -> None:
     def refuse(topic: str, rows: pa.RecordBatch) -> Future[Produced]:
         raise Denied("no")
 
@@ -272,7 +270,7 @@ def test_what_cannot_be_handed_over_fails_those_who_wait_for_it() -> None:
     assert merger.close(PATIENCE_S)
 
 
-def test_whoever_is_interrupted_leaves_nobody_waiting(merger: MessageBatcher, bus: Slow) -> None:
+def test_interrupted_sender_resolves_all_futures(merger: MessageBatcher, bus: Slow) -> None:
     started(merger, bus)
     receipts = [add(merger, b"x", topic) for topic in ("a", "b")]
 
@@ -289,13 +287,13 @@ def test_whoever_is_interrupted_leaves_nobody_waiting(merger: MessageBatcher, bu
     assert merger.flush(PATIENCE_S)
 
 
-def test_a_batch_that_was_called_back_is_not_waited_for(merger: MessageBatcher, bus: Slow) -> None:
+def test_cancelled_batch_is_not_waited_for(merger: MessageBatcher, bus: Slow) -> None:
     future = merger.send_rows("t", build_batch([None], [b"x"], [0], None))
     assert future.cancel()
     assert merger.flush(PATIENCE_S)
 
 
-def test_flush_waits_for_outcomes(merger: MessageBatcher, bus: Slow) -> None:
+def test_flush_waits_for_results(merger: MessageBatcher, bus: Slow) -> None:
     assert merger.flush(0)
     started(merger, bus)
     receipt = add(merger, b"x")
@@ -308,18 +306,14 @@ def test_flush_waits_for_outcomes(merger: MessageBatcher, bus: Slow) -> None:
     answering.join()
 
 
-def test_flush_ends_in_time_though_nothing_can_be_handed_over(
-    merger: MessageBatcher, bus: Slow
-) -> None:
+def test_flush_times_out_while_send_blocks(merger: MessageBatcher, bus: Slow) -> None:
     bus.open.clear()
     add(merger, b"x")
     assert not merger.flush(0.01)
     bus.open.set()
 
 
-def test_outcomes_are_told_while_somebody_waits_to_hand_over(
-    merger: MessageBatcher, bus: Slow
-) -> None:
+def test_futures_resolve_while_a_sender_blocks(merger: MessageBatcher, bus: Slow) -> None:
     """A bus that is full takes no more until it has told what became of the first."""
     started(merger, bus)
     bus.open.clear()
@@ -335,7 +329,7 @@ def test_outcomes_are_told_while_somebody_waits_to_hand_over(
     assert bus.bodies() == [[b"first"], [b"x"]]
 
 
-def test_after_close_nothing_is_taken(merger: MessageBatcher, bus: Slow) -> None:
+def test_closed_batcher_takes_no_messages(merger: MessageBatcher, bus: Slow) -> None:
     receipt = add(merger, b"x")
     closing = Thread(target=merger.close)
     closing.start()
@@ -351,7 +345,7 @@ def test_after_close_nothing_is_taken(merger: MessageBatcher, bus: Slow) -> None
     assert merger.close(PATIENCE_S)
 
 
-def test_many_threads_lose_nothing_and_each_keeps_its_order(bus: Slow) -> None:
+def test_many_threads_lose_no_message_and_keep_their_order(bus: Slow) -> None:
     merger = MessageBatcher(BatchOptions(linger_s=0, max_batch_rows=7), bus.send)
     receipts: list[Future[Produced]] = []
 
@@ -380,6 +374,6 @@ def test_many_threads_lose_nothing_and_each_keeps_its_order(bus: Slow) -> None:
     "bad",
     [{"linger_s": -1}, {"linger_s": float("nan")}, {"max_batch_rows": 0}, {"max_batch_bytes": 0}],
 )
-def test_bounds_that_make_no_sense(bad: dict[str, Any]) -> None:
+def test_invalid_batch_options_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         BatchOptions(**bad)

@@ -23,7 +23,7 @@ from tests.rig.fdq.snapshot import output_body, run_of, source_of
 from tests.rig.observer import until
 
 
-def test_what_has_no_end_is_unknown(tmp_path):
+def test_unfinished_call_has_an_unknown_outcome(tmp_path):
     diary = Diary(tmp_path / "x")
     first, second = diary.begin("produce", body="a"), diary.begin("produce", body="b")
     diary.end(first, OK, first_id=7)
@@ -34,7 +34,7 @@ def test_what_has_no_end_is_unknown(tmp_path):
     assert second > first
 
 
-def test_a_line_that_was_cut_short_was_never_said(tmp_path):
+def test_truncated_line_is_ignored(tmp_path):
     path = tmp_path / "x"
     diary = Diary(path)
     diary.end(diary.begin("produce"), OK)
@@ -43,7 +43,7 @@ def test_a_line_that_was_cut_short_was_never_said(tmp_path):
         assert [one.outcome for one in operations("p", tmp_path / "cut")] == [UNKNOWN]
 
 
-def test_diaries_become_a_history(tmp_path):
+def test_journals_become_a_history(tmp_path):
     diary = Diary(tmp_path / "x")
     diary.note(ASSIGNED, shard=1, epoch=2)
     diary.end(diary.begin(PRODUCE, producer="w", messages=[Message("k", "m", True)]), OK)
@@ -65,7 +65,7 @@ def test_diaries_become_a_history(tmp_path):
     assert (found.max_deliver, found.is_exact) == (3, False)
 
 
-def test_an_output_tells_where_it_comes_from():
+def test_output_names_its_origin():
     body = output_body("w1 7 moved", "c1/3", 0)
     assert (source_of(body), run_of(body)) == ("w1 7 moved", "c1/3")
 
@@ -84,7 +84,7 @@ def test_children_are_stopped_killed_and_waited_for(tmp_path):
             assert child.wait() == -signal.SIGKILL
 
 
-def test_a_child_that_fails_says_why(tmp_path):
+def test_failed_child_reports_its_error(tmp_path):
     with ClientPool() as pool:
         child = pool.start("produce", Orders("nonsense://", "a", str(tmp_path)))
         assert child.wait() == 1

@@ -17,7 +17,7 @@ VECTORS = {
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 16, 17, 512])
-def test_keys_of_the_spec(shards: int) -> None:
+def test_shards_of_the_keys_in_the_specification(shards: int) -> None:
     with open_bus("memory:routing") as bus, fdq.Producer("memory:routing") as producer:
         bus.act("topic.create", topic="t", shards=shards)
         producer.produce_batch("t", [(key, b"by batch") for key in VECTORS])
@@ -28,7 +28,7 @@ def test_keys_of_the_spec(shards: int) -> None:
         assert found == {(key, hashed % shards) for key, hashed in VECTORS.items()}
 
 
-def test_those_without_a_key_go_round_by_batch() -> None:
+def test_messages_without_a_key_rotate_by_batch() -> None:
     with open_bus("memory:routing") as bus, fdq.Producer("memory:routing") as producer:
         bus.act("topic.create", topic="t", shards=4)
         for _ in range(8):

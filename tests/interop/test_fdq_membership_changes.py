@@ -68,7 +68,7 @@ class Handlers:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_nothing_is_done_twice(seed, caplog):
+def test_no_message_is_processed_twice(seed, caplog):
     caplog.set_level(logging.CRITICAL, "polybus.fdq")
     chance, topic = random.Random(seed), f"t{seed}"
     handlers, consumers, count = Handlers(topic, random.Random(-seed)), {}, 0

@@ -64,7 +64,7 @@ def desk(disk) -> Desk:
     return made
 
 
-def test_acks_of_two_members_are_on_their_way_together(desk, disk, pool):
+def test_acks_of_two_members_are_concurrent(desk, disk, pool):
     one, two = desk.join("a"), desk.join("b")
     one.release_all()
     one.fetch()
@@ -79,7 +79,7 @@ def test_acks_of_two_members_are_on_their_way_together(desk, disk, pool):
     assert [ack.result(10)["low"] for ack in acks] == [5, 5]
 
 
-def test_changes_of_one_shard_go_one_by_one(desk, disk, pool):
+def test_changes_of_one_shard_are_serialized(desk, disk, pool):
     one = desk.join("a")
     one.fetch()
     disk.held = True
@@ -91,7 +91,7 @@ def test_changes_of_one_shard_go_one_by_one(desk, disk, pool):
     assert desk.shard(0)["low"] == 4
 
 
-def test_nothing_is_known_before_it_is_on_disk(desk, disk, pool):
+def test_progress_is_visible_only_after_it_is_durable(desk, disk, pool):
     one = desk.join("a")
     one.fetch()
     disk.held = True
@@ -108,7 +108,7 @@ def test_nothing_is_known_before_it_is_on_disk(desk, disk, pool):
     assert one.ack(0, (0, 5))["low"] == 5
 
 
-def test_an_ack_under_way_when_its_member_is_replaced_is_done_before_that(desk, disk, pool):
+def test_ack_in_progress_finishes_before_its_member_is_replaced(desk, disk, pool):
     old = desk.join("a")
     old.fetch()
     disk.held = True
@@ -121,7 +121,7 @@ def test_an_ack_under_way_when_its_member_is_replaced_is_done_before_that(desk, 
     assert new.fetch().assigned[0]["low"] == 5
 
 
-def test_an_ack_that_comes_behind_a_replacement_is_refused(desk, disk, pool):
+def test_ack_after_a_replacement_is_refused(desk, disk, pool):
     old = desk.join("a")
     old.fetch()
     disk.held = True

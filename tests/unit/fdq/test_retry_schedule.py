@@ -12,7 +12,7 @@ def test_pauses_double_up_to_the_last():
     assert backoff.pause_s(10_000) == 1.0
 
 
-def test_chance_takes_at_most_half():
+def test_jitter_takes_at_most_half():
     assert Backoff(0.1, 1.0, random=lambda: 0.0).pause_s(1) == 0.05
     pauses = {Backoff(0.1, 1.0).pause_s(3) for _ in range(50)}
     assert len(pauses) > 10
@@ -20,12 +20,12 @@ def test_chance_takes_at_most_half():
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 1), (2, 1)])
-def test_pauses_that_cannot_be(first, last):
+def test_invalid_backoffs_are_refused(first, last):
     with pytest.raises(UsageError, match="backoff"):
         Backoff(first, last)
 
 
-def test_a_schedule_gives_what_is_due_in_order():
+def test_schedule_returns_due_items_in_order():
     schedule = RetrySchedule()
     for due, what in ((3.0, "c"), (1.0, "a"), (1.0, "b"), (9.0, "d")):
         schedule.put(due, what)
