@@ -1,59 +1,59 @@
-"""Every error polybus raises on purpose, as one tree.
+"""The errors that polybus raises on purpose, as one tree.
 
     PolybusError
-    ├── UsageError            you asked for something that cannot be: mend the call
-    │   ├── ConfigError           a setting, flag or config file is wrong
-    │   ├── AddressError          an address that cannot be parsed, or not used so
-    │   ├── InvalidTopic          a topic name that breaks the rules
-    │   ├── InvalidRule           a line that is no rule of the policy
-    │   ├── TooLarge              a message over a limit that was set
-    │   ├── MalformedRequest      the bus cannot make sense of a request
-    │   └── MissingExtra          an optional part is not installed
-    ├── PeerError             the other side broke the protocol
-    │   └── BadFrame              bytes that are no frame of the dialect
-    ├── Refused               the bus understood, and said no
+    ├── UsageError            the call is wrong; change the call
+    │   ├── ConfigError           a setting, flag or config file is invalid
+    │   ├── AddressError          an address is invalid, or cannot be used here
+    │   ├── InvalidTopic          a topic name breaks the rules
+    │   ├── InvalidRule           a line is not a rule of the policy
+    │   ├── TooLarge              a message exceeds a configured limit
+    │   ├── MalformedRequest      the bus cannot parse a request
+    │   └── MissingExtra          an optional dependency is not installed
+    ├── PeerError             the peer violated the protocol
+    │   └── BadFrame              the bytes are not a frame of the dialect
+    ├── Refused               the bus understood the request and refused it
     │   ├── Denied                the policy does not allow it
-    │   ├── DoesNotExist          there is no such topic, or no such subscription
-    │   │   ├── TopicDeleted          there was, and somebody deleted it
-    │   │   ├── UnknownProducer       nobody has opened a producer of this name
-    │   │   ├── StageGone             a stage that was published, discarded or collected
-    │   │   └── Trimmed               messages that the topic no longer keeps
-    │   ├── NotSupported          nothing is wrong with it, but this bus cannot do it
-    │   ├── AlreadyExists         a topic of this name is there
-    │   ├── WrongKind             the topic is of the other kind: ephemeral, durable
-    │   ├── Conflict              a record is no longer as it was expected
-    │   ├── ShardSealed           a shard that takes no more: newer ones are open
-    │   ├── Fenced                somebody newer has taken over
-    │   │   └── Expired               it gave no sign of life for too long: join again
-    │   ├── OutOfSequence         a stamp's counter leaves a gap
-    │   ├── Stale                 a stamp's counter was used, and for what is not known any more
-    │   ├── CallCancelled         a call that was cancelled before its answer
+    │   ├── DoesNotExist          the topic or subscription does not exist
+    │   │   ├── TopicDeleted          the topic existed and was deleted
+    │   │   ├── UnknownProducer       no producer of this name is open
+    │   │   ├── StageGone             the stage was published, discarded or collected
+    │   │   └── Trimmed               the topic no longer has these messages
+    │   ├── NotSupported          the request is valid, but this bus does not support it
+    │   ├── AlreadyExists         a topic of this name exists
+    │   ├── WrongKind             the topic is of the other kind (ephemeral, durable)
+    │   ├── Conflict              a record does not have the expected version
+    │   ├── ShardSealed           the shard takes no more messages; newer shards are open
+    │   ├── Fenced                a newer owner has taken over
+    │   │   └── Expired               the lease ended without a heartbeat; join again
+    │   ├── OutOfSequence         the counter of a stamp leaves a gap
+    │   ├── Stale                 the counter of a stamp was used, and its result is forgotten
+    │   ├── CallCancelled         the call was cancelled before its answer
     │   └── LimitReached          a named limit or quota is used up
-    ├── ServiceFailed         a service was called, and says that it failed
-    ├── StoreFault            what is stored cannot be used as it is
-    │   ├── Damaged               bytes that are not what was written
+    ├── ServiceFailed         the called service reported a failure
+    ├── StoreFault            stored data cannot be used as it is
+    │   ├── Damaged               the bytes are not those that were written
     │   └── WrongFormat           written by another version of polybus, or not by polybus
-    └── Unavailable           nobody is to blame yet: try again, or start something
-        ├── AddressInUse          something else listens there
+    └── Unavailable           retryable: wait and retry, or start the missing process
+        ├── AddressInUse          another process listens there
         ├── DataFolderInUse       another bus owns the data folder
-        ├── StoreFull             the disk has no room; nothing was changed
+        ├── StoreFull             the disk is full; nothing was changed
         ├── StoreClosed           the store was closed, or belongs to the parent of a fork
-        ├── ServiceGone           the service that was called went away
-        ├── DeadlinePassed        no answer came in time
+        ├── ServiceGone           the called service disconnected
+        ├── DeadlinePassed        no answer arrived in time
         ├── NotConnected          no bus answers at the address
-        ├── ConnectionLost        the connection ended while something waited on it
-        └── OutcomeUnknown        no answer came: it may have been done, or not; it is kept
+        ├── ConnectionLost        the connection ended while a request was pending
+        └── OutcomeUnknown        no answer arrived; the request may have been executed
 
-The type says who is to blame. `code` is stable: it is what other languages,
-logs, counters and exit codes see, so it never changes once released; the text
-is for people and may.
+The type says whether the caller, the peer or the system is at fault. `code` is stable:
+other languages, logs, counters and exit codes use it, so it never changes once released.
+The text is for people and may change.
 """
 
 from __future__ import annotations
 
 
 class PolybusError(Exception):
-    """Root of the tree; catches everything polybus raises on purpose."""
+    """Root of the tree: the base of every error that polybus raises on purpose."""
 
     code = "error"
 
@@ -87,12 +87,12 @@ class MalformedRequest(UsageError):
 
 
 class MissingExtra(UsageError):
-    """An optional part is not installed; the text says which command brings it."""
+    """An optional dependency is not installed; the text has the command that installs it."""
 
     code = "missing_extra"
 
     def __init__(self, part: str, extra: str) -> None:
-        super().__init__(f"{part} is not installed: pip install 'polybus[{extra}]'")
+        super().__init__(f"{part} is not installed; run: pip install 'polybus[{extra}]'")
 
 
 class PeerError(PolybusError):
@@ -100,7 +100,7 @@ class PeerError(PolybusError):
 
 
 class BadFrame(PeerError):
-    """`reason` is one of the dialect's stable reasons, the same as in its counters."""
+    """`reason` is one of the stable reasons of the dialect, as in its counters."""
 
     code = "bad_frame"
 
@@ -134,7 +134,7 @@ class StageGone(DoesNotExist):
 
 
 class Trimmed(DoesNotExist):
-    """`start` is the first offset that the shard still has."""
+    """`start` is the first offset that the shard still has, or -1 if it is not known."""
 
     code = "trimmed"
 
@@ -194,7 +194,7 @@ class LimitReached(Refused):
 
 
 class ServiceFailed(PolybusError):
-    """`status` and `data` are what the service said: a number of its own, and anything more."""
+    """`status` and `data` are the service's own error number and details."""
 
     code = "service_failed"
 
@@ -209,7 +209,7 @@ class StoreFault(PolybusError):
 
 
 class Damaged(StoreFault):
-    """The text names topic, shard and offset where they are known."""
+    """The text names topic, shard and offset if they are known."""
 
     code = "damaged"
 
@@ -259,7 +259,7 @@ class OutcomeUnknown(Unavailable):
 
 
 def error_from_code(code: str, text: str) -> PolybusError:
-    """The error that travelled as these two; one that is not known here is a plain one."""
+    """Return the error of a received code and text; an unknown code gives a PolybusError."""
     kind = _by_code().get(code, PolybusError)
     error = kind.__new__(kind)
     Exception.__init__(error, text)
@@ -270,13 +270,13 @@ def error_from_code(code: str, text: str) -> PolybusError:
 def _by_code() -> dict[str, type[PolybusError]]:
     found: dict[str, type[PolybusError]] = {}
     kinds = [PolybusError]
-    for kind in kinds:  # grows while it is walked
+    for kind in kinds:  # a breadth-first walk: the list grows during the loop
         found[kind.code] = kind
         kinds += kind.__subclasses__()
     return found
 
 
-# What an error knows beside its text does not travel.
+# Only code and text are transmitted, so a received error gets these attributes.
 _DEFAULT_ATTRIBUTES: dict[type[PolybusError], dict[str, object]] = {
     BadFrame: {"reason": ""},
     LimitReached: {"limit": ""},

@@ -82,8 +82,8 @@ TABLES = [
         ("growing forgets hashes", "at = self.slots[old].hash & (wider - 1)", "at = old"),
         (
             "sweep skips what moved",
-            "self.drop(topic)  # which",
-            "self.drop(topic)\n                at += 1  # which",
+            "self.drop(topic)  # may",
+            "self.drop(topic)\n                at += 1  # may",
         ),
         ("names of 256 bytes", "0 < size <= 255", "0 < size <= 256"),
     ),
@@ -311,7 +311,7 @@ INBOX = mutants(
     ),
     (
         "large ones are not offered again",
-        "        if self.own is not None:\n            self.offer_own()\n        elif",
+        "        if self.own is not None:\n            self.receive_own()\n        elif",
         "        if self.own is not None:\n            pass\n        elif",
     ),
     ("received without a session", "if self.receive is None:", "if False:"),

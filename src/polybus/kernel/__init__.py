@@ -1,24 +1,32 @@
-"""The compiled loops: framing, fan-out, and the tables they read.
+"""Compiled code that several dialects, the bus or the store share.
 
-Per batch Python, per message C. Everything here is plain mechanism: no clock,
-no socket, no policy, and no import of any other part of polybus. Each function
-has an obvious twin in `tests.rig.oracle`.
+Python runs per batch, C per message. The kernel is mechanism only: it knows no policy
+and imports no other part of polybus. Each function has a plain-Python oracle in
+`tests.rig.oracle` that the property tests compare it with.
 
-    framing        the two seams a dialect fills: Framing and Encoding
-    rqueue         rqueue's framing and encoding
-    notifications  rqueue as its clients read and write it, in batches
-    freud          Freud's requests, in groups of like ones
-    freud_answers  the answers to them
-    freud_client   Freud as its clients write and read it, in batches
-    memory         what the allocator keeps
-    blocks         messages as checksummed columns: made, opened, cut, put together
-    gathering      messages of many blocks as one batch, with their ids
-    entries        the heads of a log's entries
-    requests       messages that come as tuples, as columns
-    slabs          memory for large columns, kept for the next read
-    answers        what a store's callers wait for
-    router         messages of a ZeroMQ socket, many at a time
-    topics, sets   the topic table and the interned subscriber sets
-    registry       who reads what
-    fanout         the hot loop
+Fan-out:
+    framing           Framing and Encoding, the two interfaces that a dialect implements
+    topic_index       hash table of topics, with the remembered verdicts of the policy
+    subscriber_set    interned sets of subscribers
+    subscriber_table  subscriptions: the table that the fan-out reads
+    fanout            the hot loop: one received buffer in, one output per subscriber out
+
+Stream I/O:
+    receive_buffer    received bytes: one shared buffer for all connections
+    socket_writer     writes to a socket directly while the event loop has no queue for it
+    flight_port       the Arrow Flight service of the native port
+
+Blocks:
+    blocks            messages as checksummed columns: encode, check, split, merge
+    block_gather      messages of many blocks as one batch of columns, with ids
+    column_slab       memory of large columns, kept for the next read
+
+Process and bookkeeping:
+    quota_account     the quota sums of one user
+    task_future       the futures of store commits
+    allocator         settings of the C allocator
+    scheduler         the time slice of a thread
+
+byte_order.pxd, bytes_inline.h, column_loops.h, topic_hash.h and xxh64.h are shared by
+compiled modules, also by those of the dialects.
 """

@@ -1,9 +1,9 @@
-"""How the C allocator treats the bus's buffers.
+"""Settings of the C allocator for the bus's buffers.
 
-By default glibc gives large freed blocks back to the system at once, and the
-next buffer pays for the same pages again, one fault each: with buffers of a
-quarter of a megabyte that was a tenth of the bus's time. So blocks up to
-`KEEP_BYTES` come from the heap, and the heap keeps that much at its top.
+By default glibc returns large freed blocks to the system at once, and the next buffer
+faults the same pages in again: with buffers of 256 KiB that took a tenth of the bus's
+time. With these settings blocks of up to `KEEP_BYTES` come from the heap, and the heap
+keeps that much free memory at its top.
 """
 
 cdef extern from *:
@@ -26,13 +26,13 @@ KEEP_BYTES = 16 * 1024 * 1024
 
 
 def keep_freed_buffers() -> bool:
-    """For the whole process, once at start. False where the allocator is not glibc's."""
+    """Apply the settings to the process. Returns False if the allocator is not glibc's."""
     return bool(polybus_keep(KEEP_BYTES))
 
 
 def trim_heap() -> bool:
-    """What all threads have freed goes back to the system; whether there was anything."""
-    cdef int found
+    """Return freed memory of all arenas to the system. Returns whether there was any."""
+    cdef int released
     with nogil:
-        found = polybus_trim()
-    return bool(found)
+        released = polybus_trim()
+    return bool(released)

@@ -1,10 +1,10 @@
-"""Reading: messages of many blocks put together as columns, with ids, offsets and times.
+"""Read messages of many blocks as columns, with ids, offsets and times.
 
-A piece is a part of one block with its place: the offset of the block's message 0,
-its shard, and a run table that gives ids and times: triples of int64 (first id,
-timestamp in ns, count). Runs of several shards are put into the order of their ids,
-unless one shard after the other is wanted; neighbours that lie together in one block are copied together, so that the work is
-per run for positions, and per piece for bodies.
+A piece is a part of one block with its position: the offset of the block's message 0, the
+shard, and a run table of int64 triples (first id, timestamp in ns, count) that gives ids and
+times. Runs of several shards are sorted by id, unless the caller wants one piece after the
+other. Neighbouring runs of one block are copied together, so the work is per run for
+positions and per piece for bodies.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t
@@ -17,16 +17,16 @@ from polybus.kernel.column_slab cimport new_column
 cdef enum:
     RUN_BYTES = 24
 
-# Offsets into a gathered column are 32 bits, and one message more may come on top.
+# Offsets into a gathered column are int32, and the first message may exceed the limit.
 MAX_GATHERED_BYTES = 1024 * 1024 * 1024
-# Of what blocks weigh together: with less it takes longer to get the interpreter's lock back than
-# to copy them. Who follows a topic reads a few messages at a time.
+# Total size of the blocks. Below it, taking the GIL again takes longer than the copying, and a
+# push reader reads a few messages at a time.
 cdef enum:
     MIN_NOGIL_BYTES = 1 << 16
 
 
 class BadPiece(ValueError):
-    """A run table that is not one of its block, or bytes that changed while they were read."""
+    """A run table does not fit its block, or the bytes changed during the read."""
 
 
 cdef struct Piece:
@@ -37,7 +37,7 @@ cdef struct Piece:
     int64_t start
     int64_t end
 
-cdef struct Run:  # messages `start` to `end` of some columns, with their positions
+cdef struct Run:  # messages `start` to `end` of a block, with their positions
     const Columns* columns
     int64_t start
     int64_t end
@@ -54,7 +54,7 @@ cdef struct Bounds:
 
 
 cdef class Plan:
-    """What one gather reads and writes; holds all of it until the end."""
+    """The input and output of one gather. Holds the buffers of all blocks until its end."""
 
     cdef Bounds bounds
     cdef list layouts
@@ -84,7 +84,7 @@ cdef class Plan:
         free(self.slices)
 
     cdef int take(self, list pieces) except -1:
-        """Holds all pieces, and counts their runs."""
+        """Hold all pieces and allocate space for their runs. Raises MemoryError."""
         cdef int64_t runs = 0
         self.layouts = []
         self.pieces = <Piece*>malloc(max(1, len(pieces)) * sizeof(Piece))
@@ -103,11 +103,14 @@ cdef class Plan:
         cdef Piece* piece = &self.pieces[self.piece_count]
         layout, runs, piece.first_offset, piece.shard, piece.start, piece.end = given
         if layout is None:
-            raise TypeError("a piece without a layout")
+            raise TypeError("piece must have a layout, got None")
         if not 0 <= piece.start <= piece.end <= layout.columns.count:
-            raise IndexError(f"messages {piece.start} to {piece.end} of {layout.columns.count}")
+            raise IndexError(
+                f"piece must lie within its block, got messages {piece.start} to {piece.end}"
+                f" of {layout.columns.count}"
+            )
         if not 0 <= piece.first_offset <= INT64_MAX - layout.columns.count:
-            raise BadPiece("offsets are 0 or more, and fit 64 bits")
+            raise BadPiece(f"first offset must be >= 0 and fit int64, got {piece.first_offset}")
         self.layouts.append(layout)
         PyObject_GetBuffer(runs, &piece.runs, PyBUF_SIMPLE)
         try:
@@ -123,7 +126,7 @@ cdef class Plan:
         return piece.runs.len // RUN_BYTES
 
     cdef const char* choose(self) noexcept nogil:
-        """Finds the runs and slices to be read. Returns NULL, or what is wrong."""
+        """Select the runs and slices to read. Returns NULL, or the reason of a BadPiece."""
         cdef int64_t number
         for number in range(self.piece_count):
             if not self.choose_of(&self.pieces[number]):
@@ -138,7 +141,7 @@ cdef class Plan:
         return NULL
 
     cdef bint choose_of(self, const Piece* piece) noexcept nogil:
-        """Adds the runs of one piece. False if its table is not one of its block."""
+        """Add the runs of one piece. Returns False if the run table does not fit the block."""
         cdef const unsigned char* table = <const unsigned char*>piece.runs.buf
         cdef int64_t number, first_id, count, place = 0
         if piece.runs.len % RUN_BYTES:
@@ -157,7 +160,7 @@ cdef class Plan:
     cdef void choose_run(
         self, const Piece* piece, int64_t place, int64_t count, int64_t first_id, int64_t time
     ) noexcept nogil:
-        """Adds what lies in the piece, and in the wanted ids, of a run that begins at `place`."""
+        """Add the messages of a run at `place` that lie in the piece and in the id bounds."""
         cdef int64_t start = max(place, piece.start)
         cdef int64_t end = min(place + count, piece.end)
         cdef Run* run
@@ -178,6 +181,7 @@ cdef class Plan:
         self.run_count += 1
 
     cdef void sort(self) noexcept nogil:
+        # Often sorted already: a commit to one shard appends in the order of ids.
         cdef int64_t number
         for number in range(1, self.run_count):
             if self.runs[number].first_id < self.runs[number - 1].first_id:
@@ -185,7 +189,7 @@ cdef class Plan:
                 return
 
     cdef bint limit(self) noexcept nogil:
-        """Drops what is over the bounds, but not the first message."""
+        """Drop messages beyond max_rows and max_bytes, but never the first message."""
         cdef int64_t number, rows = 0, weight = 0, entries = 0, fits
         cdef Run* run
         for number in range(self.run_count):
@@ -203,7 +207,7 @@ cdef class Plan:
     cdef int64_t fitting(
         self, const Run* run, int64_t rows, int64_t* weight, int64_t* entries
     ) noexcept nogil:
-        """How many messages of a run may come behind those so far; -1 if it makes no sense."""
+        """Return how many messages of a run fit, or -1 if its offsets are invalid."""
         cdef int64_t least = 0 if rows else 1
         cdef int64_t most = min(run.end - run.start, max(self.bounds.max_rows - rows, least))
         cdef int64_t middle
@@ -211,7 +215,7 @@ cdef class Plan:
         if self.weigh(run, most, &sizes) < 0:
             return -1
         if self.is_over(&sizes, weight[0], entries[0]):
-            while least < most:  # `least` fits (or is the first message); above `most` none do
+            while least < most:  # `least` messages fit (or are the first); more than `most` do not
                 middle = (least + most + 1) // 2
                 if self.weigh(run, middle, &sizes) < 0:
                     return -1
@@ -241,7 +245,7 @@ cdef class Plan:
         return weight > self.bounds.max_bytes or entries + sizes.entries > INT32_MAX
 
     cdef void merge(self) noexcept nogil:
-        """Makes one slice of neighbouring runs that lie together in one block."""
+        """Join neighbouring runs of one block into one slice."""
         cdef int64_t number
         cdef Run* run
         cdef Slice* last = NULL
@@ -257,7 +261,7 @@ cdef class Plan:
             self.slice_count += 1
 
     cdef tuple columns(self):
-        """All columns, not yet written, in the order of polybus.model.rows.Rows."""
+        """Allocate all columns, in the order of polybus.model.rows.Rows."""
         cdef Target* target = &self.target
         cdef const Sizes* sizes = &self.sizes
         cdef int64_t count = sizes.count, offsets = (sizes.count + 1) * 4
@@ -297,7 +301,7 @@ cdef class Plan:
         write_columns(self.slices, self.slice_count, &self.target)
 
     cdef bint is_damaged(self) noexcept nogil:
-        """Whether a checksum that was compared on the way was another."""
+        """Return whether a checksum that was verified during the copy did not match."""
         cdef int64_t number
         for number in range(self.piece_count):
             if self.pieces[number].columns.is_damaged:
@@ -329,13 +333,15 @@ def gather(
     int64_t max_bytes,
     bint by_piece=False,
 ) -> tuple:
-    """The columns of a read, in memory of their own, in the order of polybus.model.rows.Rows.
+    """Read messages into new columns, in the order of polybus.model.rows.Rows.
 
-    A piece is (layout, runs, first offset, shard, start, end); pieces of one shard come
-    in its order. Given are messages with ids from `from_id` to `below_id` (exclusive), at
-    most `max_rows` with `max_bytes` of bodies, keys and headers, but at least one; by their
-    ids, or with `by_piece` in the order of the pieces. A column that none of them needs is
-    None. Checksums that layouts owe are compared.
+    A piece is (layout, runs, first offset, shard, start, end); pieces of one shard must be in
+    the order of offsets. Returns messages with from_id <= id < below_id, at most `max_rows`
+    with `max_bytes` of bodies, keys and headers, but at least one; sorted by id, or with
+    `by_piece` in the order of the pieces. A column that no message needs is None. Verifies
+    the checksums that the layouts have not verified yet.
+
+    Raises BadPiece if a run table does not fit its block or a checksum does not match.
     """
     cdef Plan plan = Plan.__new__(Plan)
     cdef const char* reason

@@ -1,5 +1,5 @@
-# Columns of messages in memory, and slices of them written one behind the other.
-# Everything that makes or reads blocks is said in these terms.
+# Columns of messages in memory, and slices of them that are written one after the other.
+# All code that builds or reads blocks uses these structures.
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 cdef extern from "column_loops.h" nogil:
@@ -39,7 +39,7 @@ cdef extern from "xxh64.h" nogil:
 cdef struct Strings:
     const unsigned char* offsets  # NULL: there is no such column
     const unsigned char* data
-    int64_t size  # of the data: no offset lies beyond
+    int64_t size  # of the data; every offset is at most this
 
 cdef struct Columns:
     int64_t count
@@ -48,22 +48,22 @@ cdef struct Columns:
     Strings bodies
     Strings keys
     const unsigned char* key_bits  # NULL: every message has a key
-    int64_t key_bit  # where the bits of message 0 begin
+    int64_t key_bit  # index of the bit of message 0
     const unsigned char* header_offsets  # into the entries. NULL: no headers
     const unsigned char* header_bits
     int64_t header_bit
-    int64_t entries  # no header offset lies beyond
+    int64_t entries  # every header offset is at most this
     Strings names
     Strings values
-    const unsigned char* owed  # the block, while its checksum has yet to be compared
+    const unsigned char* owed  # the block while its checksum is not verified, else NULL
     int64_t owed_size
-    bint is_damaged  # it was compared, and is another
+    bint is_damaged  # the checksum was verified and does not match
 
-cdef struct Stretch:  # data[start:end], read once: what is written is what was measured
+cdef struct Stretch:  # data[start:end], read once so that the written size is the measured one
     int64_t start
     int64_t end
 
-cdef struct Slice:  # messages `start` to `end` of some columns
+cdef struct Slice:  # messages `start` to `end` of a set of columns
     const Columns* columns
     int64_t start
     int64_t end
@@ -73,7 +73,7 @@ cdef struct Slice:  # messages `start` to `end` of some columns
     Stretch names
     Stretch values
 
-cdef struct Sizes:  # of everything that slices add up to
+cdef struct Sizes:  # sums over slices
     int64_t count
     int64_t bodies
     int64_t with_key
@@ -83,7 +83,7 @@ cdef struct Sizes:  # of everything that slices add up to
     int64_t names
     int64_t values
 
-cdef struct Target:  # where columns are written to. NULL: there is no such column
+cdef struct Target:  # where columns are written. NULL: there is no such column
     unsigned char* insertion
     unsigned char* body_offsets
     unsigned char* bodies
@@ -106,7 +106,7 @@ cdef class Layout:
     cdef Py_buffer view
     cdef Columns columns
     cdef readonly Py_ssize_t size_bytes
-    cdef int users  # calls that read it right now, without the GIL
+    cdef int users  # calls that are reading it without the GIL
     cdef bint is_open
     cdef int hold(self, bint compares=*) except -1
     cdef void release(self) noexcept

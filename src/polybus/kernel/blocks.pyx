@@ -1,15 +1,14 @@
-"""Blocks: many messages as columns in one checksummed piece of bytes; docs/spec/block.md.
+"""Blocks: many messages as columns in one checksummed byte string; docs/spec/block.md.
 
-Making and cutting are one thing: slices of columns (a caller's, or those of other
-blocks) are measured, then written one behind the other. One set of messages has one
-form: a column that no message needs is left out, and so is a validity bitmap
-without nulls. `Layout` accepts that form alone, so what it accepts can be used
-without another look.
+Building and cutting are the same operation: slices of columns (a caller's, or those of other
+blocks) are measured, then written one after the other. A set of messages has exactly one
+encoding: a column that no message needs is left out, and so is a validity bitmap without
+nulls. `Layout` accepts only that encoding, so an accepted block needs no further check.
 
-Nothing is read before it was checked against the end of the bytes, nothing is
-allocated before its size was checked. Numbers that lead into data are read once,
-into a Slice, and checked there: somebody who changes the bytes meanwhile gets a
-wrong block, never a wrong address. The loops run without the GIL.
+No byte is read before it is checked against the end of the data, and no memory is allocated
+before its size is checked. Offsets are read once, into a Slice, and checked there: a caller
+that changes the bytes during the call gets a wrong block, never an invalid address. The
+loops run without the GIL.
 """
 cimport cython
 from cpython.buffer cimport (
@@ -23,11 +22,11 @@ from libc.string cimport memcmp, memcpy, memset
 cdef enum:
     HEADER = 48
     CHECKSUM_AT = 8
-    CHECKED_FROM = 16  # the checksum is of everything from here on
+    CHECKED_FROM = 16  # the checksum covers the bytes from here to the end
     VERSION = 1
     ALIGNMENT = 8
 
-    ROOM = 128  # in front of a large block
+    ROOM = 128  # headroom in front of a large block; a log entry's head is smaller
 
 cdef enum Flag:
     KEYS = 1
@@ -40,28 +39,28 @@ cdef char* MAGIC_BYTES = b"\x89PBLOCK\n"
 
 MAGIC = MAGIC_BYTES[:8]
 HEADER_BYTES = HEADER
-# One message can be so large, offsets of a block always fit 32 bits, and a damaged size
-# makes nobody allocate more.
+# Allows the largest message, keeps offsets within int32, and bounds the allocation that a
+# damaged size can cause.
 MAX_BYTES = 256 * 1024 * 1024
 cdef int64_t LARGEST = MAX_BYTES
 
-# Other threads run meanwhile, where that takes some ten microseconds. For less it costs more
-# than it gives: whoever lets go of the interpreter may wait for it for a while.
+# Work of this size takes some ten microseconds and releases the GIL. For less, releasing costs
+# more than it gives, because the thread may have to wait to take it again.
 cdef int64_t MIN_NOGIL_BYTES = 64 * 1024
 cdef int64_t MANY = 16 * 1024
 cdef int64_t FEW = 256  # keys to hash
 
 
 class BadBlock(ValueError):
-    """Bytes that are no block, or not any more; the text is a stable reason."""
+    """The bytes are not a block, or changed during the read; the text is a stable reason."""
 
 
 class UnknownVersion(BadBlock):
-    """A whole block, of a version that this code does not know."""
+    """An intact block of a version that this code does not know."""
 
 
 class BadColumns(ValueError):
-    """A caller's columns that cannot become a block; the text names the column."""
+    """The columns of a caller cannot form a block; the text names the column."""
 
 
 cdef packed struct Header:
@@ -79,7 +78,7 @@ cdef packed struct Header:
 
 
 def xxh64(data) -> int:
-    """XXH64 with seed 0 of any contiguous buffer."""
+    """Return XXH64 with seed 0 of a contiguous buffer."""
     cdef Buffer held = Buffer(data)
     cdef uint64_t hashed
     with nogil:
@@ -88,7 +87,7 @@ def xxh64(data) -> int:
 
 
 def read_message_count(data not None) -> int:
-    """How many messages a block has, by its header: of bytes that are known to be a block."""
+    """Return the message count in the header; the bytes must be a valid block."""
     cdef Buffer held = Buffer(data)
     cdef Header header
     if held.view.len < HEADER:
@@ -99,7 +98,7 @@ def read_message_count(data not None) -> int:
 
 @cython.final
 cdef class Buffer:
-    """Somebody's bytes, held as long as this object lives."""
+    """A caller's buffer, held while this object lives."""
 
     cdef Py_buffer view
 
@@ -115,13 +114,13 @@ cdef class Buffer:
 
 @cython.final
 cdef class HeadroomBlock:
-    """A large block, with room in front for what its keeper puts there.
+    """A large block with headroom in front.
 
-    A keeper has a few bytes to say about a block, and wants them and the block in one piece:
-    to put them together would be to copy it all once more.
+    A store writes its own head and the block as one value. With headroom it writes the head
+    in place instead of copying the block once more.
     """
 
-    cdef bytes whole  # the room, then the block
+    cdef bytes whole  # the headroom, then the block
     cdef bint is_taken
 
     def __getbuffer__(self, Py_buffer* view, int flags):
@@ -135,7 +134,7 @@ cdef class HeadroomBlock:
 
 
 cdef const unsigned char* data_of(block, Py_ssize_t* size) except NULL:
-    """Where a block lies that cannot change: bytes, or `HeadroomBlock`."""
+    """Return the address of an immutable block (bytes or HeadroomBlock) and set its size."""
     if isinstance(block, HeadroomBlock):
         size[0] = len(<HeadroomBlock>block)
         return (<HeadroomBlock>block).at()
@@ -144,11 +143,11 @@ cdef const unsigned char* data_of(block, Py_ssize_t* size) except NULL:
 
 
 def prepend_head(bytes head not None, HeadroomBlock block not None):
-    """The head with the block behind it, in one piece; None if somebody did this before."""
+    """Return head and block as one view, or None if the headroom is used or too small."""
     cdef Py_ssize_t size = len(head)
     if block.is_taken or size > ROOM:
         return None
-    block.is_taken = True
+    block.is_taken = True  # an earlier view of the headroom may still be in use
     memcpy(block.at() - size, PyBytes_AS_STRING(head), size)
     return memoryview(block.whole)[ROOM - size :]
 
@@ -165,7 +164,7 @@ cdef bint stretch_of(
 
 
 cdef bint measure_one(Slice* slice, Sizes* sizes) noexcept nogil:
-    """Adds one slice to the sizes. False if its numbers lead out of its data."""
+    """Add one slice to the sizes. Returns False if its offsets leave the data."""
     cdef const Columns* columns = slice.columns
     cdef int64_t start = slice.start, end = slice.end, count = end - start
     if not stretch_of(&columns.bodies, start, end, &slice.bodies):
@@ -225,10 +224,10 @@ cdef void write_strings(
     int64_t end,
     const Stretch* stretch,
 ) noexcept nogil:
-    """Strings start…end become those from `place` on, their bytes those from `at` on."""
+    """Copy strings start…end to index `place`, their bytes to `at`."""
     cdef int32_t shift = <int32_t>(at - stretch.start)
     rebase(offsets + place * 4, strings.offsets + start * 4, end - start, shift)
-    if stretch.end > stretch.start:  # an empty column may have no address at all
+    if stretch.end > stretch.start:  # an empty column may have a NULL address
         memcpy(data + at, strings.data + stretch.start, stretch.end - stretch.start)
 
 
@@ -279,7 +278,10 @@ cdef void write_headers(const Slice* slice, Target* target, Sizes* done) noexcep
 
 
 cdef void write_checked_bodies(const Slice* slice, Target* target, const Sizes* done) noexcept nogil:
-    """The bodies, by way of which the checksum of the whole block is compared: only now."""
+    """Copy the bodies and verify the checksum of the whole block in the same pass.
+
+    One pass over the memory instead of two; `is_damaged` holds the result.
+    """
     cdef Columns* columns = <Columns*>slice.columns
     cdef const unsigned char* checked = columns.owed + CHECKED_FROM
     cdef const Stretch* stretch = &slice.bodies
@@ -321,7 +323,7 @@ cdef void write_slice(const Slice* slice, Target* target, Sizes* done) noexcept 
 
 
 cdef void write_columns(const Slice* slices, int64_t slice_count, Target* target) noexcept nogil:
-    """Writes measured slices. Bitmaps must be zero, and all columns large enough for all."""
+    """Write measured slices. Bitmaps must be zero and the columns large enough for all."""
     cdef Sizes done
     cdef int64_t number
     memset(&done, 0, sizeof(Sizes))
@@ -344,7 +346,7 @@ cdef inline int64_t padded(int64_t size) noexcept nogil:
 
 
 cdef inline unsigned char* after(size_t* at, int64_t size) noexcept nogil:
-    """The place of the next column, which has so many bytes; `at` moves behind its padding."""
+    """Return the address of the next column of `size` bytes; moves `at` past its padding."""
     cdef size_t found = at[0]
     at[0] = found + padded(size)
     return <unsigned char*>found
@@ -353,9 +355,9 @@ cdef inline unsigned char* after(size_t* at, int64_t size) noexcept nogil:
 cdef int64_t place_columns(
     unsigned char* start, int flags, const Sizes* sizes, Target* places
 ) noexcept nogil:
-    """Where the columns of a block at `start` lie. Returns the size of the whole block.
+    """Compute the addresses of the columns. Returns the size of the whole block.
 
-    Counted in numbers, since sizes that make no sense would lead beyond any address.
+    Addresses are integers here: invalid sizes would make pointer arithmetic undefined.
     """
     cdef size_t at = <size_t>start + HEADER
     cdef int64_t count = sizes.count, offsets = (sizes.count + 1) * 4
@@ -413,7 +415,7 @@ cdef void write_block(
 
 
 cdef inline void clear_last(unsigned char* column, int64_t size) noexcept nogil:
-    """Zeroes the last eight bytes of a column with its padding: the column is written later."""
+    """Zero the last eight bytes of a padded column; the column itself is written later."""
     if column is not NULL and size:
         memset(column + padded(size) - ALIGNMENT, 0, ALIGNMENT)
 
@@ -436,9 +438,10 @@ cdef void clear_padding(const Sizes* sizes, const Target* places) noexcept nogil
 
 
 cdef object block_of(Slice* slices, int64_t slice_count, bint with_room=False):
-    """The block of all these messages. OverflowError if it would be too large.
+    """Return the block of all messages of the slices.
 
-    With room in front if that is wanted, and the block is worth it: then it is `HeadroomBlock`.
+    With `with_room` a large block is a HeadroomBlock. Raises OverflowError if the block would
+    exceed MAX_BYTES, BadColumns if there is no message.
     """
     cdef Sizes sizes
     cdef Target unused
@@ -455,11 +458,11 @@ cdef object block_of(Slice* slices, int64_t slice_count, bint with_room=False):
     if not sound:
         raise BadBlock("changed while read")
     if sizes.count == 0:
-        raise BadColumns("a block has at least one message")
+        raise BadColumns("a block must have at least one message")
     flags = flags_for(&sizes)
     size = place_columns(NULL, flags, &sizes, &unused)
     if size > LARGEST:
-        raise OverflowError(f"a block of {size} bytes; at most {MAX_BYTES} are possible")
+        raise OverflowError(f"block must have at most {MAX_BYTES} bytes, got {size}")
     with_room = with_room and size >= MIN_NOGIL_BYTES
     data = PyBytes_FromStringAndSize(NULL, size + (ROOM if with_room else 0))
     out = <unsigned char*>PyBytes_AS_STRING(data) + (ROOM if with_room else 0)
@@ -488,7 +491,7 @@ cdef bint is_long(const Slice* slices, int64_t slice_count) noexcept nogil:
 
 
 cdef bint is_clear(const unsigned char* column, int64_t size) noexcept nogil:
-    """Whether the padding of a column is zero."""
+    """Return whether the padding of a column is zero."""
     cdef int64_t at
     for at in range(size, padded(size)):
         if column[at]:
@@ -509,7 +512,7 @@ cdef const char* check_strings(const Strings* strings, int64_t count) noexcept n
 cdef const char* check_bits(
     const unsigned char* bits, const unsigned char* offsets, int64_t count
 ) noexcept nogil:
-    """Some null and some not, no bit beyond the last message, and nulls without content."""
+    """Check a bitmap: nulls and values mixed, no bit beyond the last message, empty nulls."""
     cdef int64_t size = (count + 7) // 8, found
     if not is_clear(bits, size) or bits_set(bits, count, size * 8 - count):
         return "padding"
@@ -589,7 +592,7 @@ cdef void columns_of(Columns* columns, const Sizes* sizes, const Target* places)
 cdef const char* parse(
     const unsigned char* data, int64_t size, bint checksum, Columns* columns
 ) noexcept nogil:
-    """Fills in the columns. Returns NULL, or the reason why this is no block."""
+    """Parse and check a block. Returns NULL, or the reason of a BadBlock."""
     cdef Header header
     cdef const char* reason
     if size < HEADER or size > LARGEST:
@@ -608,7 +611,7 @@ cdef const char* parse(
 cdef const char* find_columns(
     const unsigned char* data, int64_t size, Columns* columns
 ) noexcept nogil:
-    """Where the columns of a block lie, whatever is in them. Returns NULL, or what is wrong."""
+    """Locate the columns without checking their content. Returns NULL, or the reason."""
     cdef Header header
     cdef Sizes sizes
     cdef Target places
@@ -633,12 +636,12 @@ cdef const char* find_columns(
 
 
 cdef class Layout:
-    """The columns of a block in somebody's bytes, checked; nothing is copied.
+    """The checked columns of a block in a caller's buffer; nothing is copied.
 
-    The bytes are held until `close`, or as long as this object lives. Whoever gives
-    bytes of a mapped file closes the layout before the file may change.
-    BadBlock if they are no block; without `checksum`, only their structure is looked at,
-    and with `later` the checksum is compared when the messages are gathered.
+    The buffer is held until `close` or the end of this object. A caller that passes bytes of
+    a mapped file must close the layout before the file may change. Raises BadBlock if the
+    bytes are not a block. Without `checksum` only the structure is checked; with `later` the
+    checksum is verified when the messages are gathered.
     """
 
     def __cinit__(self, data, *, bint checksum=True, bint later=False):
@@ -656,7 +659,8 @@ cdef class Layout:
             reason = parse(
                 <const unsigned char*>self.view.buf, self.view.len, checksum, &self.columns
             )
-        if reason is not NULL and later:  # damage is called damage, whatever it hit
+        # Report "checksum" for a damaged block, whichever field the damage hit.
+        if reason is not NULL and later:
             reason = parse(<const unsigned char*>self.view.buf, self.view.len, True, &self.columns)
         if reason is not NULL:
             self.close()
@@ -672,13 +676,16 @@ cdef class Layout:
 
     @property
     def count(self):
-        """How many messages there are."""
+        """Return the number of messages."""
         return self.columns.count
 
     def close(self):
-        """Lets go of the bytes. The layout can no longer be read."""
+        """Release the buffer; the layout cannot be read afterwards.
+
+        Raises BufferError while another thread reads it.
+        """
         if self.users:
-            raise BufferError("the layout is being read")
+            raise BufferError("layout must not be closed while it is read")
         if self.is_open:
             self.is_open = False
             PyBuffer_Release(&self.view)
@@ -690,11 +697,11 @@ cdef class Layout:
         self.close()
 
     cdef int hold(self, bint compares=False) except -1:
-        """`compares`: whoever asks will compare a checksum that is owed."""
+        """Mark as read by one more call. `compares`: that call verifies a pending checksum."""
         if not self.is_open:
-            raise ValueError("the layout is closed")
+            raise ValueError("layout must be open, got a closed one")
         if self.columns.owed is not NULL and not compares:
-            raise ValueError("the layout's checksum was not compared")
+            raise ValueError("layout was opened with later=True; gather verifies its checksum first")
         self.users += 1
         return 0
 
@@ -706,14 +713,14 @@ cdef class Layout:
 
 
 def concat(layouts) -> bytes:
-    """One block of all messages of some blocks, in their order."""
+    """Return one block of all messages of the layouts, in order."""
     cdef list items = list(layouts)
     cdef Py_ssize_t held = 0, number, count = len(items)
     cdef Layout layout
     cdef Slice* slices
     for item in items:
         if not isinstance(item, Layout):
-            raise TypeError("only layouts can be put together")
+            raise TypeError("concat takes layouts only")
     slices = <Slice*>PyMem_Malloc(max(1, count) * sizeof(Slice))
     if slices is NULL:
         raise MemoryError
@@ -733,10 +740,10 @@ def concat(layouts) -> bytes:
 
 
 cdef class BlockMerger:
-    """One block of all messages of some blocks: measured first, written later.
+    """One block of all messages of several blocks: measured first, written later.
 
-    For blocks whose bytes are known to be such, and cannot change: nothing but where
-    their columns lie is looked at. What a single block becomes is itself.
+    Only for valid immutable blocks: it locates their columns and does not check the content.
+    A single block is copied unchanged.
     """
 
     cdef list blocks
@@ -753,7 +760,7 @@ cdef class BlockMerger:
         self.blocks = list(blocks)
         self.count = len(self.blocks)
         if self.count == 0:
-            raise BadColumns("a block has at least one message")
+            raise BadColumns("a block must have at least one message")
         if self.count == 1:
             self.only = data_of(self.blocks[0], &self.size_bytes)
             return
@@ -794,7 +801,7 @@ cdef class BlockMerger:
         return 0
 
     def write(self, bytes before not None) -> bytes:
-        """The block, behind some other bytes."""
+        """Return `before` followed by the block."""
         cdef Py_ssize_t offset = len(before)
         cdef bytes data = PyBytes_FromStringAndSize(NULL, offset + self.size_bytes)
         cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(data)
@@ -814,7 +821,7 @@ cdef class BlockMerger:
 
 
 def cut(Layout layout not None, int64_t start, int64_t end) -> bytes:
-    """The block of messages `start` to `end` (exclusive), of which there is at least one."""
+    """Return the block of messages `start` to `end` (exclusive). Raises IndexError if empty."""
     cdef Slice slice
     if not 0 <= start < end <= layout.columns.count:
         raise IndexError(f"messages {start} to {end} of {layout.columns.count}")
@@ -839,7 +846,7 @@ cdef bint is_sound(const Strings* strings, int64_t count) noexcept nogil:
 cdef int use_strings(
     Strings* strings, Buffer offsets, Buffer data, int64_t count, name
 ) except -1:
-    """Takes a caller's strings, once their offsets are known to lie in the data, in order."""
+    """Use a caller's strings after checking that the offsets ascend within the data."""
     cdef bint sound
     if offsets.view.len != (count + 1) * 4:
         raise BadColumns(f"{name}: {offsets.view.len} bytes of offsets for {count} values")
@@ -852,7 +859,7 @@ cdef int use_strings(
         with nogil:
             sound = is_sound(strings, count)
     if not sound:
-        raise BadColumns(f"{name}: offsets go back, or beyond the data")
+        raise BadColumns(f"{name}: offsets must ascend within the data")
     return 0
 
 
@@ -884,17 +891,19 @@ cdef int require_bits(
     with nogil:
         sound = nulls_are_empty(offsets, bits.at(), first, count)
     if not sound:
-        raise BadColumns(f"{name}: a null has content")
+        raise BadColumns(f"{name}: a null must be empty")
     return 0
 
 
 def build(insertion_ms, bodies, body_offsets, keys=None, headers=None):
-    """A block of a caller's columns, which are copied; `HeadroomBlock` if it is large, else bytes.
+    """Copy a caller's columns into a block. Returns a HeadroomBlock if it is large, else bytes.
 
-    `insertion_ms` is a number for all or a column of int64. `keys` is (data, offsets,
-    validity or None, first bit); `headers` is (offsets, names, name_offsets, values,
-    value_offsets, validity or None, first bit). Offsets are int32, begin anywhere in
-    the data and end anywhere behind. BadColumns names what is wrong with which column.
+    `insertion_ms` is one number for all messages or a column of int64. `keys` is (data,
+    offsets, validity or None, first bit); `headers` is (offsets, names, name_offsets, values,
+    value_offsets, validity or None, first bit). Offsets are int32; the first need not be 0,
+    and data may follow the last.
+
+    Raises BadColumns with the name of the invalid column.
     """
     cdef Columns columns
     cdef Slice slice
@@ -902,7 +911,7 @@ def build(insertion_ms, bodies, body_offsets, keys=None, headers=None):
     memset(&columns, 0, sizeof(Columns))
     columns.count = offsets.view.len // 4 - 1
     if columns.count < 1:
-        raise BadColumns("body: a block has at least one message")
+        raise BadColumns("body: a block must have at least one message")
     use_strings(&columns.bodies, offsets, held_bodies, columns.count, "body")
     if isinstance(insertion_ms, int):
         columns.insertion_ms = insertion_ms
@@ -921,7 +930,7 @@ def build(insertion_ms, bodies, body_offsets, keys=None, headers=None):
 
 
 cdef tuple use_keys(Columns* columns, keys):
-    """Takes a caller's keys. Returns what must be held meanwhile."""
+    """Use a caller's keys. Returns the objects that must live until the block is written."""
     cdef Buffer data, offsets, bits = None
     if keys is None:
         return ()
@@ -938,14 +947,14 @@ cdef tuple use_keys(Columns* columns, keys):
 
 
 cdef tuple use_headers(Columns* columns, headers):
-    """Takes a caller's headers. Returns what must be held meanwhile."""
+    """Use a caller's headers. Returns the objects that must live until the block is written."""
     cdef Buffer offsets, names, name_offsets, values, value_offsets, bits = None
     if headers is None:
         return ()
     offsets, names, name_offsets, values, value_offsets = [Buffer(part) for part in headers[:5]]
     columns.entries = name_offsets.view.len // 4 - 1
     if columns.entries < 0:
-        raise BadColumns("headers: no offsets of names")
+        raise BadColumns("headers: offsets of names are missing")
     use_strings(&columns.names, name_offsets, names, columns.entries, "headers' names")
     use_strings(&columns.values, value_offsets, values, columns.entries, "headers' values")
     require_text(&columns.names, columns.entries, "headers' names")
@@ -965,7 +974,7 @@ cdef int use_maps(Columns* columns, Buffer offsets) except -1:
     if offsets.view.len != (count + 1) * 4:
         raise BadColumns(f"headers: {offsets.view.len} bytes of offsets for {count} values")
     if get_i32(at, 0) < 0 or get_i32(at, count) > columns.entries or not is_ordered(at, count):
-        raise BadColumns("headers: offsets go back, or beyond the entries")
+        raise BadColumns("headers: offsets must ascend within the entries")
     columns.header_offsets = at
     return 0
 
@@ -976,7 +985,7 @@ cdef int use_maps(Columns* columns, Buffer offsets) except -1:
 cdef bint place_messages(
     const Columns* columns, int32_t shards, int32_t keyless, int32_t* places
 ) noexcept nogil:
-    """Each message's shard. False if a key's numbers lead out of its data."""
+    """Compute the shard of each message. Returns False if a key's offsets leave the data."""
     cdef int64_t number
     cdef Stretch key
     for number in range(columns.count):
@@ -997,7 +1006,7 @@ cdef bint place_messages(
 cdef void order_messages(
     const int32_t* places, int64_t count, int32_t shards, int64_t* ends, int32_t* order
 ) noexcept nogil:
-    """The messages by shard, in their order within each; `ends` is where each shard's end."""
+    """Counting sort of messages by shard, stable; `ends` are the ends of the shards in `order`."""
     cdef int64_t number, at = 0
     memset(ends, 0, shards * sizeof(int64_t))
     for number in range(count):
@@ -1013,7 +1022,7 @@ cdef void order_messages(
 cdef int64_t slices_of(
     const Columns* columns, const int32_t* order, int64_t count, Slice* slices
 ) noexcept nogil:
-    """Slices of these messages; those that follow one another share one."""
+    """Make slices of the messages; consecutive messages share one. Returns their count."""
     cdef int64_t number, found = 0
     for number in range(count):
         if found and slices[found - 1].end == order[number]:
@@ -1050,7 +1059,7 @@ cdef bint order_by_shard(
     int64_t* ends,
     int32_t* order,
 ) noexcept nogil:
-    """The messages in the order of their shards, and where each shard ends."""
+    """Sort the messages by shard. Returns False if a key's offsets leave the data."""
     cdef bint sound = place_messages(columns, shards, keyless, places)
     if sound:
         order_messages(places, columns.count, shards, ends, order)
@@ -1058,9 +1067,10 @@ cdef bint order_by_shard(
 
 
 def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
-    """A block's messages by shard: pairs of a shard and its block, which is None if it is all.
+    """Split a block by shard. Returns (shard, block) pairs; block is None if it is the whole one.
 
-    A key's shard is its XXH64 modulo `shards`; messages without a key are `keyless`'s.
+    The shard of a key is its XXH64 modulo `shards`; messages without a key go to `keyless`.
+    Raises IndexError unless 0 <= keyless < shards.
     """
     cdef int64_t count = layout.columns.count, start = 0, number
     cdef int64_t* ends = NULL
@@ -1069,7 +1079,7 @@ def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
     cdef bint sound
     cdef list found = []
     if not 0 <= keyless < shards:
-        raise IndexError(f"shard {keyless} of {shards}")
+        raise IndexError(f"keyless must be 0 to {shards - 1}, got {keyless}")
     layout.hold()
     try:
         if layout.columns.keys.offsets is NULL:

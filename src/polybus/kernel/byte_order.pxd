@@ -1,5 +1,5 @@
-# Little-endian integers at any address, whatever the order and alignment of the host.
-# Spelt in bytes; the compiler makes one instruction of each where the host allows it.
+# Little-endian integers at any address, independent of the host's byte order and alignment.
+# Written byte by byte; the compiler turns each into one instruction where the host allows it.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
@@ -8,7 +8,7 @@ cdef inline uint32_t load_u32(const unsigned char* at) noexcept nogil:
 
 
 cdef inline int64_t load_length(const unsigned char* at) noexcept nogil:
-    # Wide enough to be added to and compared with sizes, on any host, without wrapping round.
+    # int64, so that adding it to a size cannot wrap around on any host.
     return <int64_t>load_u32(at)
 
 

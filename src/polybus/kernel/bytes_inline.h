@@ -1,9 +1,8 @@
-/* Copying and comparing a few bytes, without a call.
+/* Copy and compare short byte strings without a function call.
  *
- * Topics and small messages are tens of bytes, where calling memcpy or memcmp
- * costs more than the work. Blocks of fixed size become single instructions;
- * the last block overlaps the one before it, so nothing beyond `size` is
- * touched on either side.
+ * Topics and small messages have tens of bytes; a call of memcpy or memcmp costs
+ * more than the work. Blocks of fixed size become single instructions. The last
+ * block overlaps the one before it, so no byte beyond `size` is touched.
  */
 #ifndef POLYBUS_BYTES_INLINE_H
 #define POLYBUS_BYTES_INLINE_H

@@ -1,11 +1,10 @@
-"""Memory for large columns, which is kept for the next read.
+"""Memory of large columns, kept for the next read.
 
-A read fills some ten megabytes that live until its batch is used up, then the next
-one does the same. From the allocator such sizes are fresh pages each time, or are
-given back to the system each time: faulting them in took as long as filling them.
-So a large column lies in a slab; when nobody refers to it any more, the slab waits
-for another column of about its size. What waits is bounded. Slabs of some megabytes
-ask for huge pages.
+A read fills some ten megabytes that live until its batch has been used; then the next read
+does the same. The allocator returns memory of such sizes to the system each time, and
+faulting the pages in again took as long as filling them. So a large column lies in a slab,
+and a slab without references is kept for another column of about its size. The kept slabs
+are bounded by `KEEP_BYTES`. Slabs of 2 MiB and more ask for huge pages.
 """
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -18,7 +17,7 @@ cdef extern from *:
     #include <sys/mman.h>
     #endif
     #define POLYBUS_HUGE ((size_t)2 << 20)
-    /* Rounded up, so that reads of about the same size can use the same slabs. */
+    /* Rounded up so that reads of about the same size can use the same slabs. */
     static size_t polybus_room(size_t size) {
         size_t unit = size < POLYBUS_HUGE ? 16384 : POLYBUS_HUGE;
         return (size + unit - 1) / unit * unit;
@@ -39,9 +38,9 @@ cdef extern from *:
 cdef enum:
     MAX_KEPT = 64
 
-# Below this the allocator does well by itself, and bytes are simpler.
+# Smaller columns are bytes objects: the allocator reuses small blocks by itself.
 MIN_SLAB_BYTES = 32 * 1024
-# Two reads of the usual size: one that is being used up, one that is being filled.
+# Two reads of the usual size: one in use, one being filled.
 KEEP_BYTES = 64 * 1024 * 1024
 
 cdef size_t smallest = MIN_SLAB_BYTES
@@ -51,7 +50,7 @@ cdef struct Kept:
     unsigned char* data
     size_t room
 
-# Changed with the GIL held only.
+# Changed only with the GIL held.
 cdef Kept[MAX_KEPT] waiting
 cdef int waiting_count = 0
 cdef size_t waiting_bytes = 0
@@ -59,7 +58,7 @@ cdef size_t waiting_bytes = 0
 
 @cython.final
 cdef class Slab:
-    """The memory of one column: a buffer that nobody writes to any more."""
+    """The memory of one column, exported as a read-only buffer."""
 
     cdef unsigned char* data
     cdef size_t room
@@ -84,7 +83,7 @@ cdef void keep(unsigned char* data, size_t room) noexcept:
 
 
 cdef unsigned char* take(size_t* room) noexcept:
-    """A waiting slab of this size, or of up to half as much again; the last that was used."""
+    """Take a kept slab of `room` to 1.5 × `room` bytes, newest first, or return NULL."""
     global waiting_count, waiting_bytes
     cdef int number
     cdef Kept found
@@ -100,7 +99,7 @@ cdef unsigned char* take(size_t* room) noexcept:
 
 
 cdef object new_column(unsigned char** place, Py_ssize_t size):
-    """A column whose bytes may be written at `place` until it is handed out."""
+    """Return a new column. The caller may write its bytes at `place` until it hands it out."""
     cdef Slab slab
     cdef bytes data
     if <size_t>size < smallest:
@@ -120,12 +119,12 @@ cdef object new_column(unsigned char** place, Py_ssize_t size):
 
 
 def kept_bytes() -> int:
-    """How much memory waits to be used again."""
+    """Return the bytes of all kept slabs."""
     return waiting_bytes
 
 
 def free_kept_slabs() -> None:
-    """Gives all memory that waits back to the allocator."""
+    """Return all kept slabs to the allocator."""
     global waiting_count, waiting_bytes
     while waiting_count:
         waiting_count -= 1

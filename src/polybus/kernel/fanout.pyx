@@ -4,20 +4,20 @@
                                                              │ runs
     one bytes object per subscriber  ◀──copy or share────────┘
 
-Messages are gathered into *runs* of the same interned subscriber set. A buffer
-with one run, the common case, becomes one object that all its readers share;
-otherwise each reader's bytes are measured first and copied into one object of
-exactly that size. So a reader costs one write a buffer, however many topics.
+Messages are gathered into *runs* of the same interned subscriber set. A buffer with one run
+is the common case: it becomes one bytes object that all its readers share. Otherwise the
+loop measures each reader's bytes first and copies them into one object of exactly that size.
+So a reader costs one write per buffer, independent of the number of topics.
 
-Readers of the sender's own dialect get the frames as they came (`raw`), copied
-during the scan. For any other encoding the run's messages are written once and
-handed out the same way. Topics with the *collect* flag are also gathered into
-one Arrow-shaped batch a topic for the bus. So are *durable* ones, and nothing
-else is done with them: once kept, the bus publishes them from a trusted source.
+Readers of the sender's own dialect get the frames unchanged (`raw`), copied during the scan.
+For any other encoding the run's messages are encoded once and distributed the same way.
+Topics with the *collect* flag are also gathered into one Arrow-shaped batch per topic for
+the bus. Messages of *durable* topics are only gathered: the bus publishes them from a
+trusted source once they are committed.
 
-A message is judged once per (identity class, topic, policy generation); only
-unknown verdicts call Python. A full reader stops the scan at the first message
-that would reach it: nothing is half routed, and the rest is offered again.
+The policy judges a message once per (identity class, topic, policy generation); only an
+unknown verdict calls Python. A full reader stops the scan at the first message that would
+reach it. No message is routed partially, and the session delivers the rest again later.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -49,11 +49,11 @@ cdef enum:
     MAX_IDLE_TOPICS = 4096  # entries kept for verdicts alone, about 1 MB
 
 cdef enum Stop:
-    STOP_END  # all whole frames were taken
-    STOP_CONTROL  # a control frame was taken; act on it, then route the rest
+    STOP_END  # all complete frames were consumed
+    STOP_CONTROL  # a control frame was consumed; the session must act on it, then route the rest
     STOP_BLOCKED  # the next message would reach a full reader
     STOP_BAD  # the next bytes are not a frame
-    STOP_FRAGMENTS  # a whole message follows: it may not overtake what these complete
+    STOP_FRAGMENTS  # a complete message follows; it must not overtake the fragments before it
 
 END = STOP_END
 CONTROL_FRAME = STOP_CONTROL
@@ -61,11 +61,11 @@ BLOCKED = STOP_BLOCKED
 BAD_FRAME = STOP_BAD
 FRAGMENTS_FIRST = STOP_FRAGMENTS
 
-NOTHING = ()  # most buffers have nothing to collect, and need no list for it
+NOTHING = ()  # most buffers collect nothing, so they share one empty tuple
 
 cdef enum Outcome:
     HEARD
-    KEPT  # for a durable topic: collected, and not relayed
+    KEPT  # durable topic: collected, not relayed
     UNHEARD
     DENIED
     WAIT
@@ -75,12 +75,12 @@ cdef struct Run:
     Py_ssize_t start
     Py_ssize_t end
     uint64_t count
-    uint64_t unfit  # messages that the encoding has no way to carry
+    uint64_t unfit  # messages that the encoding cannot carry
 
 cdef struct Piece:
     Frame frame
     size_t run
-    int collected  # place among the collected topics, or -1
+    int collected  # index into `collecting`, or -1
     bint relayed
 
 cdef struct Collecting:
@@ -94,9 +94,9 @@ cdef struct Collecting:
 
 @cython.final
 cdef class Source:
-    """A party that publishes: its identity class, and what became of its messages.
+    """A publisher: its identity class and the counters of its messages.
 
-    A trusted source's messages were judged before they came here.
+    Messages of a trusted source are not judged; the caller has done that.
     """
 
     cdef readonly uint32_t identity
@@ -108,15 +108,15 @@ cdef class Source:
         self.trusted = trusted
 
     def reclassify(self, uint32_t identity):
-        """The policy has changed, and with it the classes."""
+        """Set the identity class after the policy has changed."""
         if identity >= MAX_IDENTITY_CLASSES:
-            raise ValueError("too many identity classes")
+            raise ValueError(f"identity class must be below {MAX_IDENTITY_CLASSES}, got {identity}")
         self.identity = identity
 
 
 @cython.final
 cdef class CollectedBatch:
-    """The messages of one topic from one buffer, columns in Arrow's layout."""
+    """The messages of one topic in one buffer, as columns in Arrow's layout."""
 
     cdef readonly bytes topic
     cdef readonly uint64_t first_id
@@ -127,7 +127,7 @@ cdef class CollectedBatch:
 
 @cython.final
 cdef class RouteResult:
-    """What became of one buffer. `outputs` are (outbox, bytes) pairs, one per reader."""
+    """The result of routing one buffer. `outputs` are (outbox, bytes) pairs, one per reader."""
 
     cdef readonly Py_ssize_t consumed
     cdef readonly int stop
@@ -148,7 +148,7 @@ cdef class RouteResult:
 cdef class Fanout(SubscriberTable):
     cdef object judge
     cdef readonly uint64_t messages, bytes, delivered, delivered_bytes, denied, unheard, too_large
-    # Scratch of one routing; the arrays are kept between routings.
+    # Scratch of one call. The arrays keep their capacity, so a call allocates nothing for them.
     cdef Run* runs
     cdef size_t run_count, run_capacity
     cdef Piece* pieces
@@ -160,15 +160,15 @@ cdef class Fanout(SubscriberTable):
     cdef PyObject* out
     cdef Py_ssize_t room, filled
     cdef uint32_t own_bit
-    cdef int skip  # number of the encoding whose readers get nothing, or -1
+    cdef int skip  # number of the encoding whose readers are skipped, or -1
     cdef Topic* last
     cdef Outcome last_outcome
-    cdef Topic* streak  # the topic whose next message needs nothing but copying, or NULL
+    cdef Topic* streak  # the topic whose next message only needs to be copied, or NULL
     cdef unsigned char* streak_out
     cdef uint64_t streak_count, streak_bytes
 
     def __init__(self, judge):
-        """`judge(identity class, topic) -> bool` is asked for verdicts that are not known."""
+        """`judge(identity class, topic) -> bool` returns verdicts that are not remembered."""
         self.judge = judge
 
     def __dealloc__(self):
@@ -178,11 +178,14 @@ cdef class Fanout(SubscriberTable):
         PyMem_Free(self.touched)
 
     def route(self, Framing framing not None, Source source not None, buffer, Py_ssize_t start, Py_ssize_t end):
-        """Routes the frames in buffer[start:end]; says in `stop` why it ended."""
+        """Route the frames in buffer[start:end]. Returns a RouteResult; `stop` is the reason it ended.
+
+        Raises ValueError if start and end are not within the buffer.
+        """
         cdef RouteResult routed = RouteResult.__new__(RouteResult)
         cdef Py_buffer view
         if framing.own is None:
-            raise ValueError("the framing has no encoding of its own")
+            raise ValueError("framing.own must be set")
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
         try:
             if not 0 <= start <= end <= view.len:
@@ -198,14 +201,15 @@ cdef class Fanout(SubscriberTable):
         return routed
 
     def publish(self, Source source not None, bytes topic not None, offsets, bodies, Encoding skip=None):
-        """Routes messages that are not in any dialect's frames: offsets as in `CollectedBatch`.
+        """Route messages given as columns; offsets are those of `CollectedBatch`.
 
-        Readers whose encoding is `skip` get nothing: they had the message in their own form.
+        Readers whose encoding is `skip` are left out because they got the raw frames already.
+        Raises ValueError if the topic or the offsets are invalid.
         """
         cdef RouteResult routed = RouteResult.__new__(RouteResult)
         cdef Py_buffer index, view
         if not 0 < len(topic) <= 255:
-            raise ValueError("a topic is 1 to 255 bytes")
+            raise ValueError(f"topic must have 1 to 255 bytes, got {len(topic)}")
         PyObject_GetBuffer(offsets, &index, PyBUF_SIMPLE)
         try:
             PyObject_GetBuffer(bodies, &view, PyBUF_SIMPLE)
@@ -224,14 +228,14 @@ cdef class Fanout(SubscriberTable):
         return routed
 
     def encode_for(self, uint32_t number, bytes topic not None, offsets, bodies) -> bytes:
-        """The messages for one reader alone, in its encoding: they count as sent to it."""
+        """Encode messages for one reader and count them as sent to it. Returns the bytes."""
         cdef RouteResult routed = RouteResult.__new__(RouteResult)
         cdef Subscriber* reader = self.require_subscriber(number)
         cdef Encoding encoding = self.encodings[reader.encoding]
         cdef Py_buffer index, view
         cdef bytes blob
         if not 0 < len(topic) <= 255:
-            raise ValueError("a topic is 1 to 255 bytes")
+            raise ValueError(f"topic must have 1 to 255 bytes, got {len(topic)}")
         PyObject_GetBuffer(offsets, &index, PyBUF_SIMPLE)
         try:
             PyObject_GetBuffer(bodies, &view, PyBUF_SIMPLE)
@@ -270,7 +274,7 @@ cdef class Fanout(SubscriberTable):
 
     cdef int begin(self, uint32_t own_bit, int skip, Py_ssize_t room) except -1:
         if self.routing:
-            raise RuntimeError("a buffer is being routed already")
+            raise RuntimeError("fan-out is not reentrant: a buffer is being routed")
         self.routing = True
         self.own_bit = own_bit
         self.skip = skip
@@ -303,7 +307,8 @@ cdef class Fanout(SubscriberTable):
         while True:
             kind = framing.next(at + done, size - done, &frame)
             if kind == MESSAGE and self.streak is not NULL and is_named(self.streak, &frame):
-                # The hottest line of the bus: one more message for the same readers.
+                # The hottest lines of the bus: one more message for the same readers. Topic lookup,
+                # verdict and run stay the same, so only bytes and counters change.
                 copy(self.streak_out, frame.raw, frame.raw_size)
                 self.streak_out += frame.raw_size
                 self.streak_count += 1
@@ -371,10 +376,12 @@ cdef class Fanout(SubscriberTable):
         return self.last_outcome
 
     cdef Outcome admit(self, Source source, const Frame* frame, RouteResult routed) except? WAIT:
-        """Looks a topic up, asks for its verdict if need be, and sees whether it must wait."""
+        """Look up the topic and its verdict. Returns the outcome for its messages."""
         cdef Topic* topic = self.table.find(frame.topic, frame.topic_size)
         cdef Verdict verdict
         if topic is NULL:
+            # An unknown topic has no reader. The policy is asked only if it has rules about
+            # producing, because then the message counts as denied and not as unheard.
             if source.trusted or not self.has_produce_rules:
                 self.last = NULL
                 return UNHEARD
@@ -396,7 +403,7 @@ cdef class Fanout(SubscriberTable):
         if topic.subscribers == 0 and not topic.collect:
             return UNHEARD
         if self.full_count and self.is_blocked(topic, routed):
-            self.last = NULL
+            self.last = NULL  # the next call must check again
             return WAIT
         return HEARD
 
@@ -413,6 +420,7 @@ cdef class Fanout(SubscriberTable):
 
     cdef inline int relay_frame(self, Topic* topic, const Frame* frame, RouteResult routed) except -1:
         cdef uint32_t encodings = self.sets.sets[topic.subscribers].encodings
+        # Whether the message is needed in any form but its raw frame.
         cdef bint beyond = topic.collect or (encodings & ~self.own_bit)
         cdef Run* run
         if topic.subscribers:
@@ -437,13 +445,13 @@ cdef class Fanout(SubscriberTable):
         return 0
 
     cdef int collect_durable(self, Topic* topic, const Frame* frame, RouteResult routed) except -1:
-        """Of a durable topic: readers see it once the bus has kept it, and not before."""
+        """Collect a message of a durable topic. Readers must not see it before it is committed."""
         if frame.kind == FRAGMENT:
             return self.collect_fragment(frame, routed)
         return self.add_piece(topic, frame, False, True)
 
     cdef int collect_fragment(self, const Frame* frame, RouteResult routed) except -1:
-        """A fragment for readers of whole messages: the session puts them together."""
+        """Hand a fragment to the session, which reassembles it for readers of other dialects."""
         if routed.fragments is NOTHING:
             routed.fragments = []
         body = PyBytes_FromStringAndSize(<const char*>frame.body, frame.body_size)
@@ -452,20 +460,21 @@ cdef class Fanout(SubscriberTable):
 
     cdef inline int copy_raw(self, const Frame* frame) except -1:
         if self.out is NULL:
+            # Raw frames never take more than the received bytes, so `room` always suffices.
             self.out = new_bytes(NULL, self.room)
         copy(<unsigned char*>bytes_of(self.out) + self.filled, frame.raw, frame.raw_size)
         self.filled += frame.raw_size
         return 0
 
     cdef inline void start_streak(self, Topic* topic) noexcept:
-        """From here on, messages of this topic need nothing but copying."""
+        """Begin a streak: further messages of this topic only need to be copied."""
         self.streak = topic
         self.streak_out = <unsigned char*>bytes_of(self.out) + self.filled
         self.streak_count = 0
         self.streak_bytes = 0
 
     cdef inline void end_streak(self, Source source) noexcept:
-        """Books what the streak has copied."""
+        """Add the copied messages to the run and the counters."""
         cdef Run* run = &self.runs[self.run_count - 1]
         self.filled = self.streak_out - <unsigned char*>bytes_of(self.out)
         run.end = self.filled
@@ -484,7 +493,7 @@ cdef class Fanout(SubscriberTable):
         return 0
 
     cdef int add_piece(self, Topic* topic, const Frame* frame, bint relayed, bint collected) except -1:
-        """Remembers a message that is wanted in another form than it came in."""
+        """Record a message that is needed as a column or in another encoding."""
         cdef Collecting* column
         cdef Piece* piece
         self.pieces = <Piece*>grow_if_full(self.pieces, self.piece_count, &self.piece_capacity, sizeof(Piece))
@@ -497,7 +506,7 @@ cdef class Fanout(SubscriberTable):
             self.collecting_count += 1
         piece = &self.pieces[self.piece_count]
         piece.frame = frame[0]
-        piece.run = self.run_count - 1  # read of relayed ones alone, which have one
+        piece.run = self.run_count - 1  # used only if relayed; then there is a run
         piece.collected = topic.collected
         piece.relayed = relayed
         self.piece_count += 1
@@ -532,7 +541,7 @@ cdef class Fanout(SubscriberTable):
         return 0
 
     cdef bytes encode(self, Encoding encoding):
-        """All relayed messages in one encoding; the runs then lie within it."""
+        """Encode all relayed messages. Sets the bounds of the runs within the returned bytes."""
         cdef Py_ssize_t size = 0
         cdef size_t at
         cdef Piece* piece
@@ -566,7 +575,7 @@ cdef class Fanout(SubscriberTable):
         return blob
 
     cdef void count_unfit(self, int encoding) noexcept:
-        """Messages that did not reach readers of this encoding, once for each of them."""
+        """Count the messages that this encoding could not carry, once per reader."""
         cdef SubscriberSet* readers
         cdef size_t at
         cdef uint32_t index
@@ -593,7 +602,7 @@ cdef class Fanout(SubscriberTable):
         return 0
 
     cdef int distribute_runs(self, bytes blob, int encoding, RouteResult routed) except -1:
-        """Several sets in one buffer: measure each reader's share, then copy it together."""
+        """Distribute several runs: measure the share of each reader, then copy it."""
         cdef const unsigned char* source = <const unsigned char*>PyBytes_AS_STRING(blob)
         cdef size_t at
         cdef uint32_t index, member
@@ -623,6 +632,7 @@ cdef class Fanout(SubscriberTable):
                 if subscriber.encoding == encoding:
                     copy(subscriber.cursor, source + run.start, run.end - run.start)
                     subscriber.cursor += run.end - run.start
+        # Reset here: the next encoding of the same buffer measures again.
         for at in range(self.touched_count):
             self.subscribers[self.touched[at]].pending = 0
         self.touched_count = 0
@@ -668,7 +678,7 @@ cdef class Fanout(SubscriberTable):
     cdef int open_column(self, Collecting* column, RouteResult routed) except -1:
         cdef CollectedBatch batch = CollectedBatch.__new__(CollectedBatch)
         if column.size > 0x7FFFFFFF:
-            raise OverflowError("more than 2 GiB of one topic in one buffer")
+            raise OverflowError("the messages of one topic in one buffer must fit 2 GiB (int32 offsets)")
         batch.topic = column.topic.name[:column.topic.name_size]
         batch.first_id = column.first_id
         batch.count = column.count
@@ -686,7 +696,7 @@ cdef inline bint is_named(const Topic* topic, const Frame* frame) noexcept nogil
 
 
 cdef inline Frame message(bytes topic, const Py_buffer* view, int32_t start, int32_t end):
-    """A message that came in no dialect's frame."""
+    """Return a frame for a message of a column; it has no raw form."""
     cdef Frame frame
     frame.kind = MESSAGE
     frame.size = 0
@@ -701,7 +711,7 @@ cdef inline Frame message(bytes topic, const Py_buffer* view, int32_t start, int
 
 
 cdef void* grow_if_full(void* array, size_t used, size_t* capacity, size_t item) except NULL:
-    """The array, grown if it has no place for one more."""
+    """Return the array, reallocated if it is full. Raises MemoryError."""
     cdef size_t wider
     cdef void* grown
     if used < capacity[0]:
@@ -717,12 +727,13 @@ cdef void* grow_if_full(void* array, size_t used, size_t* capacity, size_t item)
 cdef int check_offsets(const int32_t* offsets, Py_ssize_t size, Py_ssize_t limit) except -1:
     cdef Py_ssize_t at
     if size < <Py_ssize_t>sizeof(int32_t) or size % <Py_ssize_t>sizeof(int32_t):
-        raise ValueError("offsets are int32, one more than messages")
+        raise ValueError("offsets must be int32 values, one more than messages")
+    # The loop below reads int32 values in place; an unaligned read is undefined in C.
     if <size_t>offsets % sizeof(int32_t):
         raise ValueError("offsets must be aligned")
     if offsets[0] < 0 or offsets[size // <Py_ssize_t>sizeof(int32_t) - 1] > limit:
-        raise ValueError("offsets reach outside the bodies")
+        raise ValueError("offsets must lie within the bodies")
     for at in range(1, size // <Py_ssize_t>sizeof(int32_t)):
         if offsets[at] < offsets[at - 1]:
-            raise ValueError("offsets must not go back")
+            raise ValueError("offsets must not decrease")
     return 0

@@ -1,14 +1,14 @@
-# What a dialect tells the fan-out: how to find messages in received bytes (a
-# Framing) and how to write them for its own readers (an Encoding). The fan-out
-# knows nothing else about any dialect.
+# The interface between a dialect and the fan-out: a Framing finds messages in received
+# bytes, an Encoding writes messages for the dialect's readers. The fan-out knows nothing
+# else about any dialect.
 from libc.stdint cimport uint8_t
 
 cdef enum FrameKind:
-    INCOMPLETE  # more bytes are needed; nothing was judged yet
-    MESSAGE  # a whole message for a topic
-    FRAGMENT  # a piece of a larger message: relayed as it is, never collected
-    CONTROL  # anything the session must act on, in its place among the messages
-    BAD  # not a frame of this dialect: the rest of the input has no meaning
+    INCOMPLETE  # more bytes are needed
+    MESSAGE  # a complete message for a topic
+    FRAGMENT  # a part of a larger message: relayed unchanged, never collected
+    CONTROL  # a frame that the session must act on, in order with the messages
+    BAD  # not a frame of this dialect; the rest of the input cannot be parsed
 
 cdef struct Frame:
     FrameKind kind
@@ -18,7 +18,7 @@ cdef struct Frame:
     Py_ssize_t topic_size
     const unsigned char* body
     Py_ssize_t body_size
-    const unsigned char* raw  # the bytes that readers of the same dialect get unchanged
+    const unsigned char* raw  # the bytes that readers of the same dialect get
     Py_ssize_t raw_size
 
 cdef class Encoding:

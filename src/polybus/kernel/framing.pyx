@@ -1,20 +1,20 @@
-"""The two seams between a dialect and the fan-out; see framing.pxd for the contract."""
+"""The two interfaces between a dialect and the fan-out; framing.pxd has the contract."""
 
 
 cdef class Encoding:
-    """How one dialect writes a message for its readers.
+    """How one dialect encodes a message for its readers.
 
-    `number` is the encoding's place in a subscriber set's bit mask, 0 to 31; it
-    is given by the fan-out's owner and unique within one fan-out.
+    `number` (0 to 31) is the encoding's bit in the mask of a subscriber set. The owner of
+    the fan-out assigns it; it must be unique within one fan-out.
     """
 
     def __cinit__(self, int number, *args, **kwargs):
         if not 0 <= number < 32:
-            raise ValueError("an encoding's number is 0 to 31")
+            raise ValueError(f"encoding number must be 0 to 31, got {number}")
         self.number = number
 
     def count(self, bytes encoded, Py_ssize_t sent) -> int:
-        """How many messages in `encoded` were not sent whole, if `sent` bytes of it were."""
+        """Return the number of messages in `encoded` that lie beyond the first `sent` bytes."""
         return 0
 
     cdef Py_ssize_t measure(self, const Frame* frame) noexcept nogil:
@@ -25,7 +25,7 @@ cdef class Encoding:
 
 
 cdef class Framing:
-    """How one dialect's received bytes fall into frames."""
+    """How one dialect splits received bytes into frames."""
 
     cdef FrameKind next(self, const unsigned char* at, Py_ssize_t left, Frame* frame) noexcept nogil:
         frame.kind = BAD

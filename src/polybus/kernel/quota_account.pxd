@@ -2,7 +2,7 @@ from libc.stdint cimport int64_t
 
 cdef enum:
     QUOTA_COUNT = 4
-    BYTES = 0  # the place of quota_bytes, which the short path charges
+    BYTES = 0  # index of quota_bytes in bus.quotas.QUOTAS; the fast path charges it directly
 
 cdef class QuotaAccount:
     cdef readonly object key

@@ -1,7 +1,7 @@
-"""What one user holds of each quota, and may hold: the sums behind bus/quotas.py.
+"""The quota sums of one user: held amounts and limits, for bus/quotas.py.
 
-A quota is a place in a short row. A charge fits whole or changes nothing, and what
-was never charged cannot be released.
+A quota is an index into a short array. A charge is applied completely or not at all, and
+a release must not exceed the charged amount.
 """
 cimport cython
 from libc.stdint cimport int64_t
@@ -12,7 +12,7 @@ MAX_AMOUNT = 0x7FFFFFFFFFFFFFFF
 
 @cython.final
 cdef class QuotaAccount:
-    """`key` is the user's uid, or what else stands for it; limits are 0 until they are set."""
+    """`key` is the uid of the user, or its name in another namespace. Limits start at 0."""
 
     def __init__(self, key):
         self.key = key
@@ -27,11 +27,12 @@ cdef class QuotaAccount:
         return self.used[checked(quota)]
 
     def charge(self, int quota, int64_t amount):
-        """False, with nothing charged, if that would be over the limit."""
+        """Charge an amount. Returns False, and charges nothing, if it exceeds the limit."""
         check_amount(amount)
         return self.try_charge(checked(quota), amount)
 
     def release(self, int quota, int64_t amount):
+        """Release a charged amount. Raises ValueError if it exceeds the held amount."""
         check_amount(amount)
         self.refund(checked(quota), amount)
 
@@ -44,7 +45,7 @@ cdef class QuotaAccount:
         return True
 
     cdef bint has_room(self, int quota, int64_t amount) noexcept:
-        # Spelt as a difference: a sum could leave 64 bits.
+        # A difference, because the sum of two int64 values could overflow.
         return amount <= self.limits[quota] - self.used[quota]
 
     cdef bint try_charge(self, int quota, int64_t amount) noexcept:
@@ -55,7 +56,9 @@ cdef class QuotaAccount:
 
     cdef int refund(self, int quota, int64_t amount) except -1:
         if amount > self.used[quota]:
-            raise ValueError(f"{self.key} releases {amount}: more than it holds")
+            raise ValueError(
+                f"released amount must be at most {self.used[quota]}, got {amount} (account {self.key})"
+            )
         self.used[quota] -= amount
         return 0
 
@@ -68,5 +71,5 @@ cdef int checked(int quota) except -1:
 
 cdef int check_amount(int64_t amount) except -1:
     if amount < 0:
-        raise ValueError(f"an amount is at least 0, not {amount}")
+        raise ValueError(f"amount must be >= 0, got {amount}")
     return 0

@@ -1,28 +1,27 @@
-"""Where received bytes land, without a buffer per connection.
+"""Received bytes, without a buffer per connection.
 
-A loop reads one connection at a time and hands the bytes on before it reads the
-next, so all connections share one buffer, which stays warm in the cache. What a
-session leaves over (half a frame, or everything behind a full reader) is kept
-per connection and put in front of what comes next. Ten thousand idle
-connections cost nothing.
+The event loop reads one connection at a time and passes the bytes on before it reads the
+next, so all connections share one buffer, which stays in the CPU cache. Bytes that a
+session does not consume (an incomplete frame, or all bytes behind a full reader) are kept
+per connection and put in front of the next read. Ten thousand idle connections cost nothing.
 
-A frame larger than the shared buffer gets a buffer of its own, which doubles as
-its bytes really arrive: a header that merely promises a large frame costs
-nothing either. The session refuses frames over its cap, which bounds this.
+A frame larger than the shared buffer gets a buffer of its own, which doubles as the bytes
+arrive, so a header that only announces a large frame costs nothing either. The session
+rejects frames over its limit, which bounds this buffer.
 
-`space` and `filled` are what a loop calls for each read: compiled, for a client
-that sends one request at a time pays for every call in between.
+The loop calls `get_buffer` and `buffer_updated` for each read (asyncio's BufferedProtocol).
+They are compiled because a client that sends one request at a time pays for every call.
 """
 cimport cython
 
-# Measured: below 128 KiB throughput falls, above 256 KiB it does not rise.
+# Measured: throughput falls below 128 KiB and does not rise above 256 KiB.
 SHARED_BYTES = 256 * 1024
 
 
 @cython.final
 cdef class SharedBuffer:
     cdef readonly bytearray data
-    cdef readonly object view  # of all of it
+    cdef readonly object view  # of the whole buffer
     cdef readonly Py_ssize_t size
     cdef readonly long long reads  # of all connections
 
@@ -34,10 +33,14 @@ cdef class SharedBuffer:
 
 @cython.final
 cdef class ReceiveBuffer:
-    """`receive` is the session's; as long as there is none, what comes is thrown away."""
+    """The receive side of one connection.
+
+    `receive(buffer, start, end)` is the session's and returns the consumed bytes. While it is
+    None, received bytes are discarded.
+    """
 
     cdef SharedBuffer shared
-    cdef bytes tail  # what was left over, if that is not in `own`
+    cdef bytes tail  # unconsumed bytes, unless they are in `own`
     cdef bytearray own
     cdef Py_ssize_t own_filled
     cdef public object receive
@@ -48,27 +51,28 @@ cdef class ReceiveBuffer:
 
     @property
     def held_bytes(self):
-        """Bytes that were received and not consumed."""
+        """Return the number of bytes that were received and not consumed."""
         return len(self.tail) if self.own is None else self.own_filled
 
     def get_buffer(self, sizehint=-1):
-        """Where the next bytes are to be written: as much as there is, whatever the hint."""
+        """Return the buffer for the next read, as large as possible; the hint is ignored."""
         if self.own is not None:
             return memoryview(self.own)[self.own_filled :]
         if not self.tail:
             return self.shared.view
+        # Copied on every read: a tail is at most half the buffer and usually part of one frame.
         self.shared.data[: len(self.tail)] = self.tail
         return self.shared.view[len(self.tail) :]
 
     def buffer_updated(self, Py_ssize_t nbytes):
-        """`nbytes` bytes were written there: offers them with what was held."""
+        """Pass `nbytes` new bytes to the session, after the held ones."""
         cdef Py_ssize_t consumed, end
         self.shared.reads += 1
         if self.receive is None:
             return
         if self.own is not None:
             self.own_filled += nbytes
-            self.offer_own()
+            self.receive_own()
             return
         end = len(self.tail) + nbytes
         consumed = self.receive(self.shared.data, 0, end)
@@ -78,15 +82,15 @@ cdef class ReceiveBuffer:
             self.hold(self.shared.view[consumed:end])
 
     def redeliver(self):
-        """Offers what is held once more; nothing new has come."""
+        """Pass the held bytes to the session again."""
         cdef Py_ssize_t consumed
         if self.own is not None:
-            self.offer_own()
+            self.receive_own()
         elif self.tail:
             consumed = self.receive(self.tail, 0, len(self.tail))
             self.tail = self.tail[consumed:]
 
-    cdef int offer_own(self) except -1:
+    cdef int receive_own(self) except -1:
         cdef bytearray own = self.own
         cdef Py_ssize_t consumed = self.receive(own, 0, self.own_filled)
         if consumed or self.own_filled == len(own):
@@ -95,6 +99,7 @@ cdef class ReceiveBuffer:
         return 0
 
     cdef int hold(self, rest) except -1:
+        # A rest of more than half the shared buffer would be copied again on every read.
         if len(rest) <= self.shared.size // 2:
             self.tail = bytes(rest)
             return 0

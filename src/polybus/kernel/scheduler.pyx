@@ -1,9 +1,9 @@
-"""How soon a thread gets a processor that another one is using.
+"""The time slice of a thread: how soon it gets a processor that another thread is using.
 
-Linux lets a thread run for a slice, some milliseconds, before others get their turn. One that
-wakes up takes over at once only if it has the shorter slice (since Linux 6.12): so whoever does
-little at a time, and is waited for, asks for a short one. It gets no more of the processor than
-before, only in smaller pieces, and needs no privilege for that.
+Linux lets a thread run for a slice of some milliseconds before others get a turn. Since
+Linux 6.12 a thread that wakes up preempts at once only if its slice is shorter. So a thread
+that does little work at a time, and on which others wait, asks for a short slice. Its share
+of the processor stays the same, in smaller pieces, and it needs no privilege.
 """
 
 cdef extern from *:
@@ -25,9 +25,9 @@ cdef extern from *:
     };
     enum { POLYBUS_RESET_ON_FORK = 1 };
 
-    /* Threads of another policy, or preferred by their owner, are left as they are: those that
-       they start would lose that. */
-    static int polybus_shorten(uint64_t nanoseconds) {
+    /* A thread with another policy or a negative nice value is left unchanged: the reset-on-fork
+       flag below would take that from the threads that it starts. */
+    static int polybus_set_slice(uint64_t nanoseconds) {
         struct polybus_attributes now;
         memset(&now, 0, sizeof now);
         if (syscall(SYS_sched_getattr, 0, &now, (unsigned)sizeof now, 0)) return 0;
@@ -37,25 +37,28 @@ cdef extern from *:
         now.runtime = nanoseconds;
         return syscall(SYS_sched_setattr, 0, &now, 0) == 0;
     }
-    static uint64_t polybus_slice(void) {
+    static uint64_t polybus_get_slice(void) {
         struct polybus_attributes now;
         memset(&now, 0, sizeof now);
         return syscall(SYS_sched_getattr, 0, &now, (unsigned)sizeof now, 0) ? 0 : now.runtime;
     }
     #else
-    static int polybus_shorten(uint64_t nanoseconds) { (void)nanoseconds; return 0; }
-    static uint64_t polybus_slice(void) { return 0; }
+    static int polybus_set_slice(uint64_t nanoseconds) { (void)nanoseconds; return 0; }
+    static uint64_t polybus_get_slice(void) { return 0; }
     #endif
     """
-    int polybus_shorten(unsigned long long nanoseconds)
-    unsigned long long polybus_slice()
+    int polybus_set_slice(unsigned long long nanoseconds)
+    unsigned long long polybus_get_slice()
 
 
 def set_time_slice_us(unsigned long long microseconds) -> bool:
-    """For the calling thread, and none that it starts. False if the system would not have it."""
-    return bool(polybus_shorten(microseconds * 1000))
+    """Set the slice of the calling thread, not of threads that it starts.
+
+    Returns False if the system refused.
+    """
+    return bool(polybus_set_slice(microseconds * 1000))
 
 
 def get_time_slice_us() -> int:
-    """The calling thread's slice; 0 where nobody says."""
-    return polybus_slice() // 1000
+    """Return the slice of the calling thread, or 0 if the system does not report it."""
+    return polybus_get_slice() // 1000

@@ -1,9 +1,9 @@
-"""The way out of a connection: straight into its socket, as long as nothing is in the way.
+"""Writes of a connection: straight into its socket while the event loop has no queue for it.
 
-An event loop's own write keeps a queue, and takes care of all that can go wrong; for
-a small answer that costs more than the system call. So bytes are offered to the socket
-first. What it does not take, for whatever reason, goes to the loop, which finds out
-that reason by itself; and while the loop has a queue, everything goes there.
+The event loop's own write handles queues and errors, which for a small answer costs more
+than the system call. So bytes go to the socket first. The rest, after a partial write or
+any error, goes to the loop, which meets the same error by itself. While the loop has a
+queue, everything goes there, or bytes would overtake it.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -17,7 +17,7 @@ cdef extern from "<sys/socket.h>" nogil:
 
 @cython.final
 cdef class SocketWriter:
-    """`transport` is asyncio's. The descriptor is its socket's, and valid until it is closing."""
+    """`descriptor` is the socket of the asyncio transport, valid until the transport closes."""
 
     cdef int descriptor
     cdef object is_closing, queued_bytes, queue
@@ -32,7 +32,7 @@ cdef class SocketWriter:
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t sent = 0
         if not self.is_closing() and not self.queued_bytes():
-            # The interpreter's lock is kept: this never waits.
+            # The GIL stays held because MSG_DONTWAIT never blocks.
             sent = send(self.descriptor, PyBytes_AS_STRING(data), size, MSG_DONTWAIT | MSG_NOSIGNAL)
         if sent < size:
             self.queue(memoryview(data)[sent:] if sent > 0 else data)

@@ -1,10 +1,10 @@
 """Interned subscriber sets: topics with the same subscribers share one set.
 
-The fan-out gathers runs of messages by set number, so two topics with the same
-readers make one run. Sets are immutable: a subscription moves its topic from
-one set to another. Number 0 is the empty set and is never stored.
+The fan-out gathers runs of messages by set number, so messages of two topics with the same
+readers form one run. Sets are immutable: a subscription moves its topic from one set to
+another. Number 0 is the empty set and is never stored.
 
-Changes are rare and pay with a Python dict; reading a set is an array access.
+Reading a set is an array access. Changes are rare and use a Python dict.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 
 
 cdef inline uint32_t position(const uint32_t* members, uint32_t size, uint32_t member) noexcept nogil:
-    """Where `member` is, or belongs, in the ascending array."""
+    """Return the index of `member` in the ascending array, or where it must be inserted."""
     cdef uint32_t low = 0
     cdef uint32_t high = size
     cdef uint32_t middle
@@ -53,7 +53,7 @@ cdef class SubscriberSetTable:
         return at < found.size and found.members[at] == member
 
     cdef uint32_t with_member(self, uint32_t number, uint32_t member, uint32_t encoding) except 0:
-        """The set that is `number` plus `member`, with one reference taken."""
+        """Return the number of the set with `member` added. Takes one reference."""
         cdef SubscriberSet* old = &self.sets[number]
         cdef uint32_t size = old.size
         cdef uint32_t at = position(old.members, size, member)
@@ -70,7 +70,7 @@ cdef class SubscriberSetTable:
             PyMem_Free(grown)
 
     cdef long without_member(self, uint32_t number, uint32_t member, uint32_t encodings) except -1:
-        """The set that is `number` less `member`, with one reference taken."""
+        """Return the number of the set without `member`. Takes one reference."""
         cdef SubscriberSet* old = &self.sets[number]
         cdef uint32_t size = old.size
         cdef uint32_t at = position(old.members, size, member)
@@ -88,6 +88,7 @@ cdef class SubscriberSetTable:
             PyMem_Free(shrunk)
 
     cdef uint32_t intern(self, const uint32_t* members, uint32_t size, uint32_t encodings) except 0:
+        # The member array itself is the key: equal sets have equal bytes because it is sorted.
         cdef bytes key = PyBytes_FromStringAndSize(<const char*>members, size * sizeof(uint32_t))
         cdef object known = self.numbers.get(key)
         cdef uint32_t number
@@ -110,7 +111,7 @@ cdef class SubscriberSetTable:
         return number
 
     cdef uint32_t allocate_number(self) except 0:
-        """A free number, growing the array when there is none."""
+        """Return a free number; grows the array if there is none."""
         cdef SubscriberSet* grown
         if self.free:
             return self.free.pop()
@@ -127,7 +128,7 @@ cdef class SubscriberSetTable:
         return self.used - 1
 
     cdef int release(self, uint32_t number) except -1:
-        """Gives one reference back; the last one frees the set."""
+        """Drop one reference; the last one frees the set."""
         cdef SubscriberSet* old = &self.sets[number]
         if number == 0:
             return 0

@@ -4,11 +4,11 @@ from polybus.kernel.subscriber_set cimport SubscriberSetTable
 from polybus.kernel.topic_index cimport Topic, TopicTable
 
 cdef struct Subscriber:
-    uint64_t messages  # handed out so far
+    uint64_t messages  # sent so far
     uint64_t bytes
-    size_t pending  # scratch of one routing: bytes it will get, and messages
+    size_t pending  # scratch of one routing: bytes and messages of its output
     uint64_t pending_messages
-    unsigned char* cursor  # scratch of one routing: where the next bytes go
+    unsigned char* cursor  # scratch of one routing: write position in its output
     uint8_t encoding
     uint8_t full
     uint8_t alive
@@ -22,7 +22,7 @@ cdef class SubscriberTable:
     cdef uint32_t full_count
     cdef uint64_t generation
     cdef bint routing
-    cdef public bint has_produce_rules  # there are rules about producing: also what nobody reads is judged
+    cdef public bint has_produce_rules  # then messages without a reader are judged, too
     cdef list outboxes
     cdef list names
     cdef list free

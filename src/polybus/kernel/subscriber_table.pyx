@@ -1,8 +1,8 @@
-"""Who reads what: subscribers, their topics, and the policy's remembered answers.
+"""The subscriptions: subscribers, their topics, and the remembered verdicts of the policy.
 
-The bus changes this table; the fan-out (fanout.pyx) reads it for every message.
-While a buffer is being routed nothing here may change, and an attempt to is an
-error of the caller, not a crash.
+The bus changes this table; the fan-out (fanout.pyx) reads it for every message. The table
+must not change while a buffer is routed: methods that change it raise RuntimeError then,
+instead of leaving the scan with a dangling pointer.
 """
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 
@@ -20,7 +20,7 @@ cdef class SubscriberTable:
         self.outboxes = []
         self.names = []
         self.free = []
-        self.detached = set()  # of (number, topic): subscribed, and not among its readers
+        self.detached = set()  # (number, topic) pairs: subscribed, but the fan-out skips them
         self.encodings = [None] * 32
         self.subscribers = <Subscriber*>PyMem_Malloc(self.capacity * sizeof(Subscriber))
         if self.subscribers is NULL:
@@ -30,10 +30,13 @@ cdef class SubscriberTable:
         PyMem_Free(self.subscribers)
 
     def add_subscriber(self, outbox, Encoding encoding not None) -> int:
-        """A number for a reader; `outbox` is handed back with every output for it."""
+        """Add a subscriber. Returns its number; every output for it names `outbox`.
+
+        Raises ValueError if another encoding has the same number.
+        """
         known = self.encodings[encoding.number]
         if known is not None and known is not encoding:
-            raise ValueError("another encoding has this number")
+            raise ValueError(f"encoding number must be unique, got {encoding.number} twice")
         number = self.allocate_number()
         self.encodings[encoding.number] = encoding
         self.subscribers[number] = Subscriber(0, 0, 0, 0, NULL, encoding.number, 0, 1)
@@ -42,7 +45,7 @@ cdef class SubscriberTable:
         return number
 
     def remove_subscriber(self, uint32_t number) -> int:
-        """Ends all its subscriptions; the number may be given to the next one."""
+        """End all its subscriptions. Returns their count; the number may be assigned again."""
         ended = self.unsubscribe_all(number)
         self.set_full(number, False)
         self.subscribers[number].alive = 0
@@ -52,7 +55,7 @@ cdef class SubscriberTable:
         return ended
 
     def subscribe(self, uint32_t number, bytes topic) -> bool:
-        """False if it was subscribed already."""
+        """Subscribe. Returns False if it was subscribed already."""
         cdef Subscriber* subscriber = self.require_subscriber(number)
         if topic in self.names[number]:
             return False
@@ -61,7 +64,7 @@ cdef class SubscriberTable:
         return True
 
     def unsubscribe(self, uint32_t number, bytes topic) -> bool:
-        """False if there was no such subscription."""
+        """Unsubscribe. Returns False if there was no such subscription."""
         self.require_subscriber(number)
         if topic not in self.names[number]:
             return False
@@ -70,7 +73,10 @@ cdef class SubscriberTable:
         return True
 
     def detach(self, uint32_t number, bytes topic) -> None:
-        """Nothing more is relayed to it, and yet it stays subscribed: it is fed otherwise."""
+        """Stop relaying a topic to a subscriber that a catch-up cursor serves; it stays subscribed.
+
+        Raises KeyError if it is not subscribed, or detached already.
+        """
         self.require_subscriber(number)
         if topic not in self.names[number] or (number, topic) in self.detached:
             raise KeyError(topic)
@@ -78,7 +84,7 @@ cdef class SubscriberTable:
         self.detached.add((number, topic))
 
     def attach(self, uint32_t number, bytes topic) -> None:
-        """Messages are relayed to it again."""
+        """Relay the topic to a detached subscriber again. Raises KeyError if it is not detached."""
         cdef Subscriber* subscriber = self.require_subscriber(number)
         if (number, topic) not in self.detached:
             raise KeyError(topic)
@@ -110,34 +116,34 @@ cdef class SubscriberTable:
         return 0 if entry is NULL else self.sets.sets[entry.subscribers].size
 
     def set_full(self, uint32_t number, bint full) -> None:
-        """While full, nothing is routed to it: its publishers are stopped instead."""
+        """Mark a subscriber as full: its publishers block instead of filling its outbox further."""
         cdef Subscriber* subscriber = self.require_subscriber(number)
         self.full_count += <int>full - <int>subscriber.full
         subscriber.full = full
 
     def set_collect(self, bytes topic, bint collect) -> None:
-        """Hands the topic's messages to the bus, one batch a buffer, beside any relaying."""
+        """Set whether the bus gets the topic's messages, one batch per buffer, besides the relaying."""
         cdef Topic* entry = self.entry(topic)
         cdef bint idle = is_idle(entry)
         entry.collect = collect
         self.update_idle(entry, idle)
 
     def set_durable(self, bytes topic, bint durable) -> None:
-        """Hands the topic's messages to the bus alone; readers get what it publishes itself."""
+        """Set whether only the bus gets the messages. It publishes them to readers after the commit."""
         cdef Topic* entry = self.entry(topic)
         cdef bint idle = is_idle(entry)
         entry.durable = durable
         self.update_idle(entry, idle)
 
     def set_hold(self, bytes topic, bint hold) -> None:
-        """Keeps the topic's entry, and with it its ids, also while nobody reads it."""
+        """Set whether the entry, and so its next id, outlives the last reader."""
         cdef Topic* entry = self.entry(topic)
         cdef bint idle = is_idle(entry)
         entry.hold = hold
         self.update_idle(entry, idle)
 
     def has_topic(self, bytes topic) -> bool:
-        """Does anybody read or hold it?"""
+        """Return whether the topic has a reader or is held."""
         cdef Topic* entry = self.table.find(topic, len(topic))
         return entry is not NULL and not is_idle(entry)
 
@@ -146,7 +152,7 @@ cdef class SubscriberTable:
         return 0 if entry is NULL else entry.next_id
 
     def set_next_id(self, bytes topic, uint64_t next_id) -> None:
-        """For a topic somebody reads or holds; ids are forgotten with the last of them."""
+        """Set the next id. Raises KeyError unless the topic has a reader or is held."""
         cdef Topic* entry = self.table.find(topic, len(topic))
         if entry is NULL or is_idle(entry):
             raise KeyError(topic)
@@ -154,17 +160,18 @@ cdef class SubscriberTable:
         entry.next_id = next_id
 
     def sent_totals(self, uint32_t number) -> tuple:
-        """Messages and bytes handed out for this subscriber."""
+        """Return the messages and bytes sent to this subscriber."""
         cdef Subscriber* subscriber = self.require_subscriber(number)
         return subscriber.messages, subscriber.bytes
 
     def forget_verdicts(self) -> None:
-        """Forgets every verdict: the policy has changed."""
+        """Forget every verdict because the policy has changed."""
         self.require_not_routing()
+        # Verdicts carry the generation that they belong to, so no entry needs to be visited.
         self.generation += 1
 
     def verdict(self, uint32_t identity, bytes topic) -> bool | None:
-        """The remembered answer of the policy to a class of callers; None if there is none."""
+        """Return the remembered verdict for an identity class, or None if it is unknown."""
         cdef Topic* entry = self.table.find(topic, len(topic))
         if entry is NULL:
             return None
@@ -172,7 +179,7 @@ cdef class SubscriberTable:
         return None if known == UNKNOWN else known == ALLOW
 
     def remember_verdict(self, uint32_t identity, bytes topic, bint allowed) -> None:
-        """What the policy says; forgotten with the topic's entry and with the policy."""
+        """Remember a verdict until the entry is dropped or the policy changes."""
         cdef Topic* entry = self.table.find(topic, len(topic))
         self.require_not_routing()
         if entry is not NULL:
@@ -188,7 +195,7 @@ cdef class SubscriberTable:
 
     cdef int require_not_routing(self) except -1:
         if self.routing:
-            raise RuntimeError("the table cannot change while a buffer is routed")
+            raise RuntimeError("the subscriber table must not change while a buffer is routed")
         return 0
 
     cdef Topic* entry(self, bytes topic) except NULL:
@@ -228,6 +235,7 @@ cdef class SubscriberTable:
             entry.subscribers = self.sets.with_member(old, number, encoding)
             self.sets.release(old)
         finally:
+            # Also after MemoryError: `entry` may have been added above and still be idle.
             self.update_idle(entry, idle)
         return 0
 
@@ -239,6 +247,7 @@ cdef class SubscriberTable:
         cdef uint32_t old = entry.subscribers
         cdef uint32_t encodings = 0
         cdef uint32_t at, member
+        # The mask is rebuilt: other members may share the leaving one's encoding.
         for at in range(self.sets.sets[old].size):
             member = self.sets.sets[old].members[at]
             if member != number:
@@ -248,7 +257,7 @@ cdef class SubscriberTable:
         return self.update_idle(entry, False)
 
     cdef int update_idle(self, Topic* topic, bint was_idle) except -1:
-        """Books a change between read and idle; an entry that nobody needs goes."""
+        """Count a change between used and idle, and drop an entry that became idle."""
         cdef bint idle = is_idle(topic)
         self.table.idle += <int>idle - <int>was_idle
         if idle:

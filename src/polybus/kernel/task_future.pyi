@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-A = TypeVar("A", bound="TaskFuture")
+F = TypeVar("F", bound="TaskFuture")
 
 class TaskFuture:
     def __init__(
@@ -21,6 +21,6 @@ class TaskFuture:
     def alone(self) -> bool: ...
 
 def run_tasks(
-    answers: list[A], books: object, now_ns: int, refusal: type[Exception]
-) -> list[A]: ...
-def resolve_all(answers: list[A]) -> None: ...
+    futures: list[F], state: object, now_ns: int, refusal: type[Exception]
+) -> list[F]: ...
+def resolve_all(futures: list[F]) -> None: ...

@@ -1,17 +1,20 @@
-"""Answers that somebody waits for: what a `concurrent.futures.Future` does, per batch in C.
+"""Futures of store commits: the interface of `concurrent.futures.Future`, resolved in batches.
 
-A store answers all commits of a transaction at once, and each commit is waited for by
-itself. Python's Future has a lock and lists of its own, which cost more than the rest
-of a small commit. Here a step of C is the lock: whoever holds the interpreter's changes
-an answer alone, as long as nothing in that step can run Python code. Making an object
-can, by way of the garbage collector: so whatever is needed is made before the look.
-A lock is made only for a thread that has to sleep.
+A store resolves all commits of a transaction at once, and a caller waits for each. Python's
+Future has a lock and lists of its own, which cost more than the rest of a small commit. Here
+the GIL is the lock: a thread that holds it changes a future alone, as long as nothing in that
+step can run Python code. Creating an object can (the garbage collector runs finalizers), so
+every needed object is created before the state is read. A lock is created only for a thread
+that has to block.
 
-An answer carries what is to be done (`task`, called with its `subject`), and keeps the
-outcome to itself until it is told: `run_tasks` does the work of many, `resolve_all` tells them.
+A future carries its work (`task`, called with its `subject`). `run_tasks` runs the tasks of
+many futures and stores their results; `resolve_all` publishes the results.
 
-    pending ──▶ running ──▶ finished       begun, then a value or an error
-       └──────▶ cancelled                  by its caller, before it was begun
+    pending ──▶ running ──▶ finished       started, then a value or an error
+       └──────▶ cancelled                  by its caller, before it was started
+
+The properties at the end of the class are the private protocol of `concurrent.futures.wait`
+and `as_completed`, which read these fields of each future instead of calling methods.
 """
 from _thread import allocate_lock
 from concurrent.futures import CancelledError, InvalidStateError
@@ -22,14 +25,14 @@ cdef enum State:
     PENDING
     RUNNING
     CANCELLED
-    NOTIFIED  # cancelled, and whoever waits for several answers knows
+    NOTIFIED  # cancelled, and concurrent.futures.wait has been notified
     FINISHED
 
 cdef tuple NAMES = ("PENDING", "RUNNING", "CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED")
 
 
 cdef class TaskFuture:
-    """To be inherited from before `concurrent.futures.Future`, whose methods these replace."""
+    """A future with its task. A subclass must name `concurrent.futures.Future` as second base."""
 
     cdef readonly object task, subject
     cdef readonly Py_ssize_t size
@@ -46,10 +49,10 @@ cdef class TaskFuture:
         self.size = size
         self.alone = alone
 
-    # --- for whoever waits
+    # --- for the caller that waits
 
     def cancel(self) -> bool:
-        """Whether it is cancelled: what was begun cannot be."""
+        """Cancel unless the task has started. Returns whether the future is cancelled."""
         if self.state == PENDING:
             self.finish(CANCELLED)
         return self.state == CANCELLED or self.state == NOTIFIED
@@ -69,7 +72,7 @@ cdef class TaskFuture:
             try:
                 raise self.fault
             finally:
-                self = None  # else the error's traceback holds it, and it holds the error
+                self = None  # breaks the cycle future → error → traceback → future
         return self.value
 
     def exception(self, timeout=None):
@@ -85,10 +88,10 @@ cdef class TaskFuture:
         else:
             self.callbacks.append(fn)
 
-    # --- for whoever answers
+    # --- for the thread that resolves
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Whether it may be worked on; from then on nobody can cancel it."""
+        """Start. Returns False if the future was cancelled; after True it cannot be."""
         if self.state == RUNNING or self.state == FINISHED:
             raise RuntimeError("Future in unexpected state")
         return self.begin()
@@ -103,11 +106,11 @@ cdef class TaskFuture:
         self.fault = exception
         self.finish(FINISHED)
 
-    # --- what `concurrent.futures` reads of a Future, to wait for several at once
+    # --- the private protocol of `concurrent.futures.wait` and `as_completed`
 
     @property
     def _condition(self):
-        """Once somebody has asked for it, the state changes under it alone."""
+        """Return the condition. After the first access the state changes only while it is held."""
         made, waiters = Condition(), []
         if self.condition is None:
             self._waiters = waiters
@@ -126,7 +129,7 @@ cdef class TaskFuture:
     def _exception(self):
         return self.fault if self.state == FINISHED else None
 
-    # --- in here
+    # --- internal
 
     cdef int wait(self, timeout) except -1:
         if self.state < CANCELLED:
@@ -157,7 +160,7 @@ cdef class TaskFuture:
         return 0
 
     cdef bint begin(self) except -1:
-        """Whether it is begun, by now or before."""
+        """Start a pending future. Returns whether it is running."""
         if self.state == PENDING:
             self.state = RUNNING
         elif self.state == CANCELLED:
@@ -165,12 +168,12 @@ cdef class TaskFuture:
         return self.state == RUNNING
 
     cdef int finish(self, State state) except -1:
-        """The end: whoever sleeps is woken, then whoever wants to be called is."""
+        """Set the final state, wake blocked threads, then run the callbacks."""
         cdef list callbacks, sleepers
         self.change(state)
         callbacks, self.callbacks = self.callbacks, None
         sleepers, self.sleepers = self.sleepers, None
-        self.task = self.subject = None
+        self.task = self.subject = None  # frees the block of the commit
         if sleepers is not None:
             for lock in sleepers:
                 lock.release()
@@ -195,7 +198,7 @@ cdef class TaskFuture:
         return 0
 
     cdef int call(self, callback) except -1:
-        """What a callback raises is its own affair: this thread may be everybody's."""
+        """Call a callback and log its error: it must not stop the thread that serves all commits."""
         try:
             callback(self)
         except BaseException:
@@ -203,31 +206,31 @@ cdef class TaskFuture:
         return 0
 
 
-def run_tasks(list answers not None, books, now_ns, refusal) -> list:
-    """Does the task of each, in order, and keeps what comes of it; those that were begun.
+def run_tasks(list futures not None, state, now_ns, refusal) -> list:
+    """Run the task of each future, in order, and store its result. Returns those that ran.
 
-    `refusal` is the type of errors that are the answer to one task; any other ends it all,
-    and what was begun may be carried out again.
+    An error of type `refusal` is the result of its task. Any other error propagates; the
+    caller may then run the started futures again.
     """
-    cdef list begun = []
-    cdef TaskFuture answer
-    for item in answers:
-        answer = <TaskFuture?>item
-        if not answer.begin():
+    cdef list started = []
+    cdef TaskFuture future
+    for item in futures:
+        future = <TaskFuture?>item
+        if not future.begin():
             continue
-        answer.value = answer.fault = None
+        future.value = future.fault = None
         try:
-            answer.value = answer.task(books, answer.subject, now_ns)
+            future.value = future.task(state, future.subject, now_ns)
         except refusal as error:
-            answer.fault = error
-        begun.append(answer)
-    return begun
+            future.fault = error
+        started.append(future)
+    return started
 
 
-def resolve_all(list answers not None) -> None:
-    """All of them get to know what was kept for them."""
-    cdef TaskFuture answer
-    for item in answers:
-        answer = <TaskFuture?>item
-        if answer.state < CANCELLED:
-            answer.finish(FINISHED)
+def resolve_all(list futures not None) -> None:
+    """Publish the stored result of each future."""
+    cdef TaskFuture future
+    for item in futures:
+        future = <TaskFuture?>item
+        if future.state < CANCELLED:
+            future.finish(FINISHED)

@@ -1,9 +1,9 @@
 /* A short seeded hash for topic names.
  *
  * Names come from the network, so the hash is keyed with a random seed: a peer
- * that cannot see the seed cannot aim names at one slot. Eight bytes a step
- * with a 64x64 -> 128 bit multiply, folded; the tail is read byte by byte so
- * that nothing past the name is touched.
+ * that does not know the seed cannot construct names that collide. Eight bytes
+ * per step with a folded 64x64 -> 128 bit multiply. The tail is read byte by
+ * byte so that no byte past the name is touched.
  */
 #ifndef POLYBUS_TOPIC_HASH_H
 #define POLYBUS_TOPIC_HASH_H

@@ -11,12 +11,12 @@ cdef struct Topic:
     uint64_t generation  # of the policy that the verdicts below belong to
     uint8_t* verdicts  # by identity class
     uint32_t verdict_count
-    uint32_t subscribers  # number of the interned set; 0 is nobody
+    uint32_t subscribers  # number of the interned set; 0 is the empty set
     uint8_t collect
-    uint8_t durable  # kept by the bus first: readers get it from there, as from a trusted source
+    uint8_t durable  # committed first; the bus then publishes it from a trusted source
     uint8_t hold
     uint8_t name_size
-    int collected  # scratch of one routing: its place among the collected topics, or -1
+    int collected  # scratch of one routing: index into Fanout.collecting, or -1
     unsigned char name[255]
 
 cdef inline bint is_idle(const Topic* topic) noexcept nogil:
@@ -26,7 +26,7 @@ cdef class TopicTable:
     cdef Topic** slots
     cdef size_t capacity  # a power of two
     cdef size_t count
-    cdef size_t idle  # entries that are there for their verdicts alone
+    cdef size_t idle  # entries that exist only for their verdicts
     cdef uint64_t seed
     cdef Topic* find(self, const unsigned char* name, Py_ssize_t size) noexcept nogil
     cdef Topic* find_or_add(self, const unsigned char* name, Py_ssize_t size) except NULL

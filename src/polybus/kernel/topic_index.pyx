@@ -1,11 +1,11 @@
-"""The topic table: names of received bytes to entries, without a Python object.
+"""Hash table from topic names in received bytes to entries, without Python objects.
 
-Open addressing with linear probing and backward-shift deletion, so there are
-no tombstones to collect. An entry stays at its address until it is dropped.
+Open addressing with linear probing and backward-shift deletion, so there are no tombstones
+to collect. An entry keeps its address until it is dropped.
 
-An entry is *idle* when nobody reads or holds the topic: it is kept only to remember
-verdicts, so that a publisher who is denied asks the policy once and not once a
-message. Idle entries are bounded by their owner and swept together.
+An entry is *idle* if the topic has no reader and is not held. It then only remembers
+verdicts, so that a publisher who is denied costs one call of the policy and not one per
+message. The owner of the table bounds the idle entries and sweeps them together.
 """
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.string cimport memcpy, memset
@@ -27,6 +27,7 @@ cdef inline void free_topic(Topic* topic) noexcept:
 cdef class TopicTable:
     def __cinit__(self):
         self.capacity = 256
+        # A random seed: a client that chooses topic names must not be able to force collisions.
         self.seed = int.from_bytes(os.urandom(8), "little")
         self.slots = <Topic**>PyMem_Calloc(self.capacity, sizeof(Topic*))
         if self.slots is NULL:
@@ -54,15 +55,20 @@ cdef class TopicTable:
             at = (at + 1) & (self.capacity - 1)
 
     cdef Topic* find_or_add(self, const unsigned char* name, Py_ssize_t size) except NULL:
-        """The entry of this name; a new one is idle and has no verdicts."""
+        """Return the entry of this name. A new one is idle and has no verdicts.
+
+        Raises ValueError if the name is empty or longer than 255 bytes.
+        """
         cdef Topic* topic = self.find(name, size)
         cdef size_t at
         if topic is not NULL:
             return topic
         if not 0 < size <= 255:
-            raise ValueError("a topic is 1 to 255 bytes")
+            raise ValueError(f"topic must have 1 to 255 bytes, got {size}")
+        # At most half full: linear probing degrades quickly above that.
         if (self.count + 1) * 2 > self.capacity:
             self.grow()
+        # The name is the last field, so a short name takes a short allocation.
         topic = <Topic*>PyMem_Malloc(sizeof(Topic) - 255 + size)
         if topic is NULL:
             raise MemoryError
@@ -98,7 +104,7 @@ cdef class TopicTable:
         return 0
 
     cdef int drop(self, Topic* topic) except -1:
-        """Removes an idle entry, and closes the gap it leaves in its probe chain."""
+        """Remove an idle entry and close the gap in its probe chain."""
         cdef size_t mask = self.capacity - 1
         cdef size_t hole = topic.hash & mask
         cdef size_t at, home
@@ -107,7 +113,7 @@ cdef class TopicTable:
         at = (hole + 1) & mask
         while self.slots[at] is not NULL:
             home = self.slots[at].hash & mask
-            # May move back only if its home is not between the hole and where it stands.
+            # An entry may move into the hole only if its home slot is not after the hole.
             if ((at - home) & mask) >= ((at - hole) & mask):
                 self.slots[hole] = self.slots[at]
                 hole = at
@@ -124,7 +130,7 @@ cdef class TopicTable:
         while at < self.capacity and self.idle:
             topic = self.slots[at]
             if topic is not NULL and is_idle(topic):
-                self.drop(topic)  # which may bring another entry to this slot
+                self.drop(topic)  # may move another entry to this slot, so `at` stays
             else:
                 at += 1
         return 0
@@ -144,6 +150,7 @@ cdef class TopicTable:
             topic.verdicts = grown
             topic.verdict_count = identity + 1
         if topic.generation != generation:
+            # The first verdict under a new policy invalidates all older ones.
             memset(topic.verdicts, UNKNOWN, topic.verdict_count)
             topic.generation = generation
         topic.verdicts[identity] = verdict

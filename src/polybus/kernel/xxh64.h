@@ -1,8 +1,8 @@
 /* XXH64, the checksum of blocks, written from the algorithm's published description.
  *
  * Four lanes of eight bytes run side by side, so that the processor's multiplier
- * never waits: several bytes a cycle. Nothing beyond `size` is read, and `at` may
- * have any alignment.
+ * never waits: several bytes per cycle. No byte beyond `size` is read, and `at`
+ * may have any alignment.
  */
 #ifndef POLYBUS_XXH64_H
 #define POLYBUS_XXH64_H

@@ -141,7 +141,7 @@ def test_everything_is_counted() -> None:
 
 @pytest.mark.parametrize("identity", [65536, 2**32 - 1])
 def test_identity_classes_are_bounded(identity: int) -> None:
-    with pytest.raises(ValueError, match="too many"):
+    with pytest.raises(ValueError, match="identity class"):
         Source(identity)
     assert Source(65535).identity == 65535
 
@@ -323,7 +323,7 @@ def test_nothing_is_taken_for_something(nothing: Any) -> None:
 
 
 def test_a_framing_without_an_encoding_is_refused() -> None:
-    with pytest.raises(ValueError, match="no encoding"):
+    with pytest.raises(ValueError, match=r"framing\.own"):
         fanout_of().route(Framing(), Source(0), b"", 0, 0)
 
 
