@@ -42,7 +42,7 @@ def flip_blocks(server: ChildServer, folder: Path, rounds: int) -> None:
 
 
 @pytest.mark.sabotage("checksum-off", expects="a wrong message")
-def test_a_flipped_bit_in_a_block_is_an_error_that_says_where(server, filled):
+def test_flipped_bit_in_a_block_is_reported_with_its_offset(server, filled):
     flip_blocks(server, filled, ROUNDS)
 
 
@@ -73,11 +73,11 @@ def answer(ended: ChildResult, seed: int) -> Any:
 
 
 @pytest.mark.sabotage("verify-blind", expects="verify has not seen")
-def test_the_tools_answer_whatever_page_is_damaged(server, filled, tmp_path):
+def test_maintenance_handles_damage_of_any_page(server, filled, tmp_path):
     assert flip_pages(server, filled, tmp_path, PAGE_ROUNDS) > 0, "no flip did any harm"
 
 
-def test_the_tools_find_nothing_wrong_with_a_whole_store(server, filled, tmp_path):
+def test_maintenance_finds_no_damage_in_an_intact_store(server, filled, tmp_path):
     assert server.ask("verify", str(filled)) == []
     saved = server.ask("salvage", str(filled), str(filled), str(tmp_path / "rescued"))
     assert saved["kept"] == saved["written"] > 0
@@ -85,6 +85,6 @@ def test_the_tools_find_nothing_wrong_with_a_whole_store(server, filled, tmp_pat
 
 
 @pytest.mark.soak
-def test_thousands_of_flips(server, filled, tmp_path):
+def test_many_bit_flips(server, filled, tmp_path):
     flip_blocks(server, filled, SOAK_ROUNDS)
     assert flip_pages(server, filled, tmp_path, SOAK_PAGE_ROUNDS) > 0

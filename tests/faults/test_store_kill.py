@@ -101,7 +101,7 @@ def kill_writers(tmp_path: Path, durability: str, rounds: int) -> Tally:
 @pytest.mark.sabotage("stamps-off", expects=r"producer \d: \d+ of \d+")
 @pytest.mark.sabotage("torn-commits", expects="not dense|read as a whole")
 @pytest.mark.sabotage("keep-nothing", expects="opened is not None")
-def test_what_was_acknowledged_survives_kills_once_and_whole(tmp_path):
+def test_acknowledged_commits_survive_kills_exactly_once(tmp_path):
     tally = kill_writers(tmp_path, "fsync", ROUNDS)
     assert tally.commits > tally.kills == ROUNDS, tally
     assert tally.repeats > 0, "no kill ever came between a commit and its answer"
@@ -109,13 +109,13 @@ def test_what_was_acknowledged_survives_kills_once_and_whole(tmp_path):
 
 
 @pytest.mark.sabotage("torn-commits", expects=r"not dense|read as a whole|place \d+ of \d+")
-def test_with_intervals_a_kill_takes_whole_commits_from_the_end(tmp_path):
+def test_interval_kill_loses_only_whole_commits_from_the_end(tmp_path):
     tally = kill_writers(tmp_path, "interval", ROUNDS // 5)
     assert tally.commits > tally.kills == ROUNDS // 5, tally
     assert tally.lost > 0, "no kill ever came before an interval's end"
 
 
 @pytest.mark.soak
-def test_thousands_of_kills(tmp_path):
+def test_many_kills(tmp_path):
     assert kill_writers(tmp_path, "fsync", SOAK_ROUNDS).kills == SOAK_ROUNDS
     assert kill_writers(tmp_path, "interval", SOAK_ROUNDS // 4).kills == SOAK_ROUNDS // 4

@@ -94,19 +94,19 @@ def cuts(library, tmp_path, memory_folder) -> PowerCuts:
 
 
 @pytest.mark.sabotage("sync-off", "torn-commits", expects=r"image \d+: cut at record \d+")
-def test_every_disk_has_what_was_acknowledged_and_nothing_torn(cuts):
+def test_power_cut_keeps_acknowledged_commits_and_tears_none(cuts):
     cuts.record("record", "fsync", COMMITS)
     cuts.look(IMAGES)
 
 
 @pytest.mark.sabotage("sync-off", "torn-commits", expects=r"image \d+: cut at record \d+", tries=3)
-def test_with_intervals_every_disk_has_a_whole_beginning(cuts):
+def test_interval_power_cut_keeps_a_prefix_of_the_commits(cuts):
     cuts.record("record", "interval", COMMITS)
     cuts.look(IMAGES // 2, strict=False)
 
 
 @pytest.mark.sabotage("compact-sync-off", expects=r"image \d+: cut at record \d+")
-def test_a_compaction_is_done_or_it_is_not(cuts):
+def test_power_cut_during_compaction_is_atomic(cuts):
     cuts.record("record", "fsync", COMMITS, True)
     assert cuts.renames > 2, "there was no compaction"
     cuts.look(IMAGES // 2)
@@ -115,6 +115,6 @@ def test_a_compaction_is_done_or_it_is_not(cuts):
 @pytest.mark.soak
 @pytest.mark.parametrize("durability", ["fsync", "interval"])
 @pytest.mark.parametrize("compact", [False, True])
-def test_thousands_of_disks(cuts, durability, compact):
+def test_many_power_cuts(cuts, durability, compact):
     cuts.record("record", durability, 5 * COMMITS, compact)
     cuts.look(SOAK_IMAGES, strict=durability == "fsync")

@@ -23,7 +23,7 @@ def server() -> Iterator[ChildServer]:
 
 
 @pytest.mark.sabotage("reader-check-off", expects=r"assert \d+ < \(\d+ \+ 25165824\)")
-def test_pages_that_a_killed_reader_held_are_used_again(server, tmp_path):
+def test_pages_of_a_killed_reader_are_reused(server, tmp_path):
     found = server.ask("killed_readers", str(tmp_path / "store"), KILLS)
     assert not found["wrong"], found["wrong"][0]
     assert found["read"] > 0
@@ -32,7 +32,7 @@ def test_pages_that_a_killed_reader_held_are_used_again(server, tmp_path):
 
 
 @pytest.mark.sabotage("long-read-transactions", expects=r"assert \d+ < \(\d+ \+ 25165824\)")
-def test_a_reader_that_stands_still_holds_no_pages_and_keeps_its_rows(server, tmp_path):
+def test_stopped_reader_holds_no_pages_and_keeps_its_rows(server, tmp_path):
     found = server.ask("slow_readers", str(tmp_path / "store"))
     assert found["same"]
     assert found["changed"] is False

@@ -51,12 +51,12 @@ def demand_that_it_went_on(ended: ChildResult) -> None:
 @pytest.mark.sabotage(
     "caches-kept", expects=r"commits acknowledged, \d+ there|offsets are not dense"
 )
-def test_a_full_disk_refuses_whole_commits_and_goes_on_when_there_is_room(server, small_disk):
+def test_full_disk_refuses_whole_commits_until_there_is_room(server, small_disk):
     demand_that_it_went_on(fill_disk(server, small_disk, "fsync"))
 
 
 @pytest.mark.sabotage("keep-nothing", expects="KeyError: 'narrow'")
-def test_with_intervals_what_was_answered_before_the_disk_was_full_is_kept(server, small_disk):
+def test_interval_commits_before_a_full_disk_are_kept(server, small_disk):
     demand_that_it_went_on(fill_disk(server, small_disk, "interval"))
 
 
@@ -69,13 +69,13 @@ def fill_disk(server: ChildServer, small_disk: Path, durability: str) -> ChildRe
 @pytest.mark.sabotage(
     "caches-kept", expects=r"commits acknowledged, \d+ there|offsets are not dense"
 )
-def test_a_file_that_may_not_grow_refuses_whole_commits_and_goes_on(server, tmp_path):
+def test_file_size_limit_refuses_whole_commits(server, tmp_path):
     ended = server.run("fill_limit", str(tmp_path / "store"), "fsync", LIMIT_BYTES)
     demand_that_it_went_on(ended)
 
 
 @pytest.mark.sabotage("descriptor-a-commit", expects="Too many open files")
-def test_without_descriptors_a_store_works_on_and_another_is_refused_clearly(server, tmp_path):
+def test_store_works_without_free_descriptors_and_a_second_open_fails_clearly(server, tmp_path):
     stores = tmp_path / "first", tmp_path / "second"
     ended = server.run("without_descriptors", *map(str, stores))
     assert not ended.failure, ended.failure

@@ -14,7 +14,7 @@ and of `all`, and the first bytes of each message; flags raise both limits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,7 +74,7 @@ def _open_source(store: str | None, bus: str | None) -> InspectSource:
     return StoreSource(open_store(find_store(store).url, read_only=True))
 
 
-def _tree(source: InspectSource, topic: dict[str, Any], count: int | None) -> Iterator[Line]:
+def _tree(source: InspectSource, topic: Mapping[str, Any], count: int | None) -> Iterator[Line]:
     name = topic["topic"]
     stats = source.stats(name)
     yield from _config(topic, stats)
@@ -85,9 +85,9 @@ def _tree(source: InspectSource, topic: dict[str, Any], count: int | None) -> It
         yield from _data(source, name, shard["shard"], shard, count)
 
 
-def _config(topic: dict[str, Any], stats: dict[str, Any]) -> Iterator[Line]:
-    path = f"{CONFIG}/{topic.pop('topic')}"
-    yield path, topic
+def _config(topic: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[Line]:
+    path = f"{CONFIG}/{topic['topic']}"
+    yield path, {key: value for key, value in topic.items() if key != "topic"}
     for group in stats["groups"]:
         for member in group["members"]:
             consumer = f"{group['group']}:{member['consumer']}"
@@ -104,14 +104,18 @@ def _config(topic: dict[str, Any], stats: dict[str, Any]) -> Iterator[Line]:
         yield f"{path}/shards/{number}", bounds
 
 
-def _counts(path: str, counts: dict[str, Any]) -> Iterator[Line]:
+def _counts(path: str, counts: Mapping[str, Any]) -> Iterator[Line]:
     for key, value in counts.items():
         if key not in NO_COUNT:
             yield f"{path}/stats/{key}", value
 
 
 def _data(
-    source: InspectSource, topic: str, shard: int | str, counts: dict[str, int], count: int | None
+    source: InspectSource,
+    topic: str,
+    shard: int | str,
+    counts: Mapping[str, int],
+    count: int | None,
 ) -> Iterator[Line]:
     there = counts["inserted"] - counts["trimmed"]
     part = "all" if shard == ALL else f"shards/{shard}"

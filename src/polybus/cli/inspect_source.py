@@ -7,7 +7,7 @@ computes groups and counts from the stored records.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -33,10 +33,10 @@ INT64_BYTES = 8
 
 
 class InspectSource(Protocol):
-    def topics(self, pattern: str) -> list[dict[str, Any]]:
+    def topics(self, pattern: str) -> Sequence[Mapping[str, Any]]:
         """Return the topics in the format of `topic.list`."""
 
-    def stats(self, topic: str) -> dict[str, Any]:
+    def stats(self, topic: str) -> Mapping[str, Any]:
         """Return counts in the format of `topic.stats`."""
 
     def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:
@@ -56,12 +56,12 @@ class BusSource:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def topics(self, pattern: str) -> list[dict[str, Any]]:
+    def topics(self, pattern: str) -> Sequence[Mapping[str, Any]]:
         if "*" not in pattern:
             self._client.topic(pattern)  # a missing topic is an error, not an empty tree
         return self._client.topics(pattern)
 
-    def stats(self, topic: str) -> dict[str, Any]:
+    def stats(self, topic: str) -> Mapping[str, Any]:
         return self._client.topic_stats(topic)
 
     def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:
@@ -87,7 +87,7 @@ class StoreSource:
         self._topics = {topic.name: topic for topic in store.topics()}
         self._groups = _coordinator(store)
 
-    def topics(self, pattern: str) -> list[dict[str, Any]]:
+    def topics(self, pattern: str) -> Sequence[Mapping[str, Any]]:
         if "*" not in pattern and pattern not in self._topics:
             raise DoesNotExist(f"there is no durable topic {pattern!r}")
         wanted = Pattern(pattern)
@@ -97,7 +97,7 @@ class StoreSource:
             if wanted.matches(topic.name.encode())
         ]
 
-    def stats(self, topic: str) -> dict[str, Any]:
+    def stats(self, topic: str) -> Mapping[str, Any]:
         known = self._topics[topic]
         bounds = self._store.bounds(known.number)
         return compose_topic_stats(

@@ -1,6 +1,6 @@
 """The interface of an engine: opens stores and, if it keeps files, maintains them.
 
-An engine registers a subclass of `Engine` under its URL scheme in the entry-point group
+An engine registers a subclass of `StoreEngine` under its URL scheme in the entry-point group
 `polybus.engines`; `polybus.store.engine_registry` finds it there. The module that the
 entry point names should import the code of the store only when a method is called,
 because the registry loads every engine to look for files or for the default.
@@ -25,7 +25,7 @@ MAX_LISTED = 1000  # lines of a report: a ruined disk must not fill memory with 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Options of `Engine.open`. An engine ignores the ones that do not apply to it."""
+    """Options of `StoreEngine.open`. An engine ignores the ones that do not apply to it."""
 
     read_only: bool = False
     durability: Durability = "fsync"
@@ -129,7 +129,7 @@ class Maintenance(ABC):
         """
 
 
-class Engine(ABC):
+class StoreEngine(ABC):
     """One kind of store, registered under a URL scheme. The URL is `scheme:place`."""
 
     # A bus whose configuration names no engine uses the engine that sets this.

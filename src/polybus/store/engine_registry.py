@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from polybus.errors import AddressError, UsageError
-from polybus.store.engine import COMMIT_INTERVAL_MS, Durability, Engine, Maintenance, StoreOptions
+from polybus.store.engine import (
+    COMMIT_INTERVAL_MS,
+    Durability,
+    Maintenance,
+    StoreEngine,
+    StoreOptions,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -123,7 +129,7 @@ def find_store(text: str, *, damaged: bool = False) -> StoreLocation:
     raise UsageError(f"no store in {folder}; give the folder of a store or of a bus")
 
 
-def _split(url: str) -> tuple[Engine, str]:
+def _split(url: str) -> tuple[StoreEngine, str]:
     """Return the engine of a URL and the place. Raises `AddressError` if there is none."""
     scheme, colon, place = url.partition(":")
     engine = _load(scheme) if colon and scheme in _entry_points() else None
@@ -151,10 +157,10 @@ def _is_own(point: EntryPoint) -> bool:
 
 
 @cache
-def _load(scheme: str) -> Engine | None:
+def _load(scheme: str) -> StoreEngine | None:
     point = _entry_points()[scheme]
     try:
-        engine: Engine = point.load()()
+        engine: StoreEngine = point.load()()
     except Exception as error:
         _log.warning("engine %s: cannot load %s: %s", scheme, point.value, error)
         return None

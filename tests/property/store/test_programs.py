@@ -59,7 +59,7 @@ def lmdb(clock: Clock) -> Generator[Subject]:
 
 @settings(max_examples=EXAMPLES)
 @given(programs)
-def test_memory_does_what_the_model_does(program: Sequence[Step]) -> None:
+def test_memory_store_matches_the_model(program: Sequence[Step]) -> None:
     clock = Clock()
     with memory(clock) as subject:
         Trial(clock, [subject]).run([*BEGINNING, *program])
@@ -67,7 +67,7 @@ def test_memory_does_what_the_model_does(program: Sequence[Step]) -> None:
 
 @settings(max_examples=EXAMPLES)
 @given(programs)
-def test_lmdb_does_what_the_model_does(program: Sequence[Step]) -> None:
+def test_lmdb_store_matches_the_model(program: Sequence[Step]) -> None:
     clock = Clock()
     with lmdb(clock) as subject:
         Trial(clock, [subject]).run([*BEGINNING, *program])
@@ -76,7 +76,7 @@ def test_lmdb_does_what_the_model_does(program: Sequence[Step]) -> None:
 @pytest.mark.soak
 @settings(max_examples=SOAK_EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(programs)
-def test_engines_do_what_the_model_does_for_long(program: Sequence[Step]) -> None:
+def test_engines_match_the_model_over_long_programs(program: Sequence[Step]) -> None:
     clock = Clock()
     with memory(clock) as first, lmdb(clock) as second:
         Trial(clock, [first, second]).run([*BEGINNING, *program])

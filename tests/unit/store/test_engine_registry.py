@@ -17,10 +17,10 @@ from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.store.memory.memory_store import MemoryStore
 
 TOY_ENGINE = """
-from polybus.store.engine import Engine
+from polybus.store.engine import StoreEngine
 from polybus.store.memory.memory_store import open_named
 
-class ToyEngine(Engine):
+class ToyEngine(StoreEngine):
     def open(self, place, options):
         return open_named("toy " + place)
 """

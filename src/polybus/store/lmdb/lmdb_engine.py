@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from polybus.errors import AddressError
 from polybus.store.contract import Progress, no_progress
-from polybus.store.engine import Engine, Maintenance
+from polybus.store.engine import Maintenance, StoreEngine
 
 if TYPE_CHECKING:
     from polybus.store.contract import Store
@@ -56,7 +56,7 @@ class LmdbMaintenance(Maintenance):
         return salvage(folder, target, progress)
 
 
-class LmdbEngine(Engine):
+class LmdbEngine(StoreEngine):
     """Opens the store in a folder."""
 
     is_default = True

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polybus.errors import UsageError
-from polybus.store.engine import Engine
+from polybus.store.engine import StoreEngine
 
 if TYPE_CHECKING:
     from polybus.store.contract import Store
     from polybus.store.engine import StoreOptions
 
 
-class MemoryEngine(Engine):
+class MemoryEngine(StoreEngine):
     """Opens a private store, or with a name one that all callers in the process share."""
 
     def open(self, place: str, options: StoreOptions) -> Store:

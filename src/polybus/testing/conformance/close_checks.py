@@ -39,7 +39,7 @@ def _calls(store: Store, topic: Topic, stage: str) -> list[Callable[[], object]]
     ]
 
 
-def check_calls_after_the_end_are_refused(engine: Engine) -> None:
+def check_calls_after_close_are_refused(engine: Engine) -> None:
     store = engine.fresh()
     topic, stage = store.create("t", 1, {}), store.open_stage()
     store.open_producer("p", ProducerOptions())
@@ -49,14 +49,14 @@ def check_calls_after_the_end_are_refused(engine: Engine) -> None:
             call()
 
 
-def check_errors_after_the_end_come_by_the_future(engine: Engine) -> None:
+def check_errors_after_close_come_by_the_future(engine: Engine) -> None:
     store = engine.fresh()
     store.close()
     assert isinstance(store.commit(Commit()).exception(TIMEOUT_S), StoreClosed)
     assert isinstance(store.stage("s", []).exception(TIMEOUT_S), StoreClosed)
 
 
-def check_what_was_handed_over_is_finished(engine: Engine) -> None:
+def check_close_finishes_submitted_commits(engine: Engine) -> None:
     store = engine.fresh()
     topic = store.create("t", 1, {})
     futures = [store.commit(Commit((append(topic, 0, b"x"),))) for _ in range(50)]
@@ -84,7 +84,7 @@ def check_with_closes(engine: Engine) -> None:
         store.topics()
 
 
-def check_a_fork_does_not_own_it(engine: Engine) -> None:
+def check_child_of_a_fork_is_refused(engine: Engine) -> None:
     """Runs in a child that ends at once: 0 if each call was refused."""
     with engine.fresh() as store:
         topic, stage = store.create("t", 1, {}), store.open_stage()

@@ -51,7 +51,7 @@ def check_ids_start_at_1_and_offsets_at_0(engine: Engine) -> None:
         ]
 
 
-def check_messages_come_back_as_they_were(engine: Engine) -> None:
+def check_messages_are_read_as_written(engine: Engine) -> None:
     pairs = (("a", b"1"), ("a", b""), ("", b"\xff"))
     sent: list[_Content] = [
         (-5, None, b"", None),
@@ -103,13 +103,13 @@ def check_a_commit_over_topics_and_shards(engine: Engine) -> None:
         assert all_bodies(store, second) == [b"u1", b"u2"]
 
 
-def check_an_empty_commit_is_done(engine: Engine) -> None:
+def check_empty_commit_succeeds(engine: Engine) -> None:
     clock = Clock(77)
     with engine.open(clock) as store:
         assert put(store, note=b"n") == CommitResult((), 77, (), b"n")
 
 
-def check_faults_undo_everything(engine: Engine) -> None:
+def check_failed_commit_changes_nothing(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 2, {})
         gone = topic.number + 1
@@ -152,7 +152,7 @@ def check_commits_have_limits(engine: Engine) -> None:
         assert len(bodies(store, topic)) == MAX_APPENDS
 
 
-def check_a_commit_touches_a_bounded_number_of_places(engine: Engine) -> None:
+def check_commit_changes_a_bounded_number_of_keys(engine: Engine) -> None:
     """Shards, their topics, records and stages together: any engine can do that at once."""
     with engine.fresh() as store:
         topics = [store.create(name, MAX_SHARDS, {}) for name in ("a", "b")]
@@ -168,7 +168,7 @@ def check_a_commit_touches_a_bounded_number_of_places(engine: Engine) -> None:
             store.stage(stage, wider).result(TIMEOUT_S)
 
 
-def check_time_never_goes_back_within_a_topic(engine: Engine) -> None:
+def check_time_never_decreases_within_a_topic(engine: Engine) -> None:
     clock = Clock(500)
     with engine.open(clock) as store:
         one, other = store.create("t", 2, {}), store.create("u", 1, {})
@@ -185,7 +185,7 @@ def check_time_never_goes_back_within_a_topic(engine: Engine) -> None:
         assert store.bounds(one.number).timestamp_ns == 900
 
 
-def check_one_thread_commits_in_its_order(engine: Engine) -> None:
+def check_commits_of_one_thread_keep_their_order(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         names = [b"%d" % number for number in range(100)]
@@ -196,7 +196,7 @@ def check_one_thread_commits_in_its_order(engine: Engine) -> None:
         assert bodies(store, topic) == names
 
 
-def check_what_is_handed_over_later_is_done_later(engine: Engine) -> None:
+def check_requests_take_effect_in_order_of_submission(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         futures = [store.commit(Commit((append(topic, 0, b"x"),))) for _ in range(20)]
@@ -228,7 +228,7 @@ def _produce(store: Store, topic: Topic, number: int) -> None:
         assert future.result(TIMEOUT_S).spans[0].count == 1
 
 
-def check_what_was_cancelled_in_time_was_not_done(engine: Engine) -> None:
+def check_cancelled_commit_is_not_executed(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         names = [b"%d" % number for number in range(200)]
@@ -239,7 +239,7 @@ def check_what_was_cancelled_in_time_was_not_done(engine: Engine) -> None:
         assert bodies(store, topic) == [*done, b"end"]
 
 
-def check_a_refused_commit_leaves_its_neighbours_alone(engine: Engine) -> None:
+def check_refused_commit_does_not_affect_others(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         bad, good = Commit((append(topic, 9, b"x"),)), Commit((append(topic, 0, b"y"),))
@@ -251,7 +251,7 @@ def check_a_refused_commit_leaves_its_neighbours_alone(engine: Engine) -> None:
         assert bodies(store, topic) == [b"y"] * 20
 
 
-def check_many_are_handed_over_at_once(engine: Engine) -> None:
+def check_many_commits_are_submitted_at_once(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         stamp = producer(store)
@@ -262,7 +262,7 @@ def check_many_are_handed_over_at_once(engine: Engine) -> None:
         assert store.commit_all([]) == []
 
 
-def check_one_of_many_may_fail_by_itself(engine: Engine) -> None:
+def check_one_of_many_commits_may_fail_alone(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         bad = Commit((append(topic, 7, b"x"),))

@@ -26,7 +26,7 @@ def _found(store: Store, topic: Topic, time_ns: int) -> tuple[int, int, int]:
     )
 
 
-def check_the_first_of_a_time_or_later(engine: Engine) -> None:
+def check_find_returns_the_first_of_a_time_or_later(engine: Engine) -> None:
     clock = Clock()
     with engine.open(clock) as store:
         topic = _filled(store, clock)
@@ -39,7 +39,7 @@ def check_the_first_of_a_time_or_later(engine: Engine) -> None:
         assert _found(store, topic, 400) == (6, 2, 9)
 
 
-def check_before_the_first_and_after_the_last(engine: Engine) -> None:
+def check_find_before_the_first_and_after_the_last(engine: Engine) -> None:
     clock = Clock()
     with engine.open(clock) as store:
         topic = _filled(store, clock)
@@ -49,7 +49,7 @@ def check_before_the_first_and_after_the_last(engine: Engine) -> None:
             assert _found(store, topic, late) == (6, 4, 11)
 
 
-def check_in_what_is_empty(engine: Engine) -> None:
+def check_find_in_an_empty_topic(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 2, {})
         assert _found(store, topic, 0) == (0, 0, 1)
@@ -58,7 +58,7 @@ def check_in_what_is_empty(engine: Engine) -> None:
         assert _found(store, topic, 1 << 62) == (1, 0, 2)
 
 
-def check_only_what_is_still_there(engine: Engine) -> None:
+def check_find_ignores_trimmed_messages(engine: Engine) -> None:
     clock = Clock()
     with engine.open(clock) as store:
         topic = _filled(store, clock)
@@ -81,7 +81,7 @@ def check_positions_found_can_be_read(engine: Engine) -> None:
             assert int.from_bytes(rows.timestamps_ns[:8], "little") >= 250
 
 
-def check_times_that_were_held_back(engine: Engine) -> None:
+def check_find_with_a_clock_set_back(engine: Engine) -> None:
     clock = Clock(500)
     with engine.open(clock) as store:
         topic = store.create("t", 2, {})
@@ -92,7 +92,7 @@ def check_times_that_were_held_back(engine: Engine) -> None:
         assert _found(store, topic, 501) == (1, 1, 3)
 
 
-def check_what_cannot_be_found(engine: Engine) -> None:
+def check_find_refuses_invalid_requests(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 2, {})
         for shard in (2, -1):

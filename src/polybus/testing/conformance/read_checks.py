@@ -31,7 +31,7 @@ def _read(
     return found
 
 
-def check_every_part_of_a_shard(engine: Engine) -> None:
+def check_every_range_of_a_shard(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         there = [3, 4, 5, 9, 10, 11]
@@ -62,7 +62,7 @@ def check_parts_of_several_shards(engine: Engine) -> None:
         assert found == {0: [0, 1, 2, 6], 1: [4, 5, 9, 10]}
 
 
-def check_bounds_of_parts(engine: Engine) -> None:
+def check_limits_of_parts(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         parts = [ShardRange(1, 0, 6, 6), ShardRange(0, 0, 6, 6)]
@@ -88,7 +88,7 @@ def check_bounds_of_parts(engine: Engine) -> None:
             store.read_parts(topic.number, [ShardRange(1, 0, 6, 6), ShardRange(0, 1, 6, 6)])
 
 
-def check_every_part_of_a_topic(engine: Engine) -> None:
+def check_every_range_of_a_topic(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         for start in range(15):
@@ -98,7 +98,7 @@ def check_every_part_of_a_topic(engine: Engine) -> None:
                 assert _read(store, topic, ALL, start, end) == [one - 1 for one in ids]
 
 
-def check_positions_of_what_is_read(engine: Engine) -> None:
+def check_rows_have_their_positions(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         found = [(one.id, one.shard, one.offset, one.body) for one in all_messages(store, topic)]
@@ -131,7 +131,7 @@ def check_bytes_are_bounded(engine: Engine) -> None:
                 assert rows.count == 1 or rows.size_bytes <= max_bytes
 
 
-def check_there_is_always_at_least_one(engine: Engine) -> None:
+def check_read_returns_at_least_one_row(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         put(store, append(topic, 0, b"small", b"x" * 100_000, b"small"))
@@ -141,7 +141,7 @@ def check_there_is_always_at_least_one(engine: Engine) -> None:
             assert [len(message.body) for message in messages(rows)] == [100_000]
 
 
-def check_beyond_the_end_is_nothing(engine: Engine) -> None:
+def check_read_after_the_end_is_empty(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         for shard in (0, ALL):
@@ -150,7 +150,7 @@ def check_beyond_the_end_is_nothing(engine: Engine) -> None:
                 assert (rows.count, messages(rows)) == (0, [])
 
 
-def check_bounds_of_a_read_make_sense(engine: Engine) -> None:
+def check_invalid_limits_of_a_read_are_refused(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store).number
         for shard in (0, ALL):
@@ -166,7 +166,7 @@ def check_bounds_of_a_read_make_sense(engine: Engine) -> None:
             assert store.read(topic, shard, 1, (1 << 63) - 1).count >= 1
 
 
-def check_unknown_shards_and_topics(engine: Engine) -> None:
+def check_unknown_shards_and_topics_are_refused(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store).number
         for shard in (2, -1, 4096):
@@ -195,7 +195,7 @@ def check_bounds_follow_the_messages(engine: Engine) -> None:
         assert second.shards[1] == first.shards[1]
 
 
-def check_what_was_read_stays_as_it_was(engine: Engine) -> None:
+def check_rows_do_not_change_after_the_read(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         rows = store.read(topic.number, ALL, 1, max_rows=5)
@@ -208,7 +208,7 @@ def check_what_was_read_stays_as_it_was(engine: Engine) -> None:
         assert messages(rows) == before
 
 
-def check_many_small_blocks_are_read_through(engine: Engine) -> None:
+def check_many_small_blocks_are_read(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 2, {})
         futures = [put(store, append(topic, number % 2, b"%d" % number)) for number in range(300)]

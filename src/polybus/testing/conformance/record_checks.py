@@ -12,7 +12,7 @@ def _keys(store: Store, prefix: bytes, after: bytes = b"", limit: int = 1000) ->
     return [record.key for record in store.scan(prefix, after, limit)]
 
 
-def check_a_record_is_set_and_got(engine: Engine) -> None:
+def check_record_is_stored_and_read(engine: Engine) -> None:
     with engine.fresh() as store:
         assert store.get(b"k") is None
         done = put(store, changes=[RecordChange(b"k", b"v"), RecordChange(b"\0\xff", b"")])
@@ -27,7 +27,7 @@ def check_each_change_has_a_new_version(engine: Engine) -> None:
         assert len(set(versions)) == 3
 
 
-def check_a_record_made_again_has_a_new_version(engine: Engine) -> None:
+def check_recreated_record_has_a_new_version(engine: Engine) -> None:
     with engine.fresh() as store:
         versions = set()
         for value in (b"a", b"b", None, b"c", None, b"d"):
@@ -35,7 +35,7 @@ def check_a_record_made_again_has_a_new_version(engine: Engine) -> None:
         assert len(versions - {0}) == 4
 
 
-def check_expected_versions_are_demanded(engine: Engine) -> None:
+def check_expected_versions_are_enforced(engine: Engine) -> None:
     with engine.fresh() as store:
         first = put(store, changes=[RecordChange(b"k", b"1", 0)]).versions[0]
         for wrong in (0, first + 1000):
@@ -51,7 +51,7 @@ def check_expected_versions_are_demanded(engine: Engine) -> None:
             put(store, changes=[RecordChange(b"k", b"x", second)])
 
 
-def check_a_record_that_is_not_there_has_version_0(engine: Engine) -> None:
+def check_missing_record_has_version_0(engine: Engine) -> None:
     with engine.fresh() as store:
         with refused(Conflict, store):
             put(store, changes=[RecordChange(b"k", b"x", 1)])
@@ -63,7 +63,7 @@ def check_a_record_that_is_not_there_has_version_0(engine: Engine) -> None:
         put(store, changes=[RecordChange(b"k", b"w", 0)])
 
 
-def check_removing_what_is_not_there(engine: Engine) -> None:
+def check_removing_a_missing_record(engine: Engine) -> None:
     with engine.fresh() as store:
         done = put(store, changes=[RecordChange(b"k", None), RecordChange(b"l", None, 0)])
         assert done.versions == (0, 0)
@@ -104,7 +104,7 @@ def check_a_commit_changes_a_record_once(engine: Engine) -> None:
                 put(store, changes=[RecordChange(b"k", b"v"), RecordChange(b"k", second)])
 
 
-def check_two_who_expect_the_same_cannot_both_win(engine: Engine) -> None:
+def check_only_one_of_two_equal_expectations_succeeds(engine: Engine) -> None:
     with engine.fresh() as store:
         version = put(store, changes=[RecordChange(b"k", b"0")]).versions[0]
         wins = 0
@@ -119,7 +119,7 @@ def check_two_who_expect_the_same_cannot_both_win(engine: Engine) -> None:
         assert (wins, record.value) == (1, b"1")
 
 
-def check_scan_goes_in_order(engine: Engine) -> None:
+def check_scan_returns_keys_in_order(engine: Engine) -> None:
     with engine.fresh() as store:
         keys = [b"b", b"a\xff", b"a", b"ab", b"a\0", b"\xff\xff", b"\xff", b"aa"]
         put(store, changes=[RecordChange(key, b"v" + key) for key in keys])
@@ -130,7 +130,7 @@ def check_scan_goes_in_order(engine: Engine) -> None:
         assert [record.value for record in store.scan(b"b")] == [b"vb"]
 
 
-def check_scan_goes_on_behind_a_key(engine: Engine) -> None:
+def check_scan_continues_after_a_key(engine: Engine) -> None:
     with engine.fresh() as store:
         put(store, changes=[RecordChange(b"p%d" % number, b"") for number in range(5)])
         put(store, changes=[RecordChange(b"o", b""), RecordChange(b"q", b"")])
@@ -165,7 +165,7 @@ def check_records_have_limits(engine: Engine) -> None:
             )
 
 
-def check_questions_about_records_have_limits(engine: Engine) -> None:
+def check_reads_of_records_have_limits(engine: Engine) -> None:
     with engine.fresh() as store:
         long = b"k" * (MAX_KEY_BYTES + 1)
         for key in (b"", long):

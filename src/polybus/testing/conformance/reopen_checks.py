@@ -25,7 +25,7 @@ def _again(engine: Engine, store: Store) -> Store:
     return engine.reopen(store)
 
 
-def check_everything_is_there_again(engine: Engine) -> None:
+def check_contents_survive_reopening(engine: Engine) -> None:
     store = engine.fresh()
     topic, other = store.create("t", 3, {"a": [1]}), store.create("ä", 1, {})
     for number in range(10):
@@ -41,7 +41,7 @@ def check_everything_is_there_again(engine: Engine) -> None:
         assert all_bodies(store, topic)[-2:] == [b"z", b"new"]
 
 
-def check_commits_under_way_are_there_again(engine: Engine) -> None:
+def check_commits_in_flight_survive_reopening(engine: Engine) -> None:
     store = engine.fresh()
     topic = store.create("t", 1, {})
     names = [b"%d" % number for number in range(50)]
@@ -51,7 +51,7 @@ def check_commits_under_way_are_there_again(engine: Engine) -> None:
         assert bodies(store, topic) == names
 
 
-def check_stamps_are_there_again(engine: Engine) -> None:
+def check_stamps_survive_reopening(engine: Engine) -> None:
     store = engine.fresh()
     topic = store.create("t", 1, {})
     stamp = producer(store, kept_results=2)
@@ -76,7 +76,7 @@ def check_stamps_are_there_again(engine: Engine) -> None:
         assert store.open_producer("p", ProducerOptions()) == (2, 4)
 
 
-def check_fences_are_there_again(engine: Engine) -> None:
+def check_fences_survive_reopening(engine: Engine) -> None:
     store = engine.fresh()
     producer(store)
     producer(store)
@@ -89,7 +89,7 @@ def check_fences_are_there_again(engine: Engine) -> None:
         assert store.open_producer("closed", ProducerOptions()) == (1, 0)
 
 
-def check_stages_are_there_again(engine: Engine) -> None:
+def check_stages_survive_reopening(engine: Engine) -> None:
     store = engine.fresh()
     topic = store.create("t", 2, {})
     kept = stage(store, append(topic, 1, b"a"), append(topic, 0, b"b"))
@@ -108,7 +108,7 @@ def check_stages_are_there_again(engine: Engine) -> None:
         assert all_bodies(store, topic) == [b"c", b"b", b"a"]
 
 
-def check_dropped_names_go_on(engine: Engine) -> None:
+def check_dropped_names_continue_after_reopening(engine: Engine) -> None:
     store = engine.fresh()
     topic = store.create("t", 2, {})
     put(store, append(topic, 1, b"a", b"b"))
@@ -122,7 +122,7 @@ def check_dropped_names_go_on(engine: Engine) -> None:
         assert put(store, append(again, 1, b"c")).spans == ((again.number, 1, 2, 3, 1),)
 
 
-def check_versions_do_not_repeat(engine: Engine) -> None:
+def check_versions_are_not_reused_after_reopening(engine: Engine) -> None:
     store = engine.fresh()
     old = put(store, changes=[RecordChange(b"k", b"v")]).versions[0]
     put(store, changes=[RecordChange(b"k", None)])
@@ -130,7 +130,7 @@ def check_versions_do_not_repeat(engine: Engine) -> None:
         assert put(store, changes=[RecordChange(b"k", b"w")]).versions[0] != old
 
 
-def check_time_does_not_go_back(engine: Engine) -> None:
+def check_time_does_not_decrease_after_reopening(engine: Engine) -> None:
     clock = Clock(10**18 * 4)
     store = engine.open(clock)
     topic = store.create("t", 1, {})

@@ -23,7 +23,7 @@ from polybus.testing.conformance.kit import (
 from polybus.testing.conformance.sample_blocks import block
 
 
-def check_staged_blocks_are_not_seen(engine: Engine) -> None:
+def check_staged_blocks_are_invisible(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         put(store, append(topic, 0, b"a"))
@@ -35,7 +35,7 @@ def check_staged_blocks_are_not_seen(engine: Engine) -> None:
         assert bodies(store, topic) == [b"a", b"c", b"b"]
 
 
-def check_publishing_gives_spans_like_appending(engine: Engine) -> None:
+def check_publishing_returns_spans_like_appending(engine: Engine) -> None:
     clock = Clock(500)
     with engine.open(clock) as store:
         topic, other = store.create("t", 2, {}), store.create("u", 1, {})
@@ -58,7 +58,7 @@ def check_a_shard_gets_appends_then_stages_in_order(engine: Engine) -> None:
         assert all_bodies(store, topic) == [b"a", b"s2", b"s1", b"s1'", b"s1 of 1"]
 
 
-def check_stages_are_read_like_anything_else(engine: Engine) -> None:
+def check_published_stages_are_read_like_appends(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         name = stage(store, *(append(topic, 0, b"%d" % n, b"%d'" % n) for n in range(5)))
@@ -112,7 +112,7 @@ def _is_gone(store: Store, name: str, one: Append) -> None:
         store.renew(name)
 
 
-def check_leases_make_sense(engine: Engine) -> None:
+def check_invalid_leases_are_refused(engine: Engine) -> None:
     with engine.fresh() as store:
         name = store.open_stage()
         for lease_s in (-1.0, math.nan, math.inf):
@@ -123,7 +123,7 @@ def check_leases_make_sense(engine: Engine) -> None:
         put(store, stages=[name])
 
 
-def check_an_empty_stage_is_published(engine: Engine) -> None:
+def check_empty_stage_is_published(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         empty, full = store.open_stage(), stage(store, append(topic, 0, b"a"))
@@ -133,7 +133,7 @@ def check_an_empty_stage_is_published(engine: Engine) -> None:
             put(store, stages=[empty])
 
 
-def check_stages_have_names_of_their_own(engine: Engine) -> None:
+def check_stages_have_unique_names(engine: Engine) -> None:
     with engine.fresh() as store:
         assert len({store.open_stage() for _ in range(20)}) == 20
 
@@ -157,7 +157,7 @@ def check_blocks_are_staged_for_open_shards(engine: Engine) -> None:
         assert all_bodies(store, topic) == []
 
 
-def check_a_shard_sealed_meanwhile_is_not_published_to(engine: Engine) -> None:
+def check_stage_for_a_sealed_shard_is_not_published(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         name = stage(store, append(topic, 0, b"a"))

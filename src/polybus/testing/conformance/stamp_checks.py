@@ -24,7 +24,7 @@ from polybus.testing.conformance.kit import (
 )
 
 
-def check_epochs_rise_with_each_opening(engine: Engine) -> None:
+def check_each_open_raises_the_epoch(engine: Engine) -> None:
     with engine.fresh() as store:
         assert store.open_producer("p", ProducerOptions()) == (1, 0)
         put(store, stamp=Stamp("p", 1, 1))
@@ -46,7 +46,7 @@ def check_a_producer_can_be_looked_up(engine: Engine) -> None:
             store.look_up_producer("")
 
 
-def check_a_repeat_gives_the_first_result(engine: Engine) -> None:
+def check_repeated_stamp_returns_the_first_result(engine: Engine) -> None:
     clock = Clock(500)
     with engine.open(clock) as store:
         topic = store.create("t", 2, {})
@@ -64,7 +64,7 @@ def check_a_repeat_gives_the_first_result(engine: Engine) -> None:
         assert record.version == first.versions[0]
 
 
-def check_a_repeat_is_told_by_its_digest_alone(engine: Engine) -> None:
+def check_repeat_is_recognised_by_its_digest_alone(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         stamp = producer(store)
@@ -77,7 +77,7 @@ def check_a_repeat_is_told_by_its_digest_alone(engine: Engine) -> None:
         assert bodies(store, topic) == [b"a"]
 
 
-def check_a_repeat_is_known_when_all_has_changed(engine: Engine) -> None:
+def check_repeat_is_recognised_after_other_changes(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         staged = stage(store, append(topic, 0, b"a"))
@@ -90,7 +90,7 @@ def check_a_repeat_is_known_when_all_has_changed(engine: Engine) -> None:
         assert (again.spans, again.duplicate) == (first.spans, True)
 
 
-def check_repeats_at_once_are_done_once(engine: Engine) -> None:
+def check_concurrent_repeats_are_executed_once(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         commit = Commit((append(topic, 0, b"a"),), stamp=producer(store)(1))
@@ -141,7 +141,7 @@ def check_only_the_last_results_are_kept(engine: Engine) -> None:
             put(store, stamp=stamp(4))
 
 
-def check_habits_are_chosen_anew(engine: Engine) -> None:
+def check_open_replaces_producer_options(engine: Engine) -> None:
     with engine.fresh() as store:
         stamp = producer(store, dense=False, kept_results=3)
         for counter in (1, 2, 3):
@@ -196,7 +196,7 @@ def check_closed_producers_are_forgotten(engine: Engine) -> None:
         assert not put(store, stamp=Stamp("p", 1, 1)).duplicate
 
 
-def check_a_refused_commit_uses_no_stamp(engine: Engine) -> None:
+def check_refused_commit_consumes_no_stamp(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         stamp = producer(store)(1)
@@ -209,7 +209,7 @@ def check_a_refused_commit_uses_no_stamp(engine: Engine) -> None:
         assert bodies(store, topic) == [b"b"]
 
 
-def check_an_empty_commit_uses_its_stamp_up(engine: Engine) -> None:
+def check_empty_commit_consumes_its_stamp(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         stamp = producer(store)(1)
@@ -219,7 +219,7 @@ def check_an_empty_commit_uses_its_stamp_up(engine: Engine) -> None:
         assert bodies(store, topic) == []
 
 
-def check_producers_do_not_mind_each_other(engine: Engine) -> None:
+def check_producers_are_independent(engine: Engine) -> None:
     with engine.fresh() as store:
         for name in ("p", "pp", "P", "ä"):
             assert store.open_producer(name, ProducerOptions()) == (1, 0)

@@ -71,7 +71,7 @@ def check_numbers_of_shards_have_limits(engine: Engine) -> None:
         assert store.topics() == [topic]
 
 
-def check_settings_are_the_stores_own(engine: Engine) -> None:
+def check_settings_are_copied(engine: Engine) -> None:
     with engine.fresh() as store:
         inner: list[object] = [1, None, "x", 1.5, True, {"deep": []}]
         given = {"list": inner}
@@ -80,7 +80,7 @@ def check_settings_are_the_stores_own(engine: Engine) -> None:
         assert store.topics()[0].settings == {"list": [1, None, "x", 1.5, True, {"deep": []}]}
 
 
-def check_settings_must_fit_into_json(engine: Engine) -> None:
+def check_settings_must_be_json(engine: Engine) -> None:
     with engine.fresh() as store:
         store.create("there", 1, {})
         for bad in ({"x": b"bytes"}, {"x": math.nan}, {1: "number"}, {"x": {1, 2}}):
@@ -98,7 +98,7 @@ def check_configure_replaces_settings(engine: Engine) -> None:
         assert store.topics() == [after]
 
 
-def check_only_topics_that_are_there_change(engine: Engine) -> None:
+def check_configure_needs_an_existing_topic(engine: Engine) -> None:
     with engine.fresh() as store:
         with refused(DoesNotExist, store):
             store.configure("t", {})
@@ -157,7 +157,7 @@ def _is_gone(store: Store, topic: Topic) -> None:
         store.stage(store.open_stage(), [append(topic, 0, b"x")]).result(TIMEOUT_S)
 
 
-def check_a_name_made_again_has_another_number(engine: Engine) -> None:
+def check_recreated_topic_has_another_number(engine: Engine) -> None:
     with engine.fresh() as store:
         topics = [_made_and_dropped(store, "t") for _ in range(3)]
         topics.append(store.create("t", 1, {}))
@@ -174,7 +174,7 @@ def _made_and_dropped(store: Store, name: str) -> Topic:
     return topic
 
 
-def check_a_name_made_again_goes_on_where_it_ended(engine: Engine) -> None:
+def check_recreated_topic_continues_ids_and_offsets(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 2, {})
         put(store, append(topic, 0, b"a", b"b"), append(topic, 1, b"c"))
@@ -187,7 +187,7 @@ def check_a_name_made_again_goes_on_where_it_ended(engine: Engine) -> None:
         assert all_bodies(store, topic) == [b"d", b"e"]
 
 
-def check_what_was_dropped_counts_as_trimmed(engine: Engine) -> None:
+def check_dropped_messages_count_as_trimmed(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         put(store, append(topic, 0, b"a", b"b"))
@@ -215,7 +215,7 @@ def check_offsets_outlive_an_incarnation_with_fewer_shards(engine: Engine) -> No
         assert put(store, append(wide, 2, b"e")).spans == ((wide.number, 2, 2, 5, 1),)
 
 
-def check_dropping_leaves_stages_for_others(engine: Engine) -> None:
+def check_dropping_keeps_stages_of_other_topics(engine: Engine) -> None:
     with engine.fresh() as store:
         topic, other = store.create("t", 1, {}), store.create("other", 1, {})
         both = stage(store, append(other, 0, b"a"), append(topic, 0, b"b"))

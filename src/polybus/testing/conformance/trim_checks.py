@@ -25,7 +25,7 @@ def _filled(store: Store) -> Topic:
     return topic
 
 
-def check_any_number_from_the_front(engine: Engine) -> None:
+def check_trim_of_any_number_of_messages(engine: Engine) -> None:
     for before in range(7):
         with engine.fresh() as store:
             topic = _filled(store)
@@ -35,7 +35,7 @@ def check_any_number_from_the_front(engine: Engine) -> None:
             assert bodies(store, topic, 1) == [b"x"]
 
 
-def check_little_by_little(engine: Engine) -> None:
+def check_trim_in_small_steps(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         for before in range(1, 7):
@@ -43,7 +43,7 @@ def check_little_by_little(engine: Engine) -> None:
             assert len(bodies(store, topic, 0)) == 6 - before
 
 
-def check_several_shards_at_once(engine: Engine) -> None:
+def check_trim_of_several_shards(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         store.trim(topic.number, {0: 4, 1: 1})
@@ -52,7 +52,7 @@ def check_several_shards_at_once(engine: Engine) -> None:
         assert all_bodies(store, topic) == [b"e", b"f"]
 
 
-def check_what_was_trimmed_is_said_to_be(engine: Engine) -> None:
+def check_read_of_trimmed_messages_is_refused(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         store.trim(topic.number, {0: 4})
@@ -70,7 +70,7 @@ def _trimmed_until(store: Store, topic: Topic, start: int, end: int | None) -> i
     return None
 
 
-def check_all_passes_over_what_was_trimmed(engine: Engine) -> None:
+def check_all_skips_trimmed_messages(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         store.trim(topic.number, {0: 4})
@@ -80,7 +80,7 @@ def check_all_passes_over_what_was_trimmed(engine: Engine) -> None:
         assert messages(store.read(topic.number, ALL, 5, max_rows=1))[0].id == 6
 
 
-def check_the_first_id_follows(engine: Engine) -> None:
+def check_first_id_follows_the_trim(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         firsts = []
@@ -94,7 +94,7 @@ def check_the_first_id_follows(engine: Engine) -> None:
         assert firsts[-1] == 8
 
 
-def check_beyond_the_end_is_the_end(engine: Engine) -> None:
+def check_trim_after_the_end_stops_at_the_end(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         store.trim(topic.number, {0: 1 << 62, 1: 2})
@@ -106,7 +106,7 @@ def check_beyond_the_end_is_the_end(engine: Engine) -> None:
         assert all_bodies(store, topic) == [b"g"]
 
 
-def check_a_start_never_goes_back(engine: Engine) -> None:
+def check_start_never_decreases(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         store.trim(topic.number, {0: 4})
@@ -117,7 +117,7 @@ def check_a_start_never_goes_back(engine: Engine) -> None:
         assert bodies(store, topic, 0) == [b"e", b"f"]
 
 
-def check_unknown_shards_trim_nothing(engine: Engine) -> None:
+def check_trim_of_unknown_shards_is_refused(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         for bad in ({0: 2, 2: 1}, {0: 2, -1: 1}, {0: 2, 1: -1}, {0: 2, 1: 1 << 63}):
@@ -127,7 +127,7 @@ def check_unknown_shards_trim_nothing(engine: Engine) -> None:
             store.trim(topic.number + 1, {0: 1})
 
 
-def check_room_is_given_back(engine: Engine) -> None:
+def check_trim_lowers_the_size(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         before = store.bounds(topic.number).shards[0].size_bytes
@@ -137,7 +137,7 @@ def check_room_is_given_back(engine: Engine) -> None:
         assert store.bounds(topic.number).shards[0].size_bytes == 0
 
 
-def check_the_newest_time_is_kept(engine: Engine) -> None:
+def check_trim_keeps_the_newest_time(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
         before = store.bounds(topic.number).timestamp_ns

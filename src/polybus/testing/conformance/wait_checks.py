@@ -38,7 +38,7 @@ class _Heard:
         return found
 
 
-def check_news_of_appends(engine: Engine) -> None:
+def check_listener_is_called_for_appends(engine: Engine) -> None:
     with engine.fresh() as store:
         one, other = store.create("t", 2, {}), store.create("u", 1, {})
         heard = _Heard(store)
@@ -51,7 +51,7 @@ def check_news_of_appends(engine: Engine) -> None:
         assert [piece for piece in news if piece not in of_one] == [(other.number, 0, 1)]
 
 
-def check_news_of_published_stages(engine: Engine) -> None:
+def check_listener_is_called_for_published_stages(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         heard = _Heard(store)
@@ -62,7 +62,7 @@ def check_news_of_published_stages(engine: Engine) -> None:
         assert news in ([(topic.number, 0, 1), (topic.number, 0, 2)], [(topic.number, 0, 2)])
 
 
-def check_no_news_without_messages(engine: Engine) -> None:
+def check_listener_is_not_called_without_messages(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         stamp = producer(store)(1)
@@ -77,7 +77,7 @@ def check_no_news_without_messages(engine: Engine) -> None:
         assert heard.until(ShardEnd(topic.number, 0, 2)) == [(topic.number, 0, 2)]
 
 
-def check_messages_can_be_read_when_news_come(engine: Engine) -> None:
+def check_messages_are_readable_in_the_listener(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         seen: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
@@ -86,7 +86,7 @@ def check_messages_can_be_read_when_news_come(engine: Engine) -> None:
         assert seen.get(timeout=TIMEOUT_S) == [b"a"]
 
 
-def check_news_until_stopped(engine: Engine) -> None:
+def check_listener_is_called_until_stopped(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         stopped, heard = _Heard(store), _Heard(store)
@@ -114,7 +114,7 @@ def check_one_listener_may_watch_twice(engine: Engine) -> None:
         assert list(told.get(timeout=TIMEOUT_S)) == [(topic.number, 0, 2)]
 
 
-def check_a_listener_that_fails_harms_nobody(engine: Engine) -> None:
+def check_failing_listener_does_not_affect_others(engine: Engine) -> None:
     def fail(news: Sequence[ShardEnd]) -> None:
         calls.put(None)
         raise _OnPurposeError
@@ -130,7 +130,7 @@ def check_a_listener_that_fails_harms_nobody(engine: Engine) -> None:
             calls.get(timeout=TIMEOUT_S)
 
 
-def check_a_callback_that_fails_harms_nobody(engine: Engine) -> None:
+def check_failing_callback_does_not_affect_others(engine: Engine) -> None:
     def fail(future: Future[CommitResult]) -> None:
         calls.put(future.result().spans[0].first_id)
         raise _OnPurposeError

@@ -35,25 +35,25 @@ class Taker:
         return self.groups
 
 
-def test_a_lone_item_is_taken_at_once():
+def test_single_item_is_taken_at_once():
     queue: WriterQueue[int] = WriterQueue()
     taker = Taker(queue)
     queue.put(1)
     assert taker.done() == [[1]]
 
 
-def test_what_is_there_already_is_taken_without_waiting():
+def test_queued_items_are_taken_without_waiting():
     queue: WriterQueue[int] = WriterQueue()
     for item in range(3):
         queue.put(item)
     assert Taker(queue).done() == [[0, 1, 2]]
 
 
-def test_nothing_comes_until_time_is_up():
+def test_wait_ends_at_its_timeout():
     assert Taker(WriterQueue(), timeout_s=0.01).done() == [[]]
 
 
-def test_as_many_as_were_answered_are_waited_for(monkeypatch: pytest.MonkeyPatch):
+def test_wait_expects_as_many_items_as_were_resolved(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("polybus.store.lmdb.writer_queue.POLL_S", TIMEOUT_S)
     queue: WriterQueue[int] = WriterQueue()
     queue.put(0)
@@ -65,14 +65,14 @@ def test_as_many_as_were_answered_are_waited_for(monkeypatch: pytest.MonkeyPatch
     assert taker.done() == [[0, 1, 2]]
 
 
-def test_those_who_do_not_come_again_are_not_waited_for_ever():
+def test_wait_for_expected_items_is_bounded():
     queue: WriterQueue[int] = WriterQueue()
     queue.expect(1000)
     queue.put(1)
     assert Taker(queue).done() == [[1]]
 
 
-def test_what_is_urgent_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch):
+def test_urgent_item_ends_the_wait(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("polybus.store.lmdb.writer_queue.POLL_S", TIMEOUT_S)
     queue: WriterQueue[int] = WriterQueue()
     queue.expect(1000)
@@ -82,7 +82,7 @@ def test_what_is_urgent_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch):
     assert taker.done() == [[1, 2]]
 
 
-def test_nothing_is_lost_between_many_who_put_and_one_who_takes():
+def test_no_item_is_lost_between_many_producers_and_one_consumer():
     queue: WriterQueue[int] = WriterQueue()
     threads = [
         Thread(target=lambda at=at: [queue.put(at * 1000 + n) for n in range(1000)])
@@ -107,9 +107,7 @@ def test_nothing_is_lost_between_many_who_put_and_one_who_takes():
 
 
 @pytest.mark.parametrize("sizes", [[ENOUGH_BYTES], [ENOUGH_BYTES // 2, ENOUGH_BYTES // 2]])
-def test_nobody_is_waited_for_once_there_are_bytes_enough(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int]
-):
+def test_wait_ends_when_enough_bytes_are_queued(monkeypatch: pytest.MonkeyPatch, sizes: list[int]):
     monkeypatch.setattr("polybus.store.lmdb.writer_queue.POLL_S", TIMEOUT_S)
     queue: WriterQueue[int] = WriterQueue()
     queue.expect(9)

@@ -15,7 +15,7 @@ from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.write_txn import TransactionWriter
 from polybus.store.lmdb.writer_state import WriterState
 from polybus.testing.conformance.kit import all_bodies
-from tests.unit.store.lmdb.made import TIMEOUT_S, count, entries, put, stage
+from tests.unit.store.lmdb.store_helpers import TIMEOUT_S, count, entries, put, stage
 
 
 def filled(path: Path, *, extents: int = 0) -> tuple[LmdbStore, Topic]:
@@ -44,7 +44,7 @@ def cut_short(monkeypatch):
     return act
 
 
-def test_a_trim_that_was_cut_short_goes_on(tmp_path, cut_short):
+def test_interrupted_trim_continues(tmp_path, cut_short):
     store, topic = filled(tmp_path, extents=3)
     store.close()
     cut_short(tmp_path, lambda books: topic_catalog.trim(books, topic.number, {0: 50}))
@@ -62,7 +62,7 @@ def test_a_trim_that_was_cut_short_goes_on(tmp_path, cut_short):
         assert entries(store) == count(tmp_path, store_keys.STAGED) == 0
 
 
-def test_a_drop_that_was_cut_short_goes_on(tmp_path, cut_short):
+def test_interrupted_drop_continues(tmp_path, cut_short):
     store, topic = filled(tmp_path, extents=3)
     kept = store.create("kept", 1, {})
     put(store, kept, 0, b"k")
@@ -85,7 +85,7 @@ def test_a_drop_that_was_cut_short_goes_on(tmp_path, cut_short):
         assert all_bodies(store, kept) == [b"k"]
 
 
-def test_a_discarded_stage_goes_on_leaving(tmp_path, cut_short):
+def test_interrupted_discard_continues(tmp_path, cut_short):
     store, topic = filled(tmp_path)
     name = stage(store, topic, *[(b"x",)] * 20)
     store.close()
@@ -98,7 +98,7 @@ def test_a_discarded_stage_goes_on_leaving(tmp_path, cut_short):
         assert count(tmp_path, store_keys.STAGED) == count(tmp_path, store_keys.STAGES) == 0
 
 
-def test_an_extent_is_trimmed_block_by_block(tmp_path):
+def test_extent_is_trimmed_block_by_block(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         first = stage(store, topic, (b"a", b"b"), (b"c",))
@@ -118,7 +118,7 @@ def test_an_extent_is_trimmed_block_by_block(tmp_path):
         assert store.bounds(topic.number) == (7, 7, *store.bounds(topic.number)[2:])
 
 
-def test_sizes_come_back_to_nothing(tmp_path):
+def test_sizes_return_to_zero(tmp_path):
     store, topic = filled(tmp_path, extents=2)
     with store:
         sizes = [store.bounds(topic.number).shards[0].size_bytes]
@@ -145,7 +145,7 @@ def entry_size(store: LmdbStore, topic: Topic) -> int:
 
 
 @pytest.mark.parametrize("durability", ["fsync", "interval"])
-def test_expired_stages_are_collected(tmp_path, durability):
+def test_expired_stages_are_removed(tmp_path, durability):
     now_s = [0.0]
     with LmdbStore(tmp_path, durability=durability, clock_s=lambda: now_s[0]) as store:
         topic = store.create("t", 1, {})

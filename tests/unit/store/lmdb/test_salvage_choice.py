@@ -32,7 +32,7 @@ def piece(first: int, end: int, time: int) -> SalvagePiece:
         ([(0, 9, 1), (3, 5, 2)], [(0, 3, 1), (3, 5, 2), (5, 9, 1)]),
     ],
 )
-def test_pieces(pieces, chosen):
+def test_newest_pieces_are_chosen_without_overlap(pieces, chosen):
     found = [
         (one.first, one.end, one.time_at(one.first))
         for one in choose_pieces([piece(*fields) for fields in pieces])
@@ -40,7 +40,7 @@ def test_pieces(pieces, chosen):
     assert found == chosen
 
 
-def test_a_cut_piece_knows_its_place_in_the_block():
+def test_cut_piece_keeps_its_position_in_the_block():
     cut = piece(10, 20, 1).cut(13, 15)
     assert (cut.first, cut.end, cut.place) == (13, 15, 3)
     assert run_table.read_runs(cut.runs) == [(113, 1, 2)]

@@ -11,7 +11,7 @@ from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import Clock, Contents, all_bodies, all_messages, contents
 from polybus.testing.conformance.sample_blocks import block, messages
 from tests.rig.observer import until
-from tests.unit.store.lmdb.made import TIMEOUT_S, count, entries, put, stage
+from tests.unit.store.lmdb.store_helpers import TIMEOUT_S, count, entries, put, stage
 
 
 def same_but_sizes(before: Contents, after: Contents) -> bool:
@@ -22,7 +22,7 @@ def same_but_sizes(before: Contents, after: Contents) -> bool:
     )
 
 
-def test_neighbours_are_merged_and_their_runs_kept(tmp_path):
+def test_small_neighbours_are_merged_and_keep_their_runs(tmp_path):
     clock = Clock()
     with LmdbStore(tmp_path, wall_ns=clock) as store:
         topic = store.create("t", 2, {})
@@ -37,7 +37,7 @@ def test_neighbours_are_merged_and_their_runs_kept(tmp_path):
         assert after.bounds[0].shards[0].size_bytes < before.bounds[0].shards[0].size_bytes
 
 
-def test_what_comes_later_is_merged_later(tmp_path):
+def test_later_entries_are_merged_later(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         for _ in range(2):
@@ -49,7 +49,7 @@ def test_what_comes_later_is_merged_later(tmp_path):
         assert [message.offset for message in all_messages(store, topic)] == list(range(20))
 
 
-def test_large_blocks_are_left_alone(tmp_path):
+def test_large_blocks_are_not_merged(tmp_path):
     large = b"x" * (100 << 10)
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
@@ -62,7 +62,7 @@ def test_large_blocks_are_left_alone(tmp_path):
         assert entries(store) == 3
 
 
-def test_it_happens_by_itself(tmp_path):
+def test_reblocking_runs_in_the_background(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         body = b"x" * 8192
@@ -72,7 +72,7 @@ def test_it_happens_by_itself(tmp_path):
         assert len(all_messages(store, topic)) == 200
 
 
-def test_a_merge_goes_on_after_reopening(tmp_path):
+def test_reblocking_continues_after_reopening(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         for number in range(50):
@@ -86,7 +86,7 @@ def test_a_merge_goes_on_after_reopening(tmp_path):
         assert same_but_sizes(before, contents(reader))
 
 
-def test_small_extents_are_taken_in(tmp_path):
+def test_small_extents_are_merged(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         put(store, topic, 0, b"first")
@@ -101,7 +101,7 @@ def test_small_extents_are_taken_in(tmp_path):
         assert store.bounds(topic.number).shards[0] == (16, 16, 0)
 
 
-def test_trimmed_entries_are_no_trouble(tmp_path):
+def test_trimmed_entries_are_not_merged(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         for number in range(40):
@@ -115,7 +115,7 @@ def test_trimmed_entries_are_no_trouble(tmp_path):
         assert entries(store) == 0
 
 
-def test_columns_that_only_some_have_survive(tmp_path):
+def test_optional_columns_survive_a_merge(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         for made in (
@@ -131,7 +131,7 @@ def test_columns_that_only_some_have_survive(tmp_path):
         assert all_messages(store, topic) == before
 
 
-def test_what_is_damaged_is_left_alone(tmp_path):
+def test_damaged_entries_are_not_merged(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         for number in range(20):
@@ -151,7 +151,7 @@ def test_what_is_damaged_is_left_alone(tmp_path):
         assert len(messages(store.read(topic.number, 0, 8))) == 32
 
 
-def test_an_extent_that_is_trimmed_in_part_is_left_alone(tmp_path):
+def test_partly_trimmed_extent_is_not_merged(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         name = stage(store, topic, (b"a",), (b"b",), (b"c",))
@@ -164,7 +164,7 @@ def test_an_extent_that_is_trimmed_in_part_is_left_alone(tmp_path):
         assert all_bodies(store, topic) == [b"b", b"c", b"d", b"d", b"d"]
 
 
-def test_a_dropped_topic_leaves_nothing(tmp_path):
+def test_dropped_topic_leaves_no_entries(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         for _ in range(5):

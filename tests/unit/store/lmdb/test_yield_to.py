@@ -47,18 +47,18 @@ def written_in(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_with_nobody_else_all_go_together(tmp_path: Path, monkeypatch):
+def test_without_foreground_work_commits_share_a_transaction(tmp_path: Path, monkeypatch):
     with LmdbStore(tmp_path) as store:
         assert written_in(store, monkeypatch) == [COMMITS]
 
 
-def test_others_are_given_way(tmp_path: Path, monkeypatch):
+def test_groups_are_small_while_the_foreground_is_active(tmp_path: Path, monkeypatch):
     with LmdbStore(tmp_path) as store:
         store.yield_to(count(1).__next__)
         assert written_in(store, monkeypatch) == [2] * 6
 
 
-def test_others_who_have_gone_are_not(tmp_path: Path, monkeypatch):
+def test_groups_are_large_after_the_foreground_ended(tmp_path: Path, monkeypatch):
     with LmdbStore(tmp_path) as store:
         store.yield_to(lambda: 5)
         store.create("before", 1, {})  # since then nobody has come
@@ -66,7 +66,7 @@ def test_others_who_have_gone_are_not(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.parametrize("gentle", [True, False])
-def test_after_a_large_one_it_rests_by_the_work_it_was(tmp_path: Path, monkeypatch, gentle):
+def test_rest_after_a_large_group_is_in_proportion_to_its_work(tmp_path: Path, monkeypatch, gentle):
     rests: list[float] = []
     worked_s = count(0.0, 0.25)
     clock = SimpleNamespace(thread_time=worked_s.__next__, sleep=rests.append)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.store.lmdb.made import elsewhere
+from tests.unit.store.lmdb.store_helpers import elsewhere
 
 PRELUDE = """
 import json, resource, sys
@@ -110,7 +110,7 @@ with LmdbStore(sys.argv[1]) as store:
 )
 
 
-def test_a_refused_commit_changes_nothing_and_may_come_again(tmp_path):
+def test_refused_commit_changes_nothing_and_can_be_repeated(tmp_path):
     refused, same, duplicate, spans, there = elsewhere(FSYNC, tmp_path)
     assert refused == 2
     assert same
@@ -119,7 +119,7 @@ def test_a_refused_commit_changes_nothing_and_may_come_again(tmp_path):
     assert there == ["first", "second"]
 
 
-def test_with_intervals_what_was_answered_is_kept_and_written_when_there_is_room(tmp_path):
+def test_interval_batch_is_kept_and_written_when_there_is_room(tmp_path):
     visible, refused, answered, lengths, after = elsewhere(INTERVAL, tmp_path)
     assert visible == 1
     assert refused
@@ -128,5 +128,5 @@ def test_with_intervals_what_was_answered_is_kept_and_written_when_there_is_room
 
 
 @pytest.mark.filterwarnings("default")
-def test_closing_says_if_what_was_answered_is_lost(tmp_path):
+def test_close_raises_if_resolved_commits_are_lost(tmp_path):
     assert elsewhere(LOST, tmp_path) == ["full", ["first"]]

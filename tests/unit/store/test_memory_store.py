@@ -18,7 +18,7 @@ def threads() -> set[threading.Thread]:
     return {one for one in threading.enumerate() if one.name.startswith("polybus-memory")}
 
 
-def test_its_thread_ends_with_it() -> None:
+def test_thread_ends_with_the_last_close() -> None:
     before = threads()
     with MemoryStore() as store:
         store.create("t", 1, {})
@@ -26,7 +26,7 @@ def test_its_thread_ends_with_it() -> None:
     assert threads() == before
 
 
-def test_leases_run_by_the_clock_that_only_goes_forward() -> None:
+def test_leases_use_the_monotonic_clock() -> None:
     now_s = [100.0]
     with MemoryStore(clock_s=lambda: now_s[0]) as store:
         topic = store.create("t", 1, {})

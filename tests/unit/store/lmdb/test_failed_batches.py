@@ -17,14 +17,14 @@ from polybus.store.lmdb.write_batch import WriteBatch
 from polybus.store.lmdb.writer import LARGE_BYTES
 from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
-from tests.unit.store.lmdb.made import TIMEOUT_S, count, put, stage
+from tests.unit.store.lmdb.store_helpers import TIMEOUT_S, count, put, stage
 
 
 def large(topic: Topic) -> Commit:
     return Commit((Append(topic.number, 0, block(bytes(LARGE_BYTES))),))
 
 
-def test_a_stage_in_a_small_batch_that_was_lost_keeps_its_lease(store, topic, monkeypatch):
+def test_stage_in_a_failed_small_batch_keeps_its_lease(store, topic, monkeypatch):
     staged = stage(store, topic, (b"staged",))
     write: Callable[[WriteBatch], None] = store._txn_writer.write
     full = [StoreFull("no room")]
@@ -40,7 +40,7 @@ def test_a_stage_in_a_small_batch_that_was_lost_keeps_its_lease(store, topic, mo
     assert store.commit(Commit(stages=(staged,))).result(TIMEOUT_S).spans[0].count == 1
 
 
-def test_a_process_that_can_have_no_more_threads_writes_all_the_same(tmp_path, monkeypatch):
+def test_writer_works_if_no_thread_can_be_started(tmp_path, monkeypatch):
     class Refused(Thread):
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
@@ -53,7 +53,7 @@ def test_a_process_that_can_have_no_more_threads_writes_all_the_same(tmp_path, m
     store.close()  # not if it failed: one that hangs could not be closed either
 
 
-def test_what_a_large_batch_leaves_to_be_removed_goes_soon(store, topic, monkeypatch):
+def test_removals_of_a_large_batch_run_soon(store, topic, monkeypatch):
     monkeypatch.setattr(write_txn, "REMOVAL_S", 0.0)
     for _ in range(5):
         put(store, topic, 0, bytes(100 << 10))
@@ -67,7 +67,7 @@ def test_what_a_large_batch_leaves_to_be_removed_goes_soon(store, topic, monkeyp
     until(lambda: not store._txn_writer.has_removals, "all of it is gone", deadline_s=5)
 
 
-def test_what_could_not_be_removed_is_tried_again(store, topic, monkeypatch):
+def test_failed_removal_is_retried(store, topic, monkeypatch):
     monkeypatch.setattr(write_txn, "REMOVAL_S", 0.0)
     for _ in range(5):
         put(store, topic, 0, bytes(100 << 10))

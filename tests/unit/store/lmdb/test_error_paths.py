@@ -29,7 +29,7 @@ from polybus.store.lmdb.store_copy import backup
 from polybus.store.lmdb.writer_state import StateCache
 from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
-from tests.unit.store.lmdb.made import TIMEOUT_S, count, put
+from tests.unit.store.lmdb.store_helpers import TIMEOUT_S, count, put
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def held(store: LmdbStore, topic: int) -> threading.Event:
 # --- a topic that was dropped is gone at once
 
 
-def test_a_commit_behind_a_drop_in_one_transaction_is_refused(store):
+def test_commit_after_a_drop_in_one_transaction_is_refused(store):
     topic = store.create("t", 1, {})
     go_on = held(store, topic.number)
     dropping = threading.Thread(target=store.drop, args=("t",))
@@ -71,7 +71,7 @@ def test_a_commit_behind_a_drop_in_one_transaction_is_refused(store):
     assert put(store, store.create("t", 1, {}), 0, b"again").spans[0][2:] == (1, 2, 1)
 
 
-def test_with_intervals_a_commit_behind_a_drop_is_refused(tmp_path):
+def test_interval_commit_after_a_drop_is_refused(tmp_path):
     with LmdbStore(tmp_path / "s", durability="interval", commit_interval_ms=10_000) as store:
         topic = store.create("t", 1, {})
         put(store, topic, 0, b"one")
@@ -86,7 +86,7 @@ def test_with_intervals_a_commit_behind_a_drop_is_refused(tmp_path):
 # --- closing
 
 
-def test_a_read_that_comes_to_a_closed_store_ends(store, monkeypatch):
+def test_read_of_a_closed_store_ends(store, monkeypatch):
     topic = store.create("t", 1, {})
     monkeypatch.setattr(LmdbStore, "_check", lambda _: store.close())  # just after the look
     ended: list[type[BaseException]] = []
@@ -107,7 +107,7 @@ def test_a_read_that_comes_to_a_closed_store_ends(store, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, SystemExit])
-def test_a_callback_that_raises_harms_nobody(store, error):
+def test_callback_that_raises_does_not_affect_others(store, error):
     topic = store.create("t", 1, {})
 
     def fail(_told: object) -> None:
@@ -127,7 +127,7 @@ def test_a_callback_that_raises_harms_nobody(store, error):
 # --- what nobody thought of
 
 
-def test_a_commit_that_cannot_be_done_fails_alone(store, monkeypatch):
+def test_commit_that_cannot_be_executed_fails_alone(store, monkeypatch):
     topic = store.create("t", 1, {})
     real = commit_execution.commit
 
@@ -151,7 +151,7 @@ def test_a_commit_that_cannot_be_done_fails_alone(store, monkeypatch):
 # --- what cannot be looked up
 
 
-def test_a_commit_that_finds_its_second_shard_unreadable_does_nothing(store, monkeypatch):
+def test_commit_with_an_unreadable_second_shard_changes_nothing(store, monkeypatch):
     topic = store.create("t", 2, {})
     store._writer.state.cache.topics.clear()
     put(store, topic, 0, b"one")
@@ -198,9 +198,7 @@ def fail_at(monkeypatch, module: object, name: str, times: int) -> None:
         (store_files, "sync_folder", 1),
     ],
 )
-def test_what_is_written_after_a_failed_compaction_is_kept(
-    tmp_path, monkeypatch, module, name, times
-):
+def test_commits_after_a_failed_compaction_are_kept(tmp_path, monkeypatch, module, name, times):
     with LmdbStore(tmp_path / "s") as store:
         topic = store.create("t", 1, {})
         put(store, topic, 0, b"before")
@@ -217,9 +215,7 @@ def test_what_is_written_after_a_failed_compaction_is_kept(
         assert store.read(topic.number, 0, 0).count == 2
 
 
-def test_a_sync_that_fails_once_the_compacted_store_is_named_changes_nothing_of_that(
-    tmp_path, monkeypatch
-):
+def test_failed_sync_after_the_switch_keeps_the_compacted_store(tmp_path, monkeypatch):
     with LmdbStore(tmp_path / "s") as store:
         topic = store.create("t", 1, {})
         put(store, topic, 0, b"before")
@@ -238,7 +234,7 @@ def test_a_sync_that_fails_once_the_compacted_store_is_named_changes_nothing_of_
         assert store.read(topic.number, 0, 0).count == 2
 
 
-def test_a_reader_that_could_not_follow_a_compaction_does_so_later(tmp_path, monkeypatch):
+def test_reader_retries_to_follow_a_compaction(tmp_path, monkeypatch):
     with (
         LmdbStore(tmp_path / "s") as store,
         LmdbStore(tmp_path / "s", read_only=True) as reader,
@@ -253,7 +249,7 @@ def test_a_reader_that_could_not_follow_a_compaction_does_so_later(tmp_path, mon
         assert reader.read(topic.number, 0, 0).count == 1
 
 
-def test_a_backup_that_was_killed_is_not_taken_for_a_store(store, tmp_path):
+def test_killed_backup_is_not_taken_for_a_store(store, tmp_path):
     store.create("t", 1, {})
     target = tmp_path / "backup"
 
@@ -269,7 +265,7 @@ def test_a_backup_that_was_killed_is_not_taken_for_a_store(store, tmp_path):
     assert seen == ["0001.new"]
 
 
-def test_with_intervals_upkeep_is_not_put_off_while_commits_keep_coming(tmp_path, monkeypatch):
+def test_interval_writer_runs_background_tasks_under_load(tmp_path, monkeypatch):
     over = threading.Event()
     with LmdbStore(tmp_path / "s", durability="interval", commit_interval_ms=1) as store:
         topic = store.create("t", 1, {})
@@ -295,7 +291,7 @@ def test_with_intervals_upkeep_is_not_put_off_while_commits_keep_coming(tmp_path
 # --- results of stamps
 
 
-def test_a_ring_of_results_that_has_gone_round_is_known_as_such_after_opening(tmp_path):
+def test_wrapped_result_ring_is_recognised_after_reopening(tmp_path):
     with LmdbStore(tmp_path / "s") as store:
         epoch = store.open_producer("p", ProducerOptions(kept_results=16)).epoch
         for counter in range(1, 21):
@@ -311,7 +307,7 @@ def test_a_ring_of_results_that_has_gone_round_is_known_as_such_after_opening(tm
 # --- reads over all shards
 
 
-def test_a_read_of_all_shards_gives_as_many_as_were_asked_for(store):
+def test_read_of_all_shards_returns_the_requested_rows(store):
     topic = store.create("t", 4, {})
     for number in range(400):
         store.commit(Commit((Append(topic.number, number % 4, block(b"%d" % number)),)))
@@ -328,7 +324,7 @@ def test_a_read_of_all_shards_gives_as_many_as_were_asked_for(store):
 
 
 @pytest.mark.parametrize("max_rows", [1, 7, 1000])
-def test_a_read_of_all_shards_gives_what_stands_before_the_damage(tmp_path, max_rows):
+def test_read_of_all_shards_returns_messages_before_the_damage(tmp_path, max_rows):
     with LmdbStore(tmp_path / "s") as store:
         topic = store.create("t", 3, {})
         for number in range(30):
@@ -349,7 +345,7 @@ def test_a_read_of_all_shards_gives_what_stands_before_the_damage(tmp_path, max_
 # --- several stores in one process, and forks
 
 
-def test_an_environment_is_opened_anew_beside_others_who_read_it(store):
+def test_environment_is_reopened_while_others_read(store):
     topic = store.create("t", 1, {})
     with LmdbStore(store.path, read_only=True) as reader:
         put(store, topic, 0, b"one")
@@ -362,7 +358,7 @@ def test_an_environment_is_opened_anew_beside_others_who_read_it(store):
     assert store.read(topic.number, 0, 0).count == 2
 
 
-def test_an_environment_that_cannot_be_opened_anew_is_closed_for_all(store, monkeypatch):
+def test_environment_that_cannot_be_reopened_is_closed(store, monkeypatch):
     topic = store.create("t", 1, {})
     fail_at(monkeypatch, lmdb, "open", 0)
     with pytest.raises(Unavailable):
@@ -374,7 +370,7 @@ def test_an_environment_that_cannot_be_opened_anew_is_closed_for_all(store, monk
 @pytest.mark.parametrize(
     ("module", "lock"), [(environment, threading.Condition), (folder_ownership, threading.Lock)]
 )
-def test_a_fork_while_another_thread_holds_a_lock_leaves_the_child_free(
+def test_fork_while_a_thread_holds_a_lock_does_not_block_the_child(
     tmp_path, monkeypatch, module, lock
 ):
     held_by_another = lock()

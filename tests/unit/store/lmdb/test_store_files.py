@@ -12,7 +12,7 @@ from polybus.model.topic import Topic
 from polybus.store.lmdb import store_files, store_keys, stored_values
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import bodies
-from tests.unit.store.lmdb.made import put
+from tests.unit.store.lmdb.store_helpers import put
 
 
 def filled(path: Path) -> Topic:
@@ -22,7 +22,7 @@ def filled(path: Path) -> Topic:
         return topic
 
 
-def test_other_files_are_left_alone(tmp_path):
+def test_foreign_files_are_not_touched(tmp_path):
     (tmp_path / "acl.toml").write_text("x")
     topic = filled(tmp_path)
     with LmdbStore(tmp_path) as store:
@@ -31,7 +31,7 @@ def test_other_files_are_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("version", [1, stored_values.FORMAT_VERSION + 1])
-def test_a_format_of_another_version_is_refused(tmp_path, version):
+def test_other_format_version_is_refused(tmp_path, version):
     filled(tmp_path)
     (tmp_path / "CURRENT").write_text(f"polybus store {version}\n0001\n")
     for read_only in (False, True):
@@ -42,7 +42,7 @@ def test_a_format_of_another_version_is_refused(tmp_path, version):
 @pytest.mark.parametrize(
     "text", ["", "0001", "polybus store 1\n", "polybus store 1\n../x\n", "\xff"]
 )
-def test_a_foreign_current_is_refused(tmp_path, text):
+def test_foreign_current_file_is_refused(tmp_path, text):
     filled(tmp_path)
     (tmp_path / "CURRENT").write_bytes(text.encode("latin-1"))
     with pytest.raises(WrongFormat, match="not written by polybus"):
@@ -50,7 +50,7 @@ def test_a_foreign_current_is_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize("version", [None, 1, stored_values.FORMAT_VERSION + 1])
-def test_the_version_inside_counts_as_well(tmp_path, version):
+def test_format_version_in_the_data_is_checked(tmp_path, version):
     filled(tmp_path)
     with lmdb.open(str(tmp_path / "0001")) as opened, opened.begin(write=True) as transaction:
         transaction.delete(store_keys.FORMAT)
@@ -60,14 +60,14 @@ def test_the_version_inside_counts_as_well(tmp_path, version):
         LmdbStore(tmp_path)
 
 
-def test_what_is_no_lmdb_file_is_refused(tmp_path):
+def test_data_file_of_another_format_is_refused(tmp_path):
     filled(tmp_path)
     (tmp_path / "0001" / "data.mdb").write_bytes(b"something else" * 1000)
     with pytest.raises(WrongFormat):
         LmdbStore(tmp_path)
 
 
-def test_a_refused_folder_is_free_again(tmp_path):
+def test_refused_folder_is_not_locked(tmp_path):
     filled(tmp_path)
     text = (tmp_path / "CURRENT").read_text()
     (tmp_path / "CURRENT").write_text("x")
@@ -77,7 +77,7 @@ def test_a_refused_folder_is_free_again(tmp_path):
     LmdbStore(tmp_path).close()
 
 
-def test_left_overs_of_a_compaction_go(tmp_path):
+def test_owner_removes_unfinished_compactions(tmp_path):
     topic = filled(tmp_path)
     (tmp_path / "0002").mkdir()
     (tmp_path / "0002" / "data.mdb").write_bytes(b"half")
@@ -86,7 +86,7 @@ def test_left_overs_of_a_compaction_go(tmp_path):
         assert bodies(store, topic) == [b"a"]
 
 
-def test_a_lost_current_is_made_again_if_there_is_no_doubt(tmp_path):
+def test_missing_current_is_written_again_if_unambiguous(tmp_path):
     topic = filled(tmp_path)
     (tmp_path / "CURRENT").unlink()
     with LmdbStore(tmp_path) as store:
@@ -97,7 +97,7 @@ def test_a_lost_current_is_made_again_if_there_is_no_doubt(tmp_path):
         LmdbStore(tmp_path)
 
 
-def test_a_creation_that_was_cut_short_starts_anew(tmp_path):
+def test_interrupted_creation_starts_again(tmp_path):
     (tmp_path / "0001.new").mkdir()
     (tmp_path / "0001.new" / "data.mdb").write_bytes(b"half")
     assert filled(tmp_path).number == 1

@@ -11,7 +11,7 @@ from polybus.model.commit import Commit, RecordChange
 from polybus.store.lmdb import salvage, store_copy, verification
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import all_bodies, bodies, contents
-from tests.unit.store.lmdb.made import TIMEOUT_S, elsewhere, put, stage
+from tests.unit.store.lmdb.store_helpers import TIMEOUT_S, elsewhere, put, stage
 
 COMPACT = """
 import json, sys
@@ -36,7 +36,7 @@ def store(tmp_path):
         yield store
 
 
-def test_a_backup_is_a_store_of_the_moment_it_was_made(store, tmp_path):
+def test_backup_is_a_snapshot_of_the_store(store, tmp_path):
     before = contents(store)
     told = []
     size = store.backup(tmp_path / "backup", lambda done, total: told.append((done, total)))
@@ -50,7 +50,7 @@ def test_a_backup_is_a_store_of_the_moment_it_was_made(store, tmp_path):
         assert all_bodies(copy, copy.topics()[0])[-1] == b"x"
 
 
-def test_copies_go_into_empty_folders_only(store, tmp_path):
+def test_copy_needs_an_empty_folder(store, tmp_path):
     (tmp_path / "backup").mkdir()
     (tmp_path / "backup" / "mine").touch()
     with pytest.raises(UsageError, match="not empty"):
@@ -60,7 +60,7 @@ def test_copies_go_into_empty_folders_only(store, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_compaction_gives_room_back_and_readers_follow(store, tmp_path):
+def test_compaction_frees_space_and_readers_follow(store, tmp_path):
     topic = store.topics()[0]
     store.trim(topic.number, {0: 20, 1: 20})
     before = contents(store)
@@ -83,14 +83,14 @@ def test_compaction_gives_room_back_and_readers_follow(store, tmp_path):
         assert stamps.versions[0] > before.records[0].version
 
 
-def test_a_whole_store_verifies(store):
+def test_intact_store_verifies(store):
     told = []
     report = verification.verify(store.path, lambda done, total: told.append(done))
     assert (report.fault_count, report.topics, report.shards, report.messages) == (0, 1, 2, 48)
     assert told[-1] > 0
 
 
-def test_what_was_salvaged_of_a_whole_store_is_all_of_it(store, tmp_path):
+def test_salvage_of_an_intact_store_is_complete(store, tmp_path):
     before = contents(store)
     with pytest.raises(DataFolderInUse):
         salvage.salvage(store.path, tmp_path / "new")
@@ -106,7 +106,7 @@ def test_what_was_salvaged_of_a_whole_store_is_all_of_it(store, tmp_path):
     assert verification.verify(tmp_path / "new").fault_count == 0
 
 
-def test_what_was_merged_is_salvaged_once(store, tmp_path):
+def test_merged_messages_are_salvaged_once(store, tmp_path):
     store.reblock()
     before = contents(store)
     store.close()
@@ -116,7 +116,7 @@ def test_what_was_merged_is_salvaged_once(store, tmp_path):
         assert contents(new).messages == before.messages
 
 
-def test_a_topic_without_its_name_is_salvaged_by_its_number(store, tmp_path):
+def test_topic_without_a_record_is_salvaged_by_its_number(store, tmp_path):
     before = contents(store)
     store.close()
     file = store.path / "0001" / "data.mdb"
@@ -128,7 +128,7 @@ def test_a_topic_without_its_name_is_salvaged_by_its_number(store, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_damage_is_found_and_what_is_whole_is_salvaged(store, tmp_path, seed):
+def test_damage_is_found_and_intact_messages_are_salvaged(store, tmp_path, seed):
     topic = store.topics()[0]
     before = {(m.shard, m.offset): m for m in contents(store).messages[0]}
     store.backup(tmp_path / "copy")

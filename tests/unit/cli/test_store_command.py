@@ -63,7 +63,7 @@ def complaint(*args: str | Path) -> str:
 # --- info
 
 
-def test_as_a_process_of_its_own(store, tmp_path):
+def test_command_runs_as_a_separate_process(store, tmp_path):
     done = run("store", "info", str(store), env=clean_environment(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == polybus("info", store)
@@ -95,7 +95,7 @@ def test_info_as_json(store):
     assert found["file"]["owner_pid"] is None
 
 
-def test_info_names_who_holds_it(store):
+def test_info_names_the_owner(store):
     with held(store) as pid:
         assert f"owned by pid {pid}" in polybus("info", store)
 
@@ -108,13 +108,13 @@ def test_info_of_an_empty_store(tmp_path):
 # --- which store
 
 
-def test_the_data_folder_of_a_bus_names_its_store(tmp_path):
+def test_data_folder_of_a_bus_names_its_store(tmp_path):
     make_store(tmp_path / "data" / "store")
     found = json.loads(polybus("info", tmp_path / "data", "--json"))
     assert found["store"] == str(tmp_path / "data" / "store")
 
 
-def test_folders_that_are_no_store(tmp_path):
+def test_folder_without_a_store_is_refused(tmp_path):
     (tmp_path / "file").touch()
     assert complaint("info", tmp_path).startswith(f"no store in {tmp_path}; give ")
     missing = tmp_path / "missing"
@@ -124,7 +124,7 @@ def test_folders_that_are_no_store(tmp_path):
         assert complaint("verify", url) == f"{url} has no files; give lmdb:PATH or a folder"
 
 
-def test_a_store_of_another_version(store, tmp_path):
+def test_store_of_another_format_is_refused(store, tmp_path):
     spoil_format(store)
     assert "format" in complaint("info", store)
     assert "format" in complaint("verify", store)
@@ -136,7 +136,7 @@ def test_a_store_of_another_version(store, tmp_path):
 # --- verify and salvage
 
 
-def test_verify_of_a_whole_store(store):
+def test_verify_of_an_intact_store(store):
     said = polybus("verify", store)
     assert said.startswith("no damage: 304 messages in 7 blocks, ")
     found = json.loads(polybus("verify", store, "--json"))
@@ -158,7 +158,7 @@ def test_verify_beside_the_owner(store):
         assert polybus("verify", store).startswith("no damage: 304 messages")
 
 
-def test_salvage_keeps_what_is_whole(store, tmp_path):
+def test_salvage_keeps_intact_messages(store, tmp_path):
     damage(store, body("orders", 142))
     lost, saved = polybus("salvage", store, tmp_path / "saved", code=1).splitlines()
     assert lost == "lost: topic 'orders', shard 0: offsets 100 to 199"
@@ -174,13 +174,13 @@ def test_salvage_needs_nothing_but_the_data_file(store, tmp_path):
     assert contents(tmp_path / "saved") == ALL_OF_IT
 
 
-def test_salvage_waits_for_nobody(store, tmp_path):
+def test_salvage_of_an_owned_store_is_refused(store, tmp_path):
     with held(store) as pid:
         assert f"in use (pid {pid})" in complaint("salvage", store, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
-def test_salvage_of_a_whole_store_is_a_copy(store, tmp_path):
+def test_salvage_of_an_intact_store_is_a_copy(store, tmp_path):
     found = json.loads(polybus("salvage", store, tmp_path / "saved", "--json"))
     assert (found["messages"], found["lost"]) == (304, [])
     assert contents(tmp_path / "saved") == ALL_OF_IT
@@ -201,7 +201,7 @@ def test_backup_beside_the_owner_and_restore(store, tmp_path):
     assert contents(again) == ALL_OF_IT
 
 
-def test_a_restored_store_goes_on(store, tmp_path):
+def test_restored_store_takes_commits(store, tmp_path):
     polybus("backup", store, tmp_path / "copy")
     polybus("restore", tmp_path / "copy", tmp_path / "again")
     with open_store(f"lmdb:{tmp_path / 'again'}") as again:
@@ -210,7 +210,7 @@ def test_a_restored_store_goes_on(store, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["backup", "restore", "salvage"])
-def test_where_a_copy_cannot_go(verb, store, tmp_path):
+def test_unusable_target_is_refused(verb, store, tmp_path):
     full, file = tmp_path / "full", tmp_path / "file"
     full.mkdir()
     (full / "something").touch()
@@ -224,7 +224,7 @@ def test_where_a_copy_cannot_go(verb, store, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["backup", "restore", "salvage", "compact"])
-def test_no_room_for_the_copy(verb, store, tmp_path):
+def test_full_disk_leaves_no_copy(verb, store, tmp_path):
     """Stood in for by a limit on the size of files, which anyone may set for himself."""
     to = [] if verb == "compact" else [str(tmp_path / "copy")]
     done = subprocess.run(
@@ -241,7 +241,7 @@ def test_no_room_for_the_copy(verb, store, tmp_path):
     assert contents(store) == ALL_OF_IT
 
 
-def test_an_empty_folder_takes_a_backup(store, tmp_path):
+def test_backup_into_an_empty_folder(store, tmp_path):
     (tmp_path / "empty").mkdir()
     polybus("backup", store, tmp_path / "empty")
     assert contents(tmp_path / "empty") == ALL_OF_IT
@@ -250,7 +250,7 @@ def test_an_empty_folder_takes_a_backup(store, tmp_path):
 # --- compact
 
 
-def test_compact_gives_room_back(store):
+def test_compact_frees_space(store):
     with open_store(f"lmdb:{store}") as live:
         live.create("large", 1, {})
         for first in range(0, 20_000, 2000):
@@ -262,7 +262,7 @@ def test_compact_gives_room_back(store):
     assert polybus("verify", store).startswith("no damage: 304 messages")
 
 
-def test_compact_of_a_store_that_is_in_use(store, tmp_path):
+def test_compact_of_an_owned_store_asks_the_bus(store, tmp_path):
     with held(store) as pid:
         said = complaint("compact", store, "--admin", tmp_path / "admin.sock")
     assert f"pid {pid}" in said

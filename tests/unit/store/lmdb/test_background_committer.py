@@ -20,7 +20,7 @@ from polybus.store.lmdb.write_batch import WriteBatch
 from polybus.store.lmdb.writer import LARGE_BYTES, WriteFuture
 from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
-from tests.unit.store.lmdb.made import TIMEOUT_S, stage
+from tests.unit.store.lmdb.store_helpers import TIMEOUT_S, stage
 
 BODY = bytes(LARGE_BYTES)
 
@@ -74,7 +74,7 @@ def first_id(future: Future[CommitResult]) -> int:
     return future.result(TIMEOUT_S).spans[0].first_id
 
 
-def test_the_next_is_carried_out_while_one_is_written_and_answered_after_it(store, topic, held):
+def test_next_group_runs_during_a_background_commit_and_resolves_after_it(store, topic, held):
     first = under_way(store, topic, held)
     second = store.commit(large(topic))
     assert carried_out(store)
@@ -85,7 +85,7 @@ def test_the_next_is_carried_out_while_one_is_written_and_answered_after_it(stor
     assert store.read(topic.number, 0, 0).count == 2
 
 
-def test_what_is_small_is_written_by_the_writer_itself(store, topic, held):
+def test_small_batch_is_written_by_the_writer_thread(store, topic, held):
     future = store.commit(Commit((Append(topic.number, 0, block(b"small")),)))
     assert held.stands.wait(TIMEOUT_S)
     held.go_on.set()
@@ -93,7 +93,7 @@ def test_what_is_small_is_written_by_the_writer_itself(store, topic, held):
     assert held.threads == {store._writer._thread.ident}
 
 
-def test_nor_is_another_thread_busy_while_others_are_given_way_to(store, topic, held):
+def test_large_batch_is_written_by_the_writer_thread_while_yielding(store, topic, held):
     store.yield_to(count(1).__next__)
     future = under_way(store, topic, held)
     held.go_on.set()
@@ -101,7 +101,7 @@ def test_nor_is_another_thread_busy_while_others_are_given_way_to(store, topic, 
     assert held.threads == {store._writer._thread.ident}
 
 
-def test_a_refusal_is_not_told_before_what_it_rests_on_is_written(store, topic, held):
+def test_refusal_resolves_after_the_batch_it_depends_on(store, topic, held):
     first = under_way(store, topic, held, changes=(RecordChange(b"k", b"v"),))
     refused = store.commit(Commit(changes=(RecordChange(b"k", b"w", expected=0),)))
     assert carried_out(store)
@@ -112,7 +112,7 @@ def test_a_refusal_is_not_told_before_what_it_rests_on_is_written(store, topic, 
         refused.result(TIMEOUT_S)
 
 
-def test_what_rests_on_a_lost_batch_is_done_anew_without_it(store, topic, held):
+def test_group_is_executed_again_without_the_failed_batch(store, topic, held):
     first = under_way(store, topic, held, changes=(RecordChange(b"k", b"v"),))
     second = store.commit(large(topic))
     third = store.commit(Commit(changes=(RecordChange(b"k", b"w", expected=0),)))
@@ -127,7 +127,7 @@ def test_what_rests_on_a_lost_batch_is_done_anew_without_it(store, topic, held):
     assert store.get(b"k").value == b"w"
 
 
-def test_a_stamp_behind_a_lost_one_is_refused(store, topic, held):
+def test_stamp_after_a_failed_one_is_refused(store, topic, held):
     epoch = store.open_producer("p", ProducerOptions()).epoch
     first = under_way(store, topic, held, stamp=Stamp("p", epoch, 1))
     second = store.commit(large(topic, stamp=Stamp("p", epoch, 2)))
@@ -142,7 +142,7 @@ def test_a_stamp_behind_a_lost_one_is_refused(store, topic, held):
     assert [first_id(one) for one in again] == [1, 2]
 
 
-def test_a_lost_batch_is_told_though_nobody_else_comes(store, topic, held):
+def test_failed_batch_is_reported_without_further_commits(store, topic, held):
     first = under_way(store, topic, held)
     held.error = StoreFull("no room")
     held.go_on.set()
@@ -150,7 +150,7 @@ def test_a_lost_batch_is_told_though_nobody_else_comes(store, topic, held):
         first.result(TIMEOUT_S)
 
 
-def test_of_a_batch_lost_for_a_reason_nobody_thought_of_each_is_tried_alone(store, topic, held):
+def test_batch_with_an_unexpected_error_is_retried_one_by_one(store, topic, held):
     go = Event()
     store._writer.submit(lambda *_: go.wait(TIMEOUT_S))
     futures = [store.commit(large(topic)) for _ in range(3)]
@@ -163,7 +163,7 @@ def test_of_a_batch_lost_for_a_reason_nobody_thought_of_each_is_tried_alone(stor
     assert [first_id(future) for future in (*futures, later)] == [1, 2, 3, 4]
 
 
-def test_one_that_fails_for_a_reason_nobody_thought_of_fails_alone(store, topic, held):
+def test_commit_with_an_unexpected_error_fails_alone(store, topic, held):
     first = under_way(store, topic, held)
 
     def fail(*_: Any) -> None:
@@ -177,7 +177,7 @@ def test_one_that_fails_for_a_reason_nobody_thought_of_fails_alone(store, topic,
     assert first_id(good) == 2
 
 
-def test_a_stage_in_a_lost_batch_keeps_its_lease(store, topic, held):
+def test_stage_in_a_failed_batch_keeps_its_lease(store, topic, held):
     staged = stage(store, topic, (b"staged",))
     first = under_way(store, topic, held, stages=(staged,))
     assert carried_out(store)
@@ -188,7 +188,7 @@ def test_a_stage_in_a_lost_batch_keeps_its_lease(store, topic, held):
     assert store.commit(Commit(stages=(staged,))).result(TIMEOUT_S).spans[0].count == 1
 
 
-def test_a_stage_published_by_a_batch_has_none_though_the_next_is_lost(store, topic, monkeypatch):
+def test_published_stage_has_no_lease_after_the_next_batch_fails(store, topic, monkeypatch):
     staged = stage(store, topic, (b"staged",))
     store.commit(large(topic, stages=(staged,))).result(TIMEOUT_S)
     held = Held(store, monkeypatch)
@@ -200,7 +200,7 @@ def test_a_stage_published_by_a_batch_has_none_though_the_next_is_lost(store, to
     assert store._writer.state.leases.next_expiry_s() is None
 
 
-def test_closing_finishes_what_is_under_way(store, topic, held):
+def test_close_finishes_the_batch_in_flight(store, topic, held):
     first = under_way(store, topic, held)
     second = store.commit(large(topic))
     closing = Thread(target=store.close)
@@ -214,7 +214,7 @@ def test_closing_finishes_what_is_under_way(store, topic, held):
         store.commit(large(topic)).result(TIMEOUT_S)
 
 
-def test_what_is_done_alone_waits_for_what_is_under_way(store, topic, held):
+def test_exclusive_task_waits_for_the_batch_in_flight(store, topic, held):
     first = under_way(store, topic, held)
     alone = WriteFuture(lambda *_: held.go_on.is_set(), None, 0, True)
     store._writer._enqueue(alone)
@@ -224,7 +224,7 @@ def test_what_is_done_alone_waits_for_what_is_under_way(store, topic, held):
     assert first_id(first) == 1
 
 
-def test_what_is_known_stays_small_though_large_batches_never_end(store, topic, monkeypatch):
+def test_cache_shrinks_under_constant_large_batches(store, topic, monkeypatch):
     monkeypatch.setattr(writer_state, "MAX_CACHED", 10)
     changes = [RecordChange(b"%d" % number, b"v") for number in range(40)]
     futures = [store.commit(large(topic, changes=(one,))) for one in changes]

@@ -23,7 +23,7 @@ ENTRIES = st.builds(
 
 
 @given(ENTRIES, st.binary(max_size=50), st.binary(max_size=10))
-def test_what_was_encoded_is_decoded(entry: LogEntry, block: bytes, more: bytes) -> None:
+def test_encoded_entry_is_decoded(entry: LogEntry, block: bytes, more: bytes) -> None:
     found = log_entry.decode(memoryview(log_entry.encode(entry, block) + more))
     assert found[:8] == entry[:8]
     assert all(isinstance(part, StagePart) for part in found.parts)
@@ -31,7 +31,7 @@ def test_what_was_encoded_is_decoded(entry: LogEntry, block: bytes, more: bytes)
 
 
 @given(ENTRIES, st.data())
-def test_a_changed_bit_of_the_head_is_damage(entry: LogEntry, data: st.DataObject) -> None:
+def test_flipped_bit_in_the_head_is_damage(entry: LogEntry, data: st.DataObject) -> None:
     raw = bytearray(log_entry.encode(entry))
     bit = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[bit // 8] ^= 1 << bit % 8
@@ -40,7 +40,7 @@ def test_a_changed_bit_of_the_head_is_damage(entry: LogEntry, data: st.DataObjec
 
 
 @given(ENTRIES, st.data())
-def test_what_is_cut_off_is_damage(entry: LogEntry, data: st.DataObject) -> None:
+def test_truncated_entry_is_damage(entry: LogEntry, data: st.DataObject) -> None:
     raw = log_entry.encode(entry, b"block")
     with pytest.raises(Damaged):
         log_entry.decode(raw[: data.draw(st.integers(0, len(raw) - 1))])

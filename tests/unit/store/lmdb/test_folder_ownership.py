@@ -18,7 +18,7 @@ from polybus.store.contract import ShardEnd
 from polybus.store.lmdb import folder_ownership
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import bodies
-from tests.unit.store.lmdb.made import TIMEOUT_S, elsewhere, put
+from tests.unit.store.lmdb.store_helpers import TIMEOUT_S, elsewhere, put
 
 # Python warns of what is tried here: a fork while other threads run.
 FORKING = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -44,7 +44,7 @@ with LmdbStore(sys.argv[1], read_only=True) as store:
 """
 
 
-def test_a_second_owner_hears_who_has_the_folder(tmp_path):
+def test_second_owner_is_refused_with_the_pid_of_the_first(tmp_path):
     with LmdbStore(tmp_path):
         assert f"(pid {os.getpid()})" in elsewhere(OWN, tmp_path)
         with pytest.raises(DataFolderInUse, match=rf"this process \(pid {os.getpid()}\)"):
@@ -53,14 +53,14 @@ def test_a_second_owner_hears_who_has_the_folder(tmp_path):
     assert elsewhere(OWN, tmp_path) == "free"
 
 
-def test_the_owner_is_known_to_others(tmp_path):
+def test_owner_pid_is_visible_to_other_processes(tmp_path):
     assert folder_ownership.owner(tmp_path) is None
     with LmdbStore(tmp_path):
         assert folder_ownership.owner(tmp_path) == os.getpid()
     assert folder_ownership.owner(tmp_path) is None
 
 
-def test_readers_of_other_processes_come_and_go(tmp_path):
+def test_other_processes_can_read_beside_the_owner(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         put(store, topic, 0, b"a")
@@ -70,7 +70,7 @@ def test_readers_of_other_processes_come_and_go(tmp_path):
     assert elsewhere(READ, tmp_path) == ["a", "b"]
 
 
-def test_a_reader_may_not_write(tmp_path):
+def test_read_only_store_refuses_writes(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         put(store, topic, 0, b"a")
@@ -96,13 +96,13 @@ def test_a_reader_may_not_write(tmp_path):
                 write()
 
 
-def test_there_must_be_something_to_read(tmp_path):
+def test_read_only_open_needs_a_store(tmp_path):
     with pytest.raises(DoesNotExist, match="no store"):
         LmdbStore(tmp_path / "none", read_only=True)
     assert not (tmp_path / "none").exists()
 
 
-def test_owner_and_readers_share_a_process(tmp_path):
+def test_owner_and_readers_can_share_a_process(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         with LmdbStore(tmp_path, read_only=True) as one, LmdbStore(tmp_path, read_only=True) as two:
@@ -112,7 +112,7 @@ def test_owner_and_readers_share_a_process(tmp_path):
         assert bodies(store, topic) == [b"a", b"b"]
 
 
-def test_a_folder_that_is_read_here_cannot_be_owned_here(tmp_path):
+def test_folder_that_this_process_reads_cannot_be_owned_by_it(tmp_path):
     LmdbStore(tmp_path).close()
     with LmdbStore(tmp_path, read_only=True):
         with pytest.raises(DataFolderInUse, match="read-only in this process"):
@@ -121,7 +121,7 @@ def test_a_folder_that_is_read_here_cannot_be_owned_here(tmp_path):
     LmdbStore(tmp_path).close()
 
 
-def test_a_reader_hears_of_what_others_write(tmp_path):
+def test_reader_is_notified_of_commits_of_another_process(tmp_path):
     heard: list[ShardEnd] = []
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 2, {})
@@ -156,7 +156,7 @@ def _in_child(act: Callable[[], Any]) -> Any:
 
 
 @FORKING
-def test_a_child_of_a_fork_is_refused_and_the_parent_goes_on(tmp_path: Path):
+def test_child_of_a_fork_is_refused_and_the_parent_continues(tmp_path: Path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
         put(store, topic, 0, b"a")
@@ -176,9 +176,8 @@ def test_a_child_of_a_fork_is_refused_and_the_parent_goes_on(tmp_path: Path):
             return said
 
         said = _in_child(child)
-        assert (
-            said[:3] == [f"the store was opened by process {os.getpid()}, the parent of a fork; open it again"] * 3
-        )
+        opener = f"the store was opened by process {os.getpid()}, the parent of a fork"
+        assert said[:3] == [f"{opener}; open it again"] * 3
         assert f"(pid {os.getpid()})" in said[3]
         assert f"(pid {os.getpid()})" in elsewhere(OWN, tmp_path)
         put(store, topic, 0, b"b")
@@ -186,7 +185,7 @@ def test_a_child_of_a_fork_is_refused_and_the_parent_goes_on(tmp_path: Path):
 
 
 @FORKING
-def test_a_child_does_not_inherit_the_lock(tmp_path):
+def test_child_of_a_fork_does_not_inherit_the_lock(tmp_path):
     """The parent lets go while the child lives on: the folder is free."""
     store = LmdbStore(tmp_path)
     asking, answering = os.pipe()

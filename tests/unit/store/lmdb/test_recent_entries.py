@@ -45,7 +45,7 @@ def read(store: LmdbStore, number: int, *starts: tuple[int, int]) -> list[bytes]
     return [one.body for one in messages(store.read_parts(number, parts))]
 
 
-def test_who_follows_needs_no_look(store, looks):
+def test_tail_reader_is_served_from_memory(store, looks):
     topic = store.create("t", 2, {})
     for at in range(recent_entries.MAX_ENTRIES + 2):
         put(store, append(topic, 0, b"a%d" % at), append(topic, 1, b"b%d" % at))
@@ -61,7 +61,7 @@ def test_who_follows_needs_no_look(store, looks):
     assert len(looks) >= 2
 
 
-def test_parts_have_their_bounds(store, looks):
+def test_parts_have_their_limits(store, looks):
     topic = store.create("t", 1, {})
     for at in range(4):
         put(store, append(topic, 0, b"%d" % at, b"+%d" % at))
@@ -76,7 +76,7 @@ def test_parts_have_their_bounds(store, looks):
     assert not looks
 
 
-def test_behind_what_came_by_another_way_there_is_a_look(store, looks):
+def test_published_stage_is_read_from_lmdb(store, looks):
     topic = store.create("t", 1, {})
     put(store, append(topic, 0, b"first"))
     stage = store.open_stage()
@@ -90,7 +90,7 @@ def test_behind_what_came_by_another_way_there_is_a_look(store, looks):
     assert len(looks) == 2
 
 
-def test_what_was_trimmed_or_dropped_is_not_there(store):
+def test_trimmed_and_dropped_messages_leave_the_cache(store):
     topic = store.create("t", 1, {})
     for at in range(4):
         put(store, append(topic, 0, b"%d" % at))
@@ -104,7 +104,7 @@ def test_what_was_trimmed_or_dropped_is_not_there(store):
         read(store, topic.number, (0, 4))
 
 
-def test_what_is_kept_is_bounded(store, looks, monkeypatch):
+def test_cache_of_recent_entries_is_bounded(store, looks, monkeypatch):
     topic = store.create("t", 1, {})
     put(store, append(topic, 0, bytes(recent_entries.MAX_ENTRY_BYTES)))
     assert len(read(store, topic.number, (0, 0))) == 1

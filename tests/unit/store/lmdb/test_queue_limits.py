@@ -43,7 +43,7 @@ class Stopped:
 @pytest.mark.parametrize(
     ("limit", "value"), [("MAX_WAITING", 3), ("MAX_WAITING_BYTES", 3 * len(block(b"x").data))]
 )
-def test_too_much_that_waits_is_refused_and_the_rest_is_done(
+def test_commits_beyond_the_queue_limits_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     monkeypatch.setattr(writer_queue, limit, value)
@@ -60,9 +60,7 @@ def test_too_much_that_waits_is_refused_and_the_rest_is_done(
         assert stopped.commit().result(TIMEOUT_S).spans[0].first_offset == 3  # there is room again
 
 
-def test_what_waits_for_room_between_two_intervals_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interval_backlog_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interval_writer, "MAX_BYTES", 1)  # one commit fills it
     monkeypatch.setattr(writer_queue, "MAX_WAITING", 2)
     with LmdbStore(tmp_path, durability="interval") as store:
@@ -77,7 +75,7 @@ def test_what_waits_for_room_between_two_intervals_is_bounded(
     assert all(isinstance(error, LimitReached) for error in refused)
 
 
-def test_closing_is_never_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_is_exempt_from_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LmdbStore(tmp_path)
     stopped = Stopped(store)
     monkeypatch.setattr(writer_queue, "MAX_WAITING", 1)

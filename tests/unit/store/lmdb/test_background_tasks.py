@@ -41,9 +41,7 @@ def work(place: Place) -> BackgroundTasks:
     return BackgroundTasks(unused, files, txn_writer, unused)
 
 
-def test_while_commits_keep_coming_chores_have_their_share_of_the_time(
-    place: Place, work: BackgroundTasks
-) -> None:
+def test_background_tasks_take_their_share_under_load(place: Place, work: BackgroundTasks) -> None:
     """Also if the writer has time between two commits."""
     began_s = place.now_s
     while place.now_s < began_s + 10.0:
@@ -55,7 +53,7 @@ def test_while_commits_keep_coming_chores_have_their_share_of_the_time(
     assert SHARE / 2 < share <= SHARE * 1.1
 
 
-def test_when_no_more_come_nothing_is_waited_for(place: Place, work: BackgroundTasks) -> None:
+def test_background_tasks_run_without_pause_when_idle(place: Place, work: BackgroundTasks) -> None:
     work.run_step(True)
     assert place.steps == 1
     assert work.wait_s() > 0
