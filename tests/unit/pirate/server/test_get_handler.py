@@ -9,7 +9,7 @@ from polybus.dialects.pirate.server import get_handler, subscriber_records
 from polybus.dialects.pirate.server.subscriber_records import SubscriptionKey
 from polybus.errors import DoesNotExist, Fenced, LimitReached, MalformedRequest
 from polybus.testing.conformance.sample_blocks import block
-from tests.unit.subscribers.world import World
+from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
 
 def test_the_first_message_above_last(world):
@@ -148,7 +148,7 @@ def test_a_large_put_keeps_its_place_among_its_clients_requests(world):
 
 
 def test_what_is_on_its_way_to_the_disk_is_bounded():
-    world = World(max_uncommitted_bytes=1000)
+    world = MemorySubscribers(max_uncommitted_bytes=1000)
     client = world.client()
     client.sub("t")
     came = [world.send(Request(PUT, b"c", 1, n, "t", (bytes(400),))) for n in (2, 3, 4)]
@@ -165,7 +165,7 @@ def test_what_is_on_its_way_to_the_disk_is_bounded():
 @pytest.mark.parametrize("size", [1 << 10, 1 << 20], ids=["small", "large"])
 def test_what_waits_for_its_turn_is_bounded_as_well(size):
     """Behind a HELLO, or one that is made ready: nothing is handed over yet."""
-    world = World(max_uncommitted_bytes=2 * size + 1000)
+    world = MemorySubscribers(max_uncommitted_bytes=2 * size + 1000)
     client = world.client()
     client.sub("t")
     came = [world.send(Request(HELLO, b"c", 0, hash(b"c") & 0xFFFF))]
@@ -178,7 +178,7 @@ def test_what_waits_for_its_turn_is_bounded_as_well(size):
 
 
 def test_room_for_what_waits_is_given_back_whatever_becomes_of_it():
-    world = World(max_uncommitted_bytes=4 << 20, max_client_requests=1)
+    world = MemorySubscribers(max_uncommitted_bytes=4 << 20, max_client_requests=1)
     client = world.client()
     client.sub("t")
     large = (bytes(1 << 20),)
@@ -217,15 +217,15 @@ def test_what_is_at_hand_is_bounded_and_right_whatever_was_let_go(world, monkeyp
     for last in (0, 5, 3, 11, 0, 7):
         for number, topic in enumerate(topics):
             reader = world.client(b"r%d" % number)
-            found = world.bus._shelf
+            found = world.bus._cache
             answers: list[object] = []
             found.get(world.durable.get(topic), last, answers.append)
             world.settle()
             assert answers[0].body == b"%s-%d" % (topic.encode(), last + 1)  # type: ignore[attr-defined]
             assert found.size <= 2000
             assert reader.epoch == 1
-    world.bus._shelf.forget(world.durable.get("t0").number)
-    assert all(place[0] != world.durable.get("t0").number for place in world.bus._shelf._used)
+    world.bus._cache.forget(world.durable.get("t0").number)
+    assert all(place[0] != world.durable.get("t0").number for place in world.bus._cache._used)
 
 
 def test_messages_that_others_wrote_are_read_as_well(world):

@@ -100,7 +100,7 @@ def test_gets_that_were_asked_for_at_once_are_bounded_when_they_are_answered(wor
         session.receive(peer, [b"%d" % number, b"", *get])  # none is answered yet
     session.on_turn_end()
     world.settle()
-    full = codec.ErrorReply(codec.BUSY, "answers sent before were not taken yet")
+    full = codec.ErrorReply(codec.BUSY, "earlier replies have not been received yet")
     assert all(isinstance(one, codec.MessageReply) for one in peer.got[:ROOM])
     assert peer.got[ROOM:] == [full] * ROOM
     assert session.unanswered == 0

@@ -9,10 +9,10 @@ from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.subscriber_records import MAX_HELLO_NUMBERS, HelloHistory
 from polybus.errors import Damaged, DoesNotExist, Fenced, LimitReached, Stale
 from polybus.model.commit import Commit, RecordChange
-from tests.unit.subscribers.world import World
+from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
 
-def hello(world: World, number: int, client: bytes = b"c") -> tuple[int, int]:
+def hello(world: MemorySubscribers, number: int, client: bytes = b"c") -> tuple[int, int]:
     answer: tuple[int, int] = world.ask(Request(HELLO, client, 0, number))
     return answer
 
@@ -83,7 +83,7 @@ def test_the_text_of_a_fence_says_what_to_do(world):
     hello(world, 2)
     older = world.ask(Request(PUT, b"c", 1, 1, "t", (b"x",)))
     newer = world.ask(Request(PUT, b"c", 9, 1, "t", (b"x",)))
-    assert "started since" in str(older)
+    assert "has started" in str(older)
     assert "restored from a backup" in str(newer)
 
 
@@ -165,7 +165,7 @@ def test_requests_of_one_client_take_effect_in_their_order(world):
 
 
 def test_too_many_requests_of_one_client_are_told_to_come_again():
-    world = World(max_client_requests=3)
+    world = MemorySubscribers(max_client_requests=3)
     came = [world.send(Request(HELLO, b"c", 0, number)) for number in range(6)]
     world.settle()
     refused = [one for (one,) in came if isinstance(one, LimitReached)]
@@ -174,7 +174,7 @@ def test_too_many_requests_of_one_client_are_told_to_come_again():
 
 
 def test_too_many_clients_are_told_so_and_those_known_go_on():
-    world = World(max_clients=2)
+    world = MemorySubscribers(max_clients=2)
     assert hello(world, 1, b"a") == hello(world, 1, b"b") == (1, 0)
     assert isinstance(world.ask(Request(HELLO, b"c", 0, 1)), LimitReached)
     assert hello(world, 2, b"a") == (2, 0)

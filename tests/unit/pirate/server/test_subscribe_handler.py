@@ -13,10 +13,10 @@ from polybus.groups import group_records as groups
 from polybus.model.access_rule import Rule
 from polybus.model.commit import Commit, RecordChange
 from polybus.model.identity import Identity
-from tests.unit.subscribers.world import World
+from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
 
-def stored(world: World, family: bytes) -> int:
+def stored(world: MemorySubscribers, family: bytes) -> int:
     return len(world.store.scan(family))
 
 
@@ -192,7 +192,7 @@ def test_what_the_policy_denies_is_stored(world):
 
 
 def test_too_many_subscriptions_are_told_so():
-    world = World(max_subscriptions=2, max_user_subscriptions=1)
+    world = MemorySubscribers(max_subscriptions=2, max_user_subscriptions=1)
     one, two = Identity(uid=1), Identity(uid=2)
     client = world.client()
     assert client.sub("a", one) == 0
@@ -245,7 +245,7 @@ def test_a_dead_subscriber_can_be_dropped(world):
 
 
 def test_all_that_a_dead_subscriber_has_can_be_dropped_at_once():
-    world = World(max_client_requests=2)
+    world = MemorySubscribers(max_client_requests=2)
     client = world.client()
     for number in range(5):
         client.sub(f"t{number}")
@@ -310,7 +310,7 @@ def test_a_copy_of_a_sub_that_was_dropped_since_subscribes_nobody(world):
 
 
 def test_a_subscriber_that_is_away_for_too_long_is_dropped_and_counted():
-    world = World(subscriber_ttl_s=60.0)
+    world = MemorySubscribers(subscriber_ttl_s=60.0)
     idle, busy = world.client(b"idle"), world.client(b"busy")
     idle.sub("t")
     busy.sub("t")

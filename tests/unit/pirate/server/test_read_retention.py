@@ -7,10 +7,10 @@ import pytest
 from polybus.groups import group_records as groups
 from polybus.groups.group_records import ShardProgress
 from polybus.model.commit import Commit, RecordChange
-from tests.unit.subscribers.world import World
+from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
 
-def group(world: World, topic: str, name: str, lows: dict[int, int]) -> None:
+def group(world: MemorySubscribers, topic: str, name: str, lows: dict[int, int]) -> None:
     """A group that is so far in each shard."""
     number = world.durable.get(topic).number
     changes = [RecordChange(groups.roster_key(number, name), b"{}")]

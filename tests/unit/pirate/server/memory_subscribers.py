@@ -35,7 +35,7 @@ class Quiet:
     def warning(self, event: str, **fields: Any) -> None: ...
 
 
-class World:
+class MemorySubscribers:
     """A bus as far as subscribers know it. `ask…` give what came of a request."""
 
     def __init__(self, store: Store | None = None, **limits: Any) -> None:
@@ -49,7 +49,7 @@ class World:
         durable = self.durable = DurableTopics(self.store)
         quotas = Quotas(QuotaLimits(), self.counters, Quiet())
         self.binding = TopicNames(durable, self.policy, quotas, self.ephemeral.__contains__)
-        self.means = SubscriberContext(
+        self.context = SubscriberContext(
             durable,
             self.binding,
             self.policy,
@@ -61,12 +61,12 @@ class World:
             lambda: 5_000_000,
             Quiet(),
         )
-        self.bus = DurableSubscribers(self.means, StoredSubscribers(self.means))
+        self.bus = DurableSubscribers(self.context, StoredSubscribers(self.context))
         self.settle()
 
-    def again(self, **limits: Any) -> World:
+    def again(self, **limits: Any) -> MemorySubscribers:
         """The bus started anew on the same store."""
-        return World(self.store, **limits)
+        return MemorySubscribers(self.store, **limits)
 
     def _work(self, work: Callable[[], Any], then: Callable[[Future[Any]], None]) -> None:
         future: Future[Any] = Future()
@@ -128,7 +128,7 @@ class World:
 class Talker:
     """A client that counts as it should."""
 
-    def __init__(self, world: World, name: bytes) -> None:
+    def __init__(self, world: MemorySubscribers, name: bytes) -> None:
         self.world, self.name = world, name
         self.counter = 0
         self.epoch, _ = world.ask(Request(HELLO, name, 0, hash(name) & 0xFFFF))

@@ -15,7 +15,7 @@ from polybus.dialects.pirate.limits import PirateLimits
 from polybus.dialects.pirate.server.session import PirateSession, fingerprint
 from polybus.model.access_rule import Rule
 from polybus.model.identity import ANONYMOUS
-from tests.unit.subscribers.world import World
+from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
 OFF = -1  # so many bytes may be on their way by the short path: none goes by it
 CLIENT, TOPIC = b"client", "topic"
@@ -39,12 +39,12 @@ class Side:
     """A bus with one client that has subscribed and put once, by one path or by both."""
 
     def __init__(self, *, short: bool = True, **limits: Any) -> None:
-        self.world = World(**limits)
+        self.world = MemorySubscribers(**limits)
         self.session = PirateSession(self.world.bus, self.world.counters)
         self.peer = Peer()
         self.client = self.world.client(CLIENT)
         self.client.sub(TOPIC)
-        self.puts = self.world.bus._putting.fast_path
+        self.puts = self.world.bus._put_handler.fast_path
         if not short:
             self.puts.max_uncommitted = OFF
         self.say([b"r", b"", *put(2)])

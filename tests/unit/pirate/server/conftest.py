@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.subscribers.world import World
+from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    one = World()
+def world() -> Iterator[MemorySubscribers]:
+    one = MemorySubscribers()
     yield one
     one.store.close()
