@@ -1,25 +1,23 @@
-"""The blocking face of an async client, made from it.
+"""The blocking version of an async client, derived from it.
 
-One background thread runs one event loop for all blocking clients of the
-process. A blocking twin holds the async object and runs each call there:
+One background thread runs one event loop for all blocking clients of the process. A
+blocking twin holds the async object and runs each call on that loop:
 
-    class BlockingClient(Blocking[Client], of=Client):
-        publish = called(Client.publish)          # a coroutine     → a plain method
-        batches = iterated(Client.batches)        # async iterator  → iterator
-        subscribe = called_for(Client.subscribe, BlockingSubscription)  # result → its twin
-        reconnects = read(Client.reconnects)      # property        → property
+    class BlockingClient(BlockingFacade[Client], of=Client):
+        publish = blocking_method(Client.publish)       # a coroutine     → a plain method
+        batches = blocking_iterator(Client.batches)     # async iterator  → iterator
+        subscribe = blocking_factory(Client.subscribe, BlockingSubscription)  # result → twin
+        reconnects = blocking_property(Client.reconnects)  # property     → property
 
-    connect = opened(client.connect, BlockingClient)
+    connect = blocking_connect(client.connect, BlockingClient)
 
-Signatures and docstrings are those of the async class, for people and for type
-checkers alike. A twin that leaves out a public name of its class is an error
-when the class is made, so the two cannot drift apart. `with` works where
-`async with` did.
+Signatures and docstrings are those of the async class, also for type checkers. A twin that
+lacks a public name of its class raises TypeError when the class is made, so the two cannot
+differ. `with` replaces `async with`.
 
-Ctrl-C in a blocking call cancels it. Forking is safe: a child has no background
-thread until it needs one, and using a client from before the fork is an error
-that says so. At interpreter exit the loop is stopped and nothing is waited for
-longer than a second.
+Ctrl-C cancels a blocking call. Forking is safe: a child starts its own background thread
+when it needs one, and using a client from before the fork raises UsageError. At interpreter
+exit the loop is stopped, and nothing is waited for longer than EXIT_TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ R_co = TypeVar("R_co", covariant=True)
 C = TypeVar("C")
 B = TypeVar("B")
 
-# At exit: tasks get this long to end; then the thread dies with the process.
+# At exit tasks get this long to end; then the thread dies with the process.
 EXIT_TIMEOUT_S = 1.0
 
 
@@ -51,7 +49,7 @@ EXIT_TIMEOUT_S = 1.0
 
 
 class LoopThread:
-    """A thread that runs an event loop until it is told to stop."""
+    """A thread that runs an event loop until `stop` is called."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -66,7 +64,7 @@ class LoopThread:
         started.wait()
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine there and wait for it here."""
+        """Run a coroutine on the loop and return its result to the calling thread."""
         try:
             self._check()
         except UsageError:
@@ -78,14 +76,14 @@ class LoopThread:
             return future.result()
         except CancelledError:
             if self._ending:
-                raise SystemExit from None  # ends a thread that waits at exit, without a word
+                raise SystemExit from None  # ends a waiting thread at exit without a traceback
             raise
         except BaseException:
-            future.cancel()  # no effect if it ended by itself
+            future.cancel()  # no effect if it is done
             raise
 
     def stop(self) -> None:
-        """End all tasks and the thread; waits a moment for them."""
+        """Stop all tasks and the thread. Waits up to EXIT_TIMEOUT_S."""
         self._ending = True
         if self._loop is not None and self._stop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
@@ -93,9 +91,11 @@ class LoopThread:
 
     def _check(self) -> None:
         if self.pid != os.getpid():
-            raise UsageError("this client was opened before a fork: open one in this process")
+            raise UsageError("the client was opened before a fork; open one in this process")
         if threading.current_thread() is self._thread:
-            raise UsageError("a blocking call inside the background loop would wait for itself")
+            raise UsageError(
+                "a blocking call on the background loop would deadlock; use the async client there"
+            )
         if not self._thread.is_alive():
             raise UsageError("the process is ending")
 
@@ -118,12 +118,12 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 _lock = threading.Lock()
 _shared: LoopThread | None = None
-# A forked child must neither use nor close what its parent still runs.
+# A forked child must neither use nor close its parent's loop.
 _parent_threads: list[LoopThread] = []
 
 
 def get_loop_thread() -> LoopThread:
-    """The one of this process, started at first use."""
+    """Return the loop thread of this process. Starts it at the first call."""
     global _shared
     with _lock:
         if _shared is None:
@@ -138,7 +138,7 @@ def _stop_at_exit() -> None:
 
 def _after_fork_in_child() -> None:
     global _lock, _shared
-    _lock = threading.Lock()  # the old one may have been held by a thread that is not here
+    _lock = threading.Lock()  # a thread that does not exist in the child may hold the old lock
     if _shared is not None:
         _parent_threads.append(_shared)
         _shared = None
@@ -152,7 +152,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class BlockingMethod(Protocol[P, R_co]):
-    """A function in a class body, as a type checker should see it: bound when looked up."""
+    """The type of a method in a class body: bound when looked up."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, P], R_co]: ...
@@ -161,7 +161,7 @@ class BlockingMethod(Protocol[P, R_co]):
 
 
 class BlockingProperty(Protocol[R_co]):
-    """A read-only property, as a type checker should see it."""
+    """The type of a read-only property."""
 
     def __get__(self, instance: object, owner: type) -> R_co: ...
 
@@ -195,7 +195,7 @@ class BlockingFacade(Generic[C]):
 
 
 class BlockingIterator(Generic[R]):
-    """Steps of an async iterator, each waited for."""
+    """A blocking iterator over an async iterator."""
 
     def __init__(self, background: LoopThread, steps: AsyncIterator[R]) -> None:
         self._background = background
@@ -214,7 +214,7 @@ class BlockingIterator(Generic[R]):
 def blocking_method(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> BlockingMethod[P, R]:
-    """A coroutine method as a plain one."""
+    """Return a blocking method for a coroutine method."""
 
     def call(self: BlockingFacade[Any], *args: P.args, **kwargs: P.kwargs) -> R:
         return self._background.run(method(self._async, *args, **kwargs))
@@ -226,7 +226,7 @@ def blocking_factory(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, C]],
     twin: Callable[[Callable[[], C]], B],
 ) -> BlockingMethod[P, B]:
-    """A coroutine method whose result is async, too, as a plain one that gives its twin."""
+    """Return a blocking method whose async result is wrapped in its twin."""
 
     def call(self: BlockingFacade[Any], *args: P.args, **kwargs: P.kwargs) -> B:
         made = self._background.run(method(self._async, *args, **kwargs))
@@ -240,7 +240,7 @@ def blocking_factory(
 def blocking_iterator(
     method: Callable[Concatenate[Any, P], AsyncIterator[R]],
 ) -> BlockingMethod[P, Iterator[R]]:
-    """A method that returns an async iterator as one that returns an iterator."""
+    """Return a method that returns an iterator for one that returns an async iterator."""
 
     def call(self: BlockingFacade[Any], *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
         return BlockingIterator(self._background, method(self._async, *args, **kwargs))
@@ -249,15 +249,15 @@ def blocking_iterator(
 
 
 def blocking_property(attribute: Callable[[Any], R]) -> BlockingProperty[R]:
-    """A property. It is read here, not on the loop: fit for numbers and other small values."""
-    # On the class a property is an object; type checkers see the function it wraps.
+    """Return a property that is read in the calling thread, for small immutable values."""
+    # At run time this is a property object; type checkers see the wrapped function.
     getter = cast(property, attribute).fget
     assert getter is not None
     return cast(BlockingProperty[R], property(lambda self: getter(self._async), doc=getter.__doc__))
 
 
 def blocking_connect(make: Callable[P, C], twin: Callable[[Callable[[], C]], B]) -> Callable[P, B]:
-    """The function that makes an async client as one that makes its twin."""
+    """Return a function that makes the twin for one that makes the async client."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> B:
         return twin(functools.partial(make, *args, **kwargs))
@@ -268,9 +268,9 @@ def blocking_connect(make: Callable[P, C], twin: Callable[[Callable[[], C]], B])
 
 
 def _copy_signature(model: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the model's name, docstring and signature, less `async`."""
+    """Give `function` the name, docstring and signature of `model`."""
     functools.update_wrapper(function, model)
-    del function.__dict__["__wrapped__"]  # else inspect would call it a coroutine function
+    del function.__dict__["__wrapped__"]  # else inspect takes it for a coroutine function
     vars(function)["__signature__"] = inspect.signature(model)
     return function
 

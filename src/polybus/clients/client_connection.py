@@ -1,7 +1,7 @@
-"""What the connections of all stream clients have in common: dialling, and their end.
+"""The base of client connections over streams: connecting, closing, and the end.
 
-A connection never comes back: when it has ended, `error` says why, and whoever waited on it
-gets `lost()`. What is written and read on it is the dialect's, in a class below.
+A connection is never reopened. When it has ended, `error` is the reason, and waiting calls
+raise `make_loss_error()`. Reading and writing are up to the dialect's subclass.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from polybus.errors import BadFrame, ConnectionLost, PolybusError
 from polybus.model.address import Address
 from polybus.model.limits import MIB
 
-# Over this, senders wait: enough to keep the socket busy while the next buffer is encoded.
+# Senders wait above this: enough to keep the socket busy while the next buffer is encoded.
 WRITE_HIGH_WATER_BYTES = 1 * MIB
-# A peer whose host vanished is noticed after about 30 + 3 × 10 s of silence.
+# A peer whose host has vanished is detected after about 30 + 3 × 10 s of silence.
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -28,9 +28,9 @@ KEEPALIVE = (
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """See the top of the file. `error` is why it ended, None if we closed it ourselves."""
+    """Base of client connections. `error` is why it ended, None if the client closed it."""
 
-    # What it may mean if the other end hangs up.
+    # Text for a connection that the peer closed: its possible causes.
     closed_by_peer: ClassVar[str]
 
     def __init__(self, address: Address) -> None:
@@ -42,36 +42,36 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @abstractmethod
     def on_ended(self) -> None:
-        """It has ended, and `ended` is set: tell all who wait."""
+        """Fail the waiting calls. Called once, after `ended` is set."""
 
     @property
     def is_up(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     def close(self) -> None:
-        """End it once everything written has gone out."""
+        """Close the connection once all written bytes are sent."""
         self._closing = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
         self._closing = True
         self._drop()
 
     def abort_with(self, error: PolybusError) -> None:
-        """End it at once, because of what has come."""
+        """Close the connection at once because of an error in received data."""
         self.error = self.error or error
         self._drop()
 
     def make_loss_error(self) -> PolybusError:
-        """The error for whoever waited on it."""
+        """Return the error for calls that waited on the connection."""
         if isinstance(self.error, BadFrame):
             return self.error
-        ours = f"the connection to {self.address} is closed"
-        return ConnectionLost(str(self.error or (ours if self._closing else self._hung_up())))
+        closed = f"the connection to {self.address} is closed"
+        return ConnectionLost(str(self.error or (closed if self._closing else self._hung_up())))
 
-    # --- what the event loop does with it
+    # --- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = stream = cast(asyncio.Transport, transport)
@@ -86,7 +86,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.ended.set()
         self.on_ended()
 
-    # --- inside
+    # --- helpers
 
     def _hung_up(self) -> str:
         return f"{self.address}: {self.closed_by_peer}"
@@ -96,11 +96,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
 
-async def connect(wire: ClientConnection, tls: ssl.SSLContext | None) -> None:
-    """Connect it to its address. Failures are OSErrors."""
-    address, loop = wire.address, asyncio.get_running_loop()
+async def connect(connection: ClientConnection, tls: ssl.SSLContext | None) -> None:
+    """Connect to the connection's address. Raises OSError."""
+    address, loop = connection.address, asyncio.get_running_loop()
     if address.is_unix:
-        await loop.create_unix_connection(lambda: wire, address.path)
+        await loop.create_unix_connection(lambda: connection, address.path)
         return
     secure = (tls or ssl.create_default_context()) if address.is_encrypted else None
-    await loop.create_connection(lambda: wire, address.host, address.port, ssl=secure)
+    await loop.create_connection(lambda: connection, address.host, address.port, ssl=secure)

@@ -1,20 +1,20 @@
-"""Keeps a client connected: one link at a time, and the next when it ends.
+"""Keeps a client connected: one connection at a time, and the next one when it ends.
 
     new ──open──▶ up ◀──────────────┐
-                  │ link ends       │ dialled, and introduced to the bus
+                  │ connection ends │ handshake complete
                   ▼                 │
                  down ──────────────┘      (with reconnect)
                   │
                   ▼
-                failed                     (without, or when the peer speaks another language)
-    close leads from anywhere to closed.
+                failed                     (without, or if the peer speaks another protocol)
+    close leads from any state to closed.
 
-A link counts as up only when the bus has answered, and knows what it is to know: all
-subscriptions, all services. So whatever is sent on a new link comes after them.
+A connection counts as up only when the bus has answered its handshake and knows all
+subscriptions and services. Later requests on that connection therefore follow them.
 
-Waiting between attempts doubles, with jitter, so that many clients of a restarted bus do
-not come back in step. It starts from the beginning only after a link that lasted: a server
-that accepts and hangs up at once is not hammered.
+The delay between attempts doubles, with jitter, so that the clients of a restarted bus do
+not reconnect in step. It is reset only after a connection that lasted STABLE_S, so a server
+that accepts and closes at once is not flooded.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from typing import Generic, Protocol, TypeVar
 from polybus.errors import ConnectionLost, Denied, NotConnected, PolybusError, UsageError
 from polybus.model.address import Address
 
-# A link that lived this long was a good one.
+# A connection that lasted this long resets the back-off.
 STABLE_S = 5.0
-# What was asked has been answered; a TLS goodbye may still take a moment.
+# Requests were answered before; a TLS shutdown may still take a moment.
 CLOSE_TIMEOUT_S = 1.0
 
 
 class ReconnectableConnection(Protocol):
-    """One connection. `error` is why it ended, None if we closed it ourselves."""
+    """One connection. `error` is why it ended, None if the client closed it."""
 
     address: Address
     ended: asyncio.Event
@@ -47,7 +47,7 @@ class ReconnectableConnection(Protocol):
 
 
 class ReconnectOptions(Protocol):
-    """What of a client's options is about its connection."""
+    """The options of a client that concern its connection."""
 
     @property
     def reconnect(self) -> bool: ...
@@ -63,11 +63,11 @@ L = TypeVar("L", bound=ReconnectableConnection)
 
 
 class Reconnector(Generic[L]):
-    """See the top of the file.
+    """Holds the connection of one client, and replaces it when it ends.
 
-    `dial` makes a link that was introduced to the bus, and sees to it that `ended` is told of
-    its end. `on_end` is told when the link that was up has ended, `on_failure` that there will
-    be no more: why, and once.
+    `dial` returns a connection whose handshake is complete, and must call
+    `on_connection_ended` at its end. `on_end` is called when the connection that was up has
+    ended, `on_failure` once, with the reason, when there will be no further connection.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Reconnector(Generic[L]):
         self._on_end = on_end
         self._on_failure = on_failure
         self._log = logging.getLogger(f"polybus.{dialect}")
-        self._changed = asyncio.Event()  # set while up, and for good when failed or closed
+        self._changed = asyncio.Event()  # set while up, and forever when failed or closed
         self._failure: PolybusError | None = None
         self._reconnect_task: asyncio.Task[None] | None = None
 
@@ -97,22 +97,22 @@ class Reconnector(Generic[L]):
         return self._reconnect_task is not None
 
     async def open(self) -> None:
-        """Connect, once; `NotConnected` if nobody answers."""
+        """Connect. Raises NotConnected if no bus answers, UsageError at a second call."""
         if self._reconnect_task is not None or self._failure is not None:
-            raise UsageError("a client connects once: make another one")
+            raise UsageError("a client can be opened only once; create another one")
         link = await self._dial()
         self._reconnect_task = asyncio.get_running_loop().create_task(
             self._maintain_connection(link)
         )
 
     async def wait_connected(self) -> L:
-        """The link that is up, waiting for it if need be."""
+        """Return the connection that is up, or wait for it up to `wait_timeout_s`."""
         if self.link is not None:
             return self.link
         if self._failure is not None:
             raise self._failure
         if self._reconnect_task is None:
-            raise UsageError("the client is not open: use it in a `with`, or call open()")
+            raise UsageError("the client is not open; use it in a `with`, or call open()")
         waited_s = self._options.wait_timeout_s
         try:
             async with asyncio.timeout(waited_s):
@@ -122,7 +122,7 @@ class Reconnector(Generic[L]):
         return await self.wait_connected()
 
     async def close(self) -> None:
-        """End the link and stop making new ones."""
+        """Close the connection and stop reconnecting."""
         link = self.link
         self._fail(NotConnected("the client is closed"))
         if self._reconnect_task is not None:
@@ -132,9 +132,9 @@ class Reconnector(Generic[L]):
             await wait_closed(link, CLOSE_TIMEOUT_S)
 
     def on_connection_ended(self, link: L) -> None:
-        """A link that `dial` made has ended."""
+        """Handle the end of a connection that `dial` returned."""
         if link is not self.link:
-            return  # it ended before it was up: `reach` reports that
+            return  # it ended during the handshake, which raises
         self.link = None
         if self._failure is None:
             self._changed.clear()
@@ -172,13 +172,13 @@ class Reconnector(Generic[L]):
             try:
                 return await self._dial(), attempt
             except (NotConnected, Denied) as error:
-                # Denied, too: a bus that is being set up may have its socket's rights to come.
+                # Denied, too: a starting bus may not have set its socket's permissions yet.
                 self.last_loss = str(error)
                 self._log.debug("%s", error)
                 attempt += 1
 
     def _backoff_s(self, attempt: int) -> float:
-        # 2^20 times the first wait is past any maximum; a larger exponent would only overflow.
+        # 2^20 times the first delay exceeds any maximum; the cap avoids an overflow.
         longest_s = self._options.backoff_first_s * (1 << min(attempt, 20))
         return min(longest_s, self._options.backoff_max_s) * random.uniform(0.5, 1.0)
 
@@ -192,20 +192,20 @@ class Reconnector(Generic[L]):
 
 
 async def complete_handshake(
-    link: ReconnectableConnection, introduce: Awaitable[None], timeout_s: float, whom: str
+    link: ReconnectableConnection, handshake: Awaitable[None], timeout_s: float, peer: str
 ) -> None:
-    """Wait until it is dialled and introduced; `NotConnected` if that is not to be had."""
+    """Await the handshake. Raises NotConnected if it fails or takes too long, or Denied."""
     try:
         async with asyncio.timeout(timeout_s):
-            await introduce
+            await handshake
         if link.ended.is_set():
             raise link.make_loss_error()
     except PermissionError:
         link.abort()
-        raise Denied(f"{link.address} is not for this user") from None
+        raise Denied(f"access to {link.address} denied for this user") from None
     except (OSError, ConnectionLost) as error:  # TimeoutError is an OSError
         link.abort()
-        reason = str(error) or f"no {whom} answered within {timeout_s:g} s"
+        reason = str(error) or f"no {peer} answered within {timeout_s:g} s"
         raise NotConnected(f"cannot connect to {link.address}: {reason}") from error
     except BaseException:
         link.abort()
@@ -213,7 +213,7 @@ async def complete_handshake(
 
 
 async def wait_closed(link: ReconnectableConnection, timeout_s: float) -> None:
-    """Wait for its end after `close`; make it end if that takes too long."""
+    """Wait for the end of a closed connection. Aborts it after the timeout."""
     try:
         async with asyncio.timeout(timeout_s):
             await link.ended.wait()

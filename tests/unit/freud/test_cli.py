@@ -71,7 +71,7 @@ class TestTopics:
         polybus("topic", "create", topic)
         code, out, err = polybus("topic", "create", topic)
         assert (code, out) == (11, "")
-        assert err == f"polybus: nothing happened: topic {topic!r} is there already\n"
+        assert err == f"polybus: nothing happened: topic {topic!r} already exists\n"
         polybus("topic", "delete", topic)
         assert polybus("topic", "delete", topic)[0] == 11
 
@@ -119,7 +119,7 @@ class TestPublish:
         client.create_topic(topic)
         code, out, err = polybus("topic", "publish", topic, "x")
         assert (code, out) == (11, "")
-        assert err == f"polybus: nothing happened: nobody reads {topic!r}\n"
+        assert err == f"polybus: nothing happened: topic {topic!r} has no subscriber\n"
 
     def test_a_body_that_only_the_bus_may_send_is_14(self, bus, client, topic):
         client.create_topic(topic)
@@ -293,4 +293,4 @@ class TestTwoUsers:
         with User(4343) as bob:
             refused = bob.polybus("freud", "topic", "ls", "--socket", path(open_bus))
             assert (refused.code, refused.stdout) == (4, "")
-            assert "not for this user" in refused.stderr
+            assert "denied for this user" in refused.stderr

@@ -292,7 +292,7 @@ class TestReading:
                 assert rest == [b"%d" % n for n in range(103, 10_000)]
                 await client.produce_many(topic, [bytes(1000)] * 3000)
                 assert len(await subscription.get_many(5000)) == 3000
-                with pytest.raises(UsageError, match="at least 1"):
+                with pytest.raises(UsageError, match="must be >= 1"):
                     await subscription.get_many(0)
 
     @pytest.mark.parametrize("prefetch", [1, 2, 256])

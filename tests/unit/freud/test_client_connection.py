@@ -105,7 +105,7 @@ class TestConnecting:
             clients = [freud.connect(f"unix:{path}", connect_timeout_s=0.2) for _ in range(5)]
             done = await asyncio.gather(*(c.open() for c in clients), return_exceptions=True)
         assert all(isinstance(error, NotConnected) for error in done), done
-        assert any("too busy" in str(error) for error in done), done
+        assert any("backlog is full" in str(error) for error in done), done
 
     async def test_a_server_that_hangs_up_is_no_connection(self, tmp_path):
         async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -254,7 +254,7 @@ class TestLosingTheBus:
             get = asyncio.create_task(waiting.get())
             await asyncio.sleep(0.02)
             bus.signal(signal.SIGKILL)
-            with pytest.raises(ConnectionLost, match=r"topics, subscriptions .* gone"):
+            with pytest.raises(ConnectionLost, match=r"a restart loses topics, subscriptions"):
                 await get
         with start(folder):
             for request in (client.list_topics(), client.subscribe(TOPIC), idle.get()):

@@ -183,7 +183,7 @@ class TestTwins:
         async def inside() -> None:
             blocking_facade.get_loop_thread().run(inside())
 
-        with pytest.raises(UsageError, match="wait for itself"):
+        with pytest.raises(UsageError, match="would deadlock"):
             blocking_facade.get_loop_thread().run(inside())
 
 

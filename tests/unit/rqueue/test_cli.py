@@ -84,7 +84,7 @@ def test_the_sink_notices_a_wrong_size(bus, topic):
             push(bus, "--topic", topic, "--count", "10", "--size", "63")
         out, _ = process.communicate()
         assert process.returncode == 1
-        assert "not 64 bytes in each message" in out
+        assert "must have 64 bytes each" in out
 
 
 @pytest.mark.parametrize(("count", "code"), [("0", 0), ("1000000000", 130)])

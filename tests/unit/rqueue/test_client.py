@@ -287,7 +287,7 @@ class TestMisuse:
                 await client.publish(topic, text)
             with pytest.raises(TypeError):
                 await client.publish_many(topic, [b"ok", text])
-            with pytest.raises(TypeError, match="for one there is publish"):
+            with pytest.raises(TypeError, match="use publish for a single one"):
                 await client.publish_many(topic, many)
 
     async def test_a_client_must_be_opened_once(self, address, topic):

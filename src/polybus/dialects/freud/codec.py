@@ -3,11 +3,11 @@
     request  =  type u32 | length u32 | payload                     (little-endian)
     answer   =  code u32 | length u32 | payload
 
-Lengths count the payload alone. Answers come in the order of the requests and say
-nothing about which request they answer: whoever reads one knows what was asked.
+Lengths count the payload alone. Answers come in the order of the requests and do not
+name their request, so a client must remember its requests.
 
-The loops over many requests and answers are in the kernel: `freud` reads requests,
-`freud_answers` writes answers, `freud_client` does both from the other side.
+The loops over many requests and answers are compiled: server/request_scanner reads
+requests, server/answer_encoder writes answers, client/answer_batch does both for clients.
 The whole format, with its reasons, is docs/spec/freud.md.
 """
 
@@ -42,7 +42,7 @@ class RequestType(IntEnum):
 
 
 class Code(IntEnum):
-    """What the bus said. `label` is the word for people."""
+    """The code of an answer. `label` is its name in messages."""
 
     OK = 0
     NOTHING_HAPPENED = 1
@@ -65,7 +65,7 @@ LABELS = {
     Code.SERVER_ERROR: "Server Error",
 }
 
-# What a Malformed Request answer says, by the broken rule's stable name.
+# The text of a Malformed Request answer, by the stable name of the broken rule.
 MALFORMED_TEXTS: dict[str, str] = {
     requests.TOO_LARGE: "the request is longer than max_frame_bytes allows",
     requests.UNKNOWN_TYPE: "no request has this type",
@@ -85,19 +85,19 @@ MAX_U32 = 0xFFFF_FFFF  # lengths have 32 bits
 MAX_BLOCKING_S = 0x7FFF_FFFF  # as does max_blocking_secs, with its sign
 
 NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
-NOTICE_FLAG = 1  # in a record: this is the notice, not a message
+NOTICE_FLAG = 1  # of a record: the deletion notice, not a message
 
 DEFAULT_MAX_FRAME_BYTES = FreudLimits().max_frame_bytes
 # A Produce of one byte under the longest name must fit.
 MIN_MAX_FRAME_BYTES = U32.size + topic_name.MAX_NAME_BYTES + 1
-# Places in the kernel's columns are 32 bits with a sign.
+# Offsets in compiled columns are signed 32-bit integers.
 MAX_MAX_FRAME_BYTES = 0x7FFF_FFFF
 # Answers may be longer than requests: the largest message of another dialect, in a record.
 DEFAULT_MAX_ANSWER_BYTES = LARGEST_MESSAGE_BYTES + RECORD_HEADER.size
 
 
 def check_max_frame_bytes(max_frame_bytes: int) -> int:
-    """The cap, or `UsageError` if no bus could work with it."""
+    """Return the cap. Raises UsageError if it is out of range."""
     if not MIN_MAX_FRAME_BYTES <= max_frame_bytes <= MAX_MAX_FRAME_BYTES:
         raise UsageError(
             f"max_frame_bytes is {MIN_MAX_FRAME_BYTES} to {MAX_MAX_FRAME_BYTES},"
@@ -107,17 +107,20 @@ def check_max_frame_bytes(max_frame_bytes: int) -> int:
 
 
 def max_body(name: bytes, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> int:
-    """The largest body that one Produce to this topic carries."""
+    """Return the size of the largest body of a Produce to this topic."""
     return max_frame_bytes - U32.size - len(name)
 
 
 def notice(name: bytes) -> bytes:
-    """The body that says that the topic was deleted."""
+    """Return the body of the deletion notice of a topic."""
     return NOTICE_PREFIX + name
 
 
 def is_notice(body: bytes) -> bool:
-    """Does it look like a notice? Only a record's flag is proof: other dialects may send such."""
+    """Return True if the body looks like a notice.
+
+    Only the flag of a record is proof: other dialects may send such bodies.
+    """
     return body.startswith(NOTICE_PREFIX)
 
 
@@ -142,7 +145,7 @@ def unsubscribe(subscriber: bytes) -> bytes:
 
 
 def produce(name: bytes, body: Buffer, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> bytes:
-    """One Produce request. `TooLarge` if the body does not fit."""
+    """Encode one Produce request. Raises TooLarge if the body does not fit."""
     try:
         return encode_produces(name, (body,), max_frame_bytes)
     except OverflowError as error:
@@ -166,7 +169,7 @@ def count_subscribers(name: bytes) -> bytes:
 
 
 # --- answers -----------------------------------------------------------------
-# Those to Produce and Get come from dialects/freud/server/answer_encoder, many at once.
+# server/answer_encoder encodes the answers to Produce and Get, many at once.
 
 
 def answer(code: Code, payload: bytes = b"") -> bytes:
@@ -178,18 +181,18 @@ def subscribed(subscriber: bytes) -> bytes:
 
 
 def topics(found: Iterable[bytes]) -> bytes:
-    """The answer to List Topics."""
+    """Encode the answer to List Topics."""
     entries = [_prefixed(name) for name in found]
     return _frame(Code.OK, b"".join((U32.pack(len(entries)), *entries)))
 
 
 def subscriber_count(count: int) -> bytes:
-    """The answer to Count Subscribers."""
+    """Encode the answer to Count Subscribers."""
     return _frame(Code.OK, U32.pack(count))
 
 
 def malformed(reason: str) -> bytes:
-    """The answer to a request that breaks the rule of this name."""
+    """Encode the answer to a request that breaks the named rule."""
     return _frame(Code.MALFORMED_REQUEST, MALFORMED_TEXTS[reason].encode())
 
 
@@ -197,8 +200,8 @@ def server_error(text: str) -> bytes:
     return _frame(Code.SERVER_ERROR, text.encode())
 
 
-# --- what Ok answers hold ----------------------------------------------------
-# `BadFrame` if it is not what was asked for.
+# --- payloads of Ok answers --------------------------------------------------
+# Each raises BadFrame if the payload does not fit the request.
 
 
 def read_empty(payload: bytes) -> None:

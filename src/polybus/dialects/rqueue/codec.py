@@ -7,8 +7,8 @@ NOTIFICATION and PART. PUBLISH carries one whole NOTIFICATION or PART frame,
 which subscribers get byte for byte.
 
 One cap holds for every frame's payload_length, PUBLISH's own included. So with
-a topic of T bytes and a cap of 2048, content is at most 2042 - T bytes; what is
-larger travels as PARTs with chunks of at most 2022 - T bytes.
+a topic of T bytes and a cap of 2048, content is at most 2042 - T bytes; larger
+content travels as PARTs with chunks of at most 2022 - T bytes.
 
 The loops over many messages (`scan`, `encode_run`) are in client/notification_batch.
 The whole format, with its reasons, is docs/spec/rqueue.md.
@@ -43,21 +43,21 @@ MAX_PARTS = 65535  # `count` has 16 bits
 DEFAULT_MAX_PAYLOAD = RqueueLimits().max_payload
 MAX_MESSAGE_BYTES = RqueueLimits().max_message_bytes
 
-# What a frame needs besides topic and content: inside PUBLISH's payload lie the
-# inner header and the length of the topic.
+# Bytes of PUBLISH's payload beside topic and content: the inner header and the length of
+# the topic.
 CONTENT_OVERHEAD = HEADER.size + 1
 CHUNK_OVERHEAD = CONTENT_OVERHEAD + PART_HEADER.size
 # A PART of one byte under the longest topic must fit.
 MIN_MAX_PAYLOAD = CHUNK_OVERHEAD + MAX_NAME_BYTES + 1
 MAX_MAX_PAYLOAD = 0xFFFFFFFF  # the length has 32 bits
 
-# PARTs leave in buffers of about this size: large enough for few writes, small
-# enough that a 64 MiB message never lies in memory twice.
+# PARTs are written in buffers of about this size: large enough for few writes, small
+# enough that a 64 MiB message is never in memory twice.
 PARTS_BUFFER_BYTES = 256 * 1024
 
 
 def topic_bytes(topic: str | bytes) -> bytes:
-    """The topic as it goes on the wire, or `InvalidTopic`. Text is UTF-8; bytes are any bytes."""
+    """Return the topic as wire bytes; text becomes UTF-8. Raises InvalidTopic."""
     if isinstance(topic, str):
         raw = topic.encode("utf-8", "surrogateescape")
     elif isinstance(topic, bytes | bytearray | memoryview):
@@ -72,7 +72,7 @@ def topic_bytes(topic: str | bytes) -> bytes:
 
 
 def check_max_payload(max_payload: int) -> int:
-    """The cap, or `UsageError` if no frame could work with it."""
+    """Return the cap. Raises UsageError if it is out of range."""
     if not MIN_MAX_PAYLOAD <= max_payload <= MAX_MAX_PAYLOAD:
         raise UsageError(
             f"max_payload is {MIN_MAX_PAYLOAD} to {MAX_MAX_PAYLOAD} bytes, not {max_payload}"
@@ -81,17 +81,17 @@ def check_max_payload(max_payload: int) -> int:
 
 
 def max_content(topic: bytes, max_payload: int = DEFAULT_MAX_PAYLOAD) -> int:
-    """The largest content that one NOTIFICATION carries."""
+    """Return the size of the largest content of a NOTIFICATION."""
     return max_payload - CONTENT_OVERHEAD - len(topic)
 
 
 def max_chunk(topic: bytes, max_payload: int = DEFAULT_MAX_PAYLOAD) -> int:
-    """The largest chunk that one PART carries."""
+    """Return the size of the largest chunk of a PART."""
     return max_payload - CHUNK_OVERHEAD - len(topic)
 
 
 def max_message(topic: bytes, max_payload: int = DEFAULT_MAX_PAYLOAD) -> int:
-    """The largest content that can be published at all."""
+    """Return the size of the largest content that can be published, in PARTs."""
     return min(MAX_MESSAGE_BYTES, MAX_PARTS * max_chunk(topic, max_payload))
 
 
@@ -111,7 +111,7 @@ def deregister() -> bytes:
 
 
 def publish(topic: bytes, content: Buffer, max_payload: int = DEFAULT_MAX_PAYLOAD) -> bytes:
-    """One PUBLISH frame. `TooLarge` if the content needs PARTs."""
+    """Encode one PUBLISH frame. Raises TooLarge if the content needs PARTs."""
     try:
         return encode_publishes(topic, (content,), max_payload)
     except OverflowError as error:
@@ -119,14 +119,14 @@ def publish(topic: bytes, content: Buffer, max_payload: int = DEFAULT_MAX_PAYLOA
 
 
 def publish_part(topic: bytes, message_id: bytes, index: int, count: int, chunk: Buffer) -> bytes:
-    """One PART inside its PUBLISH frame."""
+    """Encode one PART inside its PUBLISH frame."""
     return _frame(PUBLISH, part(topic, message_id, index, count, chunk))
 
 
 def publish_in_parts(
     topic: bytes, content: Buffer, message_id: bytes, max_payload: int = DEFAULT_MAX_PAYLOAD
 ) -> Iterator[bytes]:
-    """A large message as PUBLISH frames of PARTs, in buffers of about 256 KiB.
+    """Yield a large message as PUBLISH frames of PARTs, in buffers of about 256 KiB.
 
     `message_id` is 16 random bytes, new for each message. The size is judged
     at once, before the first buffer is asked for.

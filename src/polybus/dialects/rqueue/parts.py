@@ -1,25 +1,23 @@
-"""Putting large messages together again from their PARTs.
+"""Reassembly of large messages from their PARTs.
 
-A message in progress is known by (topic, message id): ids are random, so parts
-of any number of publishers may come interleaved, and in any order. What may
-happen to a part, and what then:
+A message in progress is identified by (topic, message id). Ids are random, so parts of any
+number of publishers may be interleaved and in any order. Each part is handled as follows:
 
     completes its message          `add` returns the content
-    new index                      kept
-    an index that came before      the first one stays; counted as a duplicate
-    of a message already settled   ignored; counted as a duplicate or as lost
+    new index                      stored
+    an index received before       the first one stays; counted as a duplicate
+    of a finished message          ignored; counted as a duplicate or as lost
     another count than before      the whole message is lost: "inconsistent"
     message grows past its limit   the whole message is lost: "too_large"
     no room in memory or table     the whole message is lost: "no_room"
     no further part for 30 s       the whole message is lost: "expired"
 
-When room runs out it is the newcomer that goes. Those in progress may then
-still finish; making room by evicting them would, under load, let none through.
-A lost message's later parts are recognised and dropped for as long as the id
-is remembered, so that half of it does not take room again.
+If there is no room, the new message is lost: those in progress can still finish, whereas
+evicting them would, under load, let none finish. Later parts of a lost message are
+recognised and dropped while its id is remembered, so that they take no room again.
 
-Memory is charged as it is used, never as a part promises: a count of 65535
-allocates nothing. The caller brings the clock.
+Memory is charged as it is used, never by the count of a part: a count of 65535 allocates
+nothing. The caller passes the clock in.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from polybus.model.limits import MIB
 Reason = Literal["expired", "inconsistent", "too_large", "no_room"]
 REASONS: tuple[Reason, ...] = ("expired", "inconsistent", "too_large", "no_room")
 
-# What Python spends on one kept chunk besides its bytes: the object and its place in a table.
+# Memory of one stored chunk besides its bytes: the object and its dict entry.
 PART_OVERHEAD_BYTES = 128
 
 Key = tuple[bytes, bytes]
@@ -43,13 +41,13 @@ Key = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class PartLimits:
-    """Bounds of one Reassembler."""
+    """Limits of one Reassembler."""
 
-    # Two messages of the largest size side by side, with what Python adds for their chunks.
+    # Two messages of the largest size at a time, with the overhead of their chunks.
     max_bytes: int = 160 * MIB
-    # Each costs some 500 bytes; more at once than this is no publisher's honest work.
+    # Each costs about 500 bytes; no regular publisher has more in progress at once.
     max_messages: int = 1024
-    # Ids of messages that are settled, so that stragglers are known for what they are.
+    # Ids of finished messages, so that their late parts are recognised.
     max_remembered: int = 4096
     max_message_bytes: int = RqueueLimits().max_message_bytes
     timeout_s: float = RqueueLimits().part_timeout_s
@@ -68,7 +66,7 @@ class _PartialMessage:
 
 
 class Reassembler:
-    """Messages in progress, within bounds. `lost` counts messages by reason."""
+    """Messages in progress. `lost` counts lost messages by reason."""
 
     def __init__(self, limits: PartLimits | None = None) -> None:
         self.limits = limits or PartLimits()
@@ -77,7 +75,7 @@ class Reassembler:
         self.lost_parts = 0
         self.lost: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self.held_bytes = 0
-        # Both in the order of their last event, so the oldest is always first.
+        # Both are ordered by their last event, so the oldest is always first.
         self._progress: dict[Key, _PartialMessage] = {}
         self._settled: dict[Key, bool] = {}  # True: delivered; False: lost
 
@@ -89,7 +87,10 @@ class Reassembler:
         return sum(self.lost.values())
 
     def add(self, part: Part, now: float) -> bytes | None:
-        """Take one part; the whole content if it was the last one missing."""
+        """Add one part. Returns the whole content if it was the last one missing.
+
+        Raises BadFrame if its index is not below its count.
+        """
         if not 0 <= part.index < part.count:
             raise BadFrame(PART_INDEX)
         self.expire(now)
@@ -100,7 +101,7 @@ class Reassembler:
         return self._store_part(key, part, now)
 
     def expire(self, now: float) -> int:
-        """Drop what has waited too long for its next part; how many messages."""
+        """Drop messages whose next part is overdue. Returns their number."""
         late = 0
         while (first := next(iter(self._progress.items()), None)) and first[1].deadline <= now:
             self._discard(first[0], "expired", extra=0)
@@ -108,7 +109,7 @@ class Reassembler:
         return late
 
     def next_deadline(self) -> float | None:
-        """When `expire` will next have work to do, if nothing comes."""
+        """Return the time of the next expiry if no further part arrives."""
         first = next(iter(self._progress.values()), None)
         return first.deadline if first else None
 
@@ -123,7 +124,7 @@ class Reassembler:
         if message is None:
             message = _PartialMessage(part.count, 0.0)
         else:
-            del self._progress[key]  # comes back as the youngest
+            del self._progress[key]  # added again below, as the youngest
         message.deadline = now + self.limits.timeout_s
         self._progress[key] = message
         message.chunks[part.index] = part.chunk

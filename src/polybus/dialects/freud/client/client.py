@@ -7,30 +7,22 @@
             async for record in news:
                 print(record.message_id, record.timestamp_ns, record.body)
 
-For speed think in batches: `produce_many` and `Subscription.get_many` send many
-requests in one buffer, and iteration fetches ahead.
+For speed, use batches: `produce_many` and `Subscription.get_many` send many requests in
+one buffer, and iteration fetches ahead.
 
-What the client promises:
+Guarantees:
 
-- Every request returns what the bus answered: a value for Ok and Nothing
-  Happened, an error for the others. A call that was cancelled may have been
-  carried out.
-- Requests may be made at the same time, by any number of tasks; they share one
-  connection, and are answered in the order in which they were sent. Each
-  subscription has a connection of its own: reading holds up nothing else.
+- Every request returns the bus's answer: a value for Ok and Nothing Happened, an error for
+  the other codes. A cancelled call may have been executed.
+- Any number of tasks may make requests at the same time. They share one connection, and
+  are answered in the order in which they were sent. Each subscription has a connection of
+  its own, so reading delays no other request.
 - A cancelled `get` loses no message.
-- It never reconnects. Topics and subscriptions live in the bus's memory: when the
-  connection is lost they may be gone, and everything that waits, and every later
-  call, raises `ConnectionLost`.
-- `close` unsubscribes. What a program that dies has subscribed is reaped by the
-  bus after its `subscriber_timeout_s`.
-
-
-What can be set on a Freud client, with the reason for each default.
-
-Many Produces to one topic, sent without waiting for each answer.
-
-What an answer other than Ok and Nothing Happened means to a caller: an error of the tree.
+- The client never reconnects. Topics and subscriptions live in the bus's memory and may be
+  lost with it: when the connection ends, every waiting and every later call raises
+  `ConnectionLost`.
+- `close` unsubscribes. The bus ends the subscriptions of a program that died after its
+  `subscriber_timeout_s`.
 """
 
 from __future__ import annotations
@@ -77,37 +69,37 @@ SOCKET_NAME = "freud.sock"
 class ClientOptions:
     """Settings of one client; `connect` takes each as a keyword."""
 
-    # Should be the bus's own: what is larger it answers Malformed Request, and hangs up.
+    # Should equal the bus's setting: it answers larger frames Malformed Request and closes.
     max_frame_bytes: int = codec.DEFAULT_MAX_FRAME_BYTES
-    # Iterating over a subscription asks for up to so many messages at once. What was
-    # fetched and not yet looked at is lost if the program dies; 1 fetches one by one.
+    # Messages that iteration over a subscription requests at once. Fetched messages are
+    # lost if the program dies before it reads them; 1 fetches one by one.
     prefetch: int = 256
-    # Finding the bus, and its first answer.
+    # Connecting, and the first answer.
     connect_timeout_s: float = 10.0
-    # How long a request waits for its answer; a Produce may be held up by a full push reader.
+    # Wait for an answer; a full push reader may delay a Produce.
     answer_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         codec.check_max_frame_bytes(self.max_frame_bytes)
         for name in ("prefetch", "connect_timeout_s", "answer_timeout_s"):
             if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be more than 0")
+                raise UsageError(f"{name} must be > 0, got {getattr(self, name)}")
 
     @property
     def max_answer_bytes(self) -> int:
-        """The largest answer that is believed: a record of the largest message there can be."""
+        """The largest answer that is accepted: a record of the largest possible message."""
         own = self.max_frame_bytes + codec.RECORD_HEADER.size
         return max(codec.DEFAULT_MAX_ANSWER_BYTES, own)
 
 
 def default_address() -> Address:
-    """Freud's socket of this user's bus; if there is none, that of the machine's, root's."""
+    """Return Freud's socket of this user's bus or, if there is none, of the machine's bus."""
     return Address.parse(f"unix:{find_socket(SOCKET_NAME, os.environ)}")
 
 
-# At the end subscriptions are given back; a bus that is held up is not waited for.
+# Limit for unsubscribing at close, in case the bus is busy.
 CLOSE_TIMEOUT_S = 1.0
-# No subscription has this id: asking for it is how to see that the bus answers.
+# No subscription has this id: a request with it shows that the bus answers.
 UNKNOWN_SUBSCRIBER = bytes(codec.SUBSCRIBER_ID_BYTES)
 
 DEFAULTS = ClientOptions()
@@ -126,24 +118,24 @@ class Client:
     # --- opening and closing
 
     async def open(self) -> None:
-        """Connect; `NotConnected` if no bus answers. `async with` calls it."""
+        """Connect. Raises NotConnected if no bus answers. `async with` calls it."""
         if self._link is not None:
-            raise UsageError("a client connects once: make another one")
+            raise UsageError("a client can be opened only once; create another one")
         self._link, answer = await self._dial(codec.unsubscribe(UNKNOWN_SUBSCRIBER))
         if answer.code != Code.DOESNT_EXIST:
             self._link.abort()
             raise error_from_answer(answer, "speak to", str(self.address))
 
     async def close(self) -> None:
-        """End all subscriptions, then disconnect. Raises nothing: what can be done is done."""
+        """End all subscriptions, then disconnect. Never raises."""
         if self._link is None or self._closed:
             return
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                left = [one.unsubscribe() for one in list(self._subscriptions.values())]
+                left = [open_.unsubscribe() for open_ in list(self._subscriptions.values())]
                 await asyncio.gather(*left, return_exceptions=True)
         except TimeoutError:
-            pass  # the bus reaps them
+            pass  # the bus ends them after subscriber_timeout_s
         finally:
             self._closed = True
             self._link.close()
@@ -172,31 +164,31 @@ class Client:
     # --- topics
 
     async def create_topic(self, topic: str) -> bool:
-        """Create it; False if it was there already (Nothing Happened).
+        """Create a topic. Returns False if it exists already (Nothing Happened).
 
-        A topic that is being deleted is created anew: what is produced waits until
-        the readers of the old one have read their notice.
+        A topic that is being deleted is created again: its messages are buffered until
+        the readers of the old topic have read their notice.
         """
         return await self._request_change(codec.create_topic(_name(topic)), "create topic", topic)
 
     async def delete_topic(self, topic: str) -> bool:
-        """Mark it for deletion; False if there is none, or it was marked already.
+        """Mark a topic for deletion. Returns False if there is none, or it is marked already.
 
-        Its readers read what they still have, then the notice. Only its creator may,
-        and whom a rule allows; `Denied` to others.
+        Its readers read their unread messages, then the notice. Raises Denied unless the
+        caller created the topic or a rule allows it.
         """
         return await self._request_change(codec.delete_topic(_name(topic)), "delete topic", topic)
 
     async def list_topics(self) -> list[str]:
-        """Those that the caller created, or may produce to, subscribe to or delete."""
+        """Return the topics that the caller created or may produce to, subscribe to or delete."""
         answer = await self._ask(codec.list_topics())
         if answer.code != Code.OK:
             raise error_from_answer(answer, "list", "topics")
-        found = codec.read_topics(answer.payload)
-        return [name.decode("utf-8", "backslashreplace") for name in found]
+        names = codec.read_topics(answer.payload)
+        return [name.decode("utf-8", "backslashreplace") for name in names]
 
     async def count_subscribers(self, topic: str) -> int:
-        """How many read it, in all dialects."""
+        """Return the number of subscribers of a topic in all dialects."""
         answer = await self._ask(codec.count_subscribers(_name(topic)))
         if answer.code != Code.OK:
             raise error_from_answer(answer, "count the subscribers of", repr(topic))
@@ -205,7 +197,7 @@ class Client:
     # --- producing
 
     async def produce(self, topic: str, body: Buffer) -> int | None:
-        """Produce one message: its id, or None if nobody reads the topic (Nothing Happened)."""
+        """Produce one message. Returns its id, or None if the topic has no subscriber."""
         answer = await self._ask(codec.produce(_name(topic), body, self.options.max_frame_bytes))
         if answer.code == Code.OK:
             return codec.read_message_id(answer.payload)
@@ -214,14 +206,14 @@ class Client:
         raise error_from_answer(answer, "produce to", repr(topic))
 
     async def produce_many(self, topic: str, bodies: Iterable[Buffer]) -> list[int | None]:
-        """Produce many messages, in order, without waiting for each: the id of each, or None.
+        """Produce messages in order, without waiting for each. Returns their ids, or None each.
 
-        If the bus refuses one, no more are sent and the refusal is raised; those on
-        their way behind it may have been accepted, and a note says how many were. If
-        `bodies` raises, or has one that is too large, those before it are produced.
+        If the bus refuses one, no more are sent and the refusal is raised; in-flight later
+        messages may have been accepted, and a note of the error says how many were. If
+        `bodies` raises, or has a body that is too large, the bodies before it are produced.
         """
         if isinstance(bodies, bytes | bytearray | memoryview | str):
-            raise TypeError("produce_many takes many bodies; for one there is produce")
+            raise TypeError("bodies must be an iterable of bodies; use produce for a single one")
         options = self.options
         producing = PipelinedProduce(
             self._require_connection(),
@@ -233,7 +225,7 @@ class Client:
         answers = producing.answers
         if answers.refused is not None:
             error = error_from_answer(answers.refused, "produce to", repr(topic))
-            accepted = sum(one is not None for one in answers.ids)
+            accepted = sum(message_id is not None for message_id in answers.ids)
             error.add_note(f"{accepted} messages of this call were accepted")
             raise error
         return answers.ids
@@ -241,9 +233,9 @@ class Client:
     # --- subscribing
 
     async def subscribe(self, topic: str) -> Subscription:
-        """Receive what is produced to a topic from now on; `DoesNotExist` if there is none.
+        """Receive the messages produced to a topic from now on. Raises DoesNotExist.
 
-        The subscription is a connection of its own (`quota_connections` counts it).
+        The subscription has a connection of its own (`quota_connections` counts it).
         Use it in `async with`, or call its `unsubscribe`.
         """
         self._require_connection()
@@ -253,11 +245,11 @@ class Client:
             raise error_from_answer(answer, "subscribe to", repr(topic))
         return self._new_subscription(topic, codec.read_subscriber(answer.payload), link)
 
-    # --- inside
+    # --- helpers
 
     def _require_connection(self) -> FreudConnection:
         if self._link is None:
-            raise UsageError("the client is not open: use it in a `with`, or call open()")
+            raise UsageError("the client is not open; use it in a `with`, or call open()")
         if self._closed:
             raise NotConnected("the client is closed")
         if not self._link.is_up:
@@ -274,13 +266,15 @@ class Client:
         raise error_from_answer(answer, verb, repr(topic))
 
     async def _dial(self, first: bytes) -> tuple[FreudConnection, Answer]:
-        """A new connection, and the answer to its first request: only then it counts."""
+        """Connect and send a first request. Returns the connection and the answer."""
         timeout_s = self.options.connect_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 link = await dial(self.address, self.options.max_answer_bytes)
         except TimeoutError:
-            raise NotConnected(f"{self.address} is too busy to accept a connection") from None
+            raise NotConnected(
+                f"timed out connecting to {self.address}: its backlog is full"
+            ) from None
         try:
             return link, await link.ask(first, timeout_s)
         except ConnectionLost as error:
@@ -304,7 +298,7 @@ class Client:
         await self._ask(codec.unsubscribe(UNKNOWN_SUBSCRIBER))
 
     async def _unsubscribe(self, subscription: Subscription) -> None:
-        """On its own connection, or, if a Get waits there, on ours."""
+        """Unsubscribe on the subscription's connection or, if a Get waits there, on this one."""
         link = subscription.inbox.idle_link or self._require_connection()
         request = codec.unsubscribe(subscription.id)
         answer = await link.ask(request, self.options.answer_timeout_s)
@@ -324,10 +318,10 @@ def connect(
     connect_timeout_s: float = DEFAULTS.connect_timeout_s,
     answer_timeout_s: float = DEFAULTS.answer_timeout_s,
 ) -> Client:
-    """A client of the bus at `address` (unix:/path), to be used in a `with`.
+    """Return a client of the bus at `address` (unix:/path), to be used in a `with`.
 
-    Without an address it is the bus of this user, or, if there is none, the
-    machine's in /run/polybus. See `ClientOptions` for what each setting does.
+    The default address is that of this user's bus or, if there is none, of the machine's
+    bus in /run/polybus. `ClientOptions` documents the settings.
     """
     return Client(
         default_address() if address is None else address,
@@ -340,14 +334,14 @@ def connect(
     )
 
 
-# Requests are encoded in buffers of about this size: few writes, and early ones.
+# Requests are encoded in buffers of about this size: few writes, and the first one early.
 RUN_BYTES = 256 * KIB
-# How many bodies of an iterable are looked at together.
+# Bodies taken from an iterable at once.
 GROUP = 4096
 
 
 class PipelinedProduce:
-    """One call's way through a link; `answers` has what came back."""
+    """One call of `produce_many`: sends Produces without waiting for each answer."""
 
     def __init__(
         self, link: FreudConnection, name: bytes, max_frame_bytes: int, timeout_s: float
@@ -359,7 +353,7 @@ class PipelinedProduce:
         self._timeout_s = timeout_s
 
     async def run(self, bodies: Iterable[Buffer]) -> None:
-        """Send until the end, or until one is refused; then wait for all that was sent."""
+        """Send until the end or the first refusal, then wait for the answers."""
         items = iter(bodies)
         try:
             while group := list(itertools.islice(items, GROUP)):
@@ -369,7 +363,7 @@ class PipelinedProduce:
         except TimeoutError:
             raise self._link.timeout_error(self._timeout_s) from None
         except ConnectionLost:
-            if self.answers.refused is None:  # else it hung up because of that
+            if self.answers.refused is None:  # else the bus closed because of it
                 raise
 
     async def _send(self, group: Sequence[Buffer]) -> bool:
@@ -387,15 +381,15 @@ class PipelinedProduce:
 
     def _too_large(self, body: Buffer) -> TooLarge:
         most = codec.max_body(self._name, self._max_frame_bytes)
-        return TooLarge(f"a body of {memoryview(body).nbytes} bytes: at most {most} fit")
+        return TooLarge(f"body must have at most {most} bytes, got {memoryview(body).nbytes}")
 
 
-# A Server Error's text is the name of the quota that was reached, and then nothing else.
+# The text of a Server Error for a quota is the name of the quota alone.
 _SETTING = re.compile(r"[a-z]+(_[a-z]+)+")
 
 
 def error_from_answer(answer: Answer, request: str, subject: str) -> PolybusError:
-    """The error for an answer; `request` and `subject` say to what, as in 'produce to' 'news'."""
+    """Return the error for an answer to `request`, such as 'produce to', on `subject`."""
     text = answer.payload.decode("utf-8", "backslashreplace")
     match answer.code:
         case Code.NO:

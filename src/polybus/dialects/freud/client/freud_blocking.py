@@ -1,4 +1,4 @@
-"""The Freud client for code that is not async. The same names, without `await`.
+"""The Freud client for code that is not async. Same names, without `await`.
 
     with freud.blocking.connect() as client:
         client.create_topic("news")
@@ -7,7 +7,7 @@
             for record in news:
                 print(record.message_id, record.timestamp_ns, record.body)
 
-Any number of threads may use a client; one at a time may read a subscription.
+Any number of threads may use a client; only one at a time may read a subscription.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["BlockingClient", "BlockingSubscription", "connect"]
 
 
 class BlockingSubscription(BlockingFacade[Subscription], of=Subscription):
-    """Made by `subscribe`: an iterator of what is produced from then on."""
+    """An iterator of the messages produced since `subscribe` returned."""
 
     topic = blocking_property(Subscription.topic)
     id = blocking_property(Subscription.id)
@@ -43,7 +43,7 @@ class BlockingSubscription(BlockingFacade[Subscription], of=Subscription):
         return self
 
     def __next__(self) -> Record:
-        # The loop is asked once per round; what it brought is taken here.
+        # Enter the event loop once per round; records are popped in this thread.
         inbox = self._async.inbox
         while True:
             try:

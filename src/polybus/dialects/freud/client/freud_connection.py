@@ -1,16 +1,11 @@
-"""One connection of a client to Freud's socket, from dialling to its end.
+"""One connection of a client to Freud's socket, from connecting to its end.
 
-`send` writes requests and says who expects their answers; `buffer_updated` deals
-out the answers that come. Many requests may be on their way, within bounds:
-whoever sends waits for `room` first. A link never comes back: when it has ended,
-everybody who expected something is told why.
-
-
-Who expects an answer.
-
-Answers say nothing about which request they answer: they come in the order of
-the requests, and are dealt to those who expect them. A caller that has given up
-still has its place in the queue; its answers are taken and thrown away.
+`send` writes requests and registers the receiver of their answers. Answers do not name
+their request: they arrive in the order of the requests, and `buffer_updated` passes them to
+the receivers in that order. A caller that was cancelled keeps its place in the queue; its
+answers are discarded. The number of unanswered requests is bounded: a sender must await
+`wait_room` first. A connection is never reopened; when it ends, every receiver gets the
+error that ended it.
 """
 
 from __future__ import annotations
@@ -29,34 +24,34 @@ from polybus.model.limits import KIB
 
 
 class AnswerReceiver(Protocol):
-    """`take` gets the answers, in one or several pieces; `fail` says that none will come."""
+    """Receives answers, in one or several pieces, or the error if none will arrive."""
 
-    def on_request(self, batch: AnswerBatch, start: int, end: int) -> None: ...
+    def on_answers(self, batch: AnswerBatch, start: int, end: int) -> None: ...
     def fail(self, error: PolybusError) -> None: ...
 
 
 class SingleAnswer:
-    """Expects the answer to one request."""
+    """Receives the answer to one request."""
 
     def __init__(self) -> None:
         self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-    def on_request(self, batch: AnswerBatch, start: int, end: int) -> None:
+    def on_answers(self, batch: AnswerBatch, start: int, end: int) -> None:
         if not self.answered.done():
             self.answered.set_result(batch[start])
 
     def fail(self, error: PolybusError) -> None:
         if not self.answered.done():
             self.answered.set_exception(error)
-            self.answered.exception()  # who has given up need not be told that nobody looked
+            self.answered.exception()  # a cancelled caller must not cause a log line
 
 
 class ProduceAnswers:
-    """Expects the answers to many Produces: ids, and None where nobody was there to read."""
+    """Receives the answers to many Produces: ids, and None where there was no subscriber."""
 
     def __init__(self) -> None:
         self.ids: list[int | None] = []
-        self.refused: Answer | None = None  # the first that was, if any
+        self.refused: Answer | None = None  # the first refusal
         self.error: PolybusError | None = None
         self._unanswered = 0
         self._progress = asyncio.Event()
@@ -64,7 +59,7 @@ class ProduceAnswers:
     def expect(self, count: int) -> None:
         self._unanswered += count
 
-    def on_request(self, batch: AnswerBatch, start: int, end: int) -> None:
+    def on_answers(self, batch: AnswerBatch, start: int, end: int) -> None:
         self._unanswered -= end - start
         self._progress.set()
         while start < end:
@@ -83,34 +78,34 @@ class ProduceAnswers:
         self._progress.set()
 
     async def wait_all(self, timeout_s: float) -> None:
-        """Return when every answer is here; TimeoutError if none came for so long."""
+        """Wait for every answer. Raises TimeoutError if none arrives for `timeout_s`."""
         while self._unanswered and self.error is None:
             self._progress.clear()
             async with asyncio.timeout(timeout_s):
                 await self._progress.wait()
-        if self.error is not None and self.refused is None:  # a refusal says more
+        if self.error is not None and self.refused is None:  # a refusal is more specific
             raise self.error
 
 
-# A link that mostly waits needs little, and there may be a thousand of them.
+# Enough for a connection that mostly waits: a program may have a thousand of them.
 FIRST_BUFFER_BYTES = 8 * KIB
-# Once that was full: more than this in one system call gains nothing. Only a larger
-# answer makes it grow further, for its time.
+# Size after the first buffer was full once: larger system calls gain nothing. Only a
+# larger answer makes the buffer grow further, until it was read.
 READ_BUFFER_BYTES = 256 * KIB
-# With this many requests unanswered senders wait: far more than a round trip needs.
+# Senders wait at this many unanswered requests: far more than a round trip needs.
 MAX_EXPECTED = 65_536
-# A bus that is busy starting has not accepted those before us yet; we ask again.
+# Delay before connecting again while the bus's backlog of connections is full.
 BACKLOG_RETRY_S = 0.01
 
 CLOSED_BY_BUS = (
     "the bus closed the connection: it stopped, or quota_connections or max_frame_bytes was"
-    " reached, or answers were not taken (its log says which); once it was restarted, topics,"
-    " subscriptions and unread messages are gone"
+    " reached, or answers were not read (its log says which); a restart loses topics,"
+    " subscriptions and unread messages"
 )
 
 
 class FreudConnection(client_connection.ClientConnection):
-    """See the top of the file."""
+    """Writes requests, and passes their answers to receivers in the order of the requests."""
 
     closed_by_peer = CLOSED_BY_BUS
 
@@ -120,16 +115,16 @@ class FreudConnection(client_connection.ClientConnection):
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
         self._filled = 0
         self._queue: deque[AnswerReceiver] = deque()
-        self._counts: deque[int] = deque()  # how many answers each in the queue expects
-        self._unanswered = 0  # all of them together
+        self._counts: deque[int] = deque()  # how many answers each receiver in the queue expects
+        self._unanswered = 0  # sum of the counts
         self._writable = True
         self._room = asyncio.Event()
         self._room.set()
 
-    # --- what the client does with it
+    # --- called by the client
 
     async def ask(self, request: bytes, timeout_s: float) -> Answer:
-        """The answer to one request; `NotConnected` if none comes in time."""
+        """Send one request and return its answer. Raises NotConnected if none arrives in time."""
         expecting = SingleAnswer()
         try:
             async with asyncio.timeout(timeout_s):
@@ -140,14 +135,14 @@ class FreudConnection(client_connection.ClientConnection):
             raise self.timeout_error(timeout_s) from None
 
     async def wait_room(self) -> None:
-        """Wait until more may be sent; `ConnectionLost` if the link ends first."""
+        """Wait until more may be sent. Raises ConnectionLost if the connection ends first."""
         while not self._room.is_set():
             await self._room.wait()
         if not self.is_up:
             raise self.make_loss_error()
 
     def send(self, requests: bytes, count: int, expecting: AnswerReceiver) -> None:
-        """Hand over requests, and who expects their answers. The link must be up."""
+        """Write `count` requests and register their receiver. The connection must be up."""
         assert self._transport is not None
         self._queue.append(expecting)
         self._counts.append(count)
@@ -156,10 +151,10 @@ class FreudConnection(client_connection.ClientConnection):
         self._regulate()
 
     def timeout_error(self, timeout_s: float) -> NotConnected:
-        """The error for whoever waited for so long in vain."""
+        """Return the error for a request without an answer in time."""
         return NotConnected(f"no answer from {self.address} within {timeout_s:g} s")
 
-    # --- what the event loop does with it
+    # --- called by the event loop
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return memoryview(self._buffer)[self._filled :]
@@ -189,7 +184,7 @@ class FreudConnection(client_connection.ClientConnection):
     # --- inside
 
     def _compact_buffer(self, consumed: int, end: int) -> None:
-        """What is left of the buffer moves to its front, and there is room behind it."""
+        """Move unconsumed bytes to the front of the buffer, and resize it if needed."""
         rest, size = end - consumed, self._fitting_size(consumed, end)
         if size != len(self._buffer):
             self._buffer = self._buffer[consumed:end] + bytes(size - rest)
@@ -225,8 +220,8 @@ class FreudConnection(client_connection.ClientConnection):
 
     def _deliver(self, expecting: AnswerReceiver, batch: AnswerBatch, start: int, end: int) -> None:
         try:
-            expecting.on_request(batch, start, end)
-        except (BadFrame, ValueError) as error:  # ValueError: the kernel's, of an Ok's payload
+            expecting.on_answers(batch, start, end)
+        except (BadFrame, ValueError) as error:  # ValueError: an Ok's payload is malformed
             self.abort_with(error if isinstance(error, BadFrame) else BadFrame("payload"))
             expecting.fail(self.make_loss_error())
 
@@ -238,15 +233,15 @@ class FreudConnection(client_connection.ClientConnection):
 
 
 async def dial(address: Address, max_answer_bytes: int) -> FreudConnection:
-    """A link to Freud's socket; `NotConnected` if nobody answers there."""
+    """Connect to Freud's socket. Raises NotConnected if no bus listens there."""
     if address.scheme != "unix":
-        raise AddressError(f"freud is reached by unix:, not {address}")
+        raise AddressError(f"freud address must be unix:PATH, got {address}")
     link = FreudConnection(address, max_answer_bytes)
     try:
         sock = await _open_socket(address.path)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=sock)
     except PermissionError:
-        raise Denied(f"{address} is not for this user") from None
+        raise Denied(f"access to {address} denied for this user") from None
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
         raise NotConnected(f"no bus answers at {address}: start one with 'polybus serve'") from None
     except OSError as error:
@@ -255,7 +250,7 @@ async def dial(address: Address, max_answer_bytes: int) -> FreudConnection:
 
 
 async def _open_socket(path: str) -> socket.socket:
-    """Connecting to a Unix socket never waits: it is done, or the bus's backlog is full."""
+    """Connect without blocking: a Unix socket connects at once unless the backlog is full."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

@@ -1,21 +1,16 @@
-"""One subscription, read at its own pace.
+"""One subscription of a client, read at its own pace.
 
-A waiting Get holds up everything behind it on its connection, so every
-subscription has a connection of its own.
+A waiting Get delays every later request on its connection, so each subscription has a
+connection of its own.
 
+Requests are sent in *rounds*: one Get that may wait, followed by Gets that do not, as many
+as are wanted together. There is at most one round at a time. A round that was sent is
+answered even if its caller was cancelled or timed out; the messages are kept for the next
+call, so none is lost.
 
-What a subscription has received and its user has not read yet, and how it gets more.
-
-Requests go out in *rounds*: one Get that may wait, and behind it Gets that do
-not, as many as are wanted together. There is at most one round at a time. One
-that was sent is answered, whether or not its caller still waits. So what comes
-is kept here for whoever asks next: a read that is cancelled, or whose time is
-up, loses no message.
-
-It ends once, with the error that says why: `TopicDeleted` after the notice,
-which nothing can follow, `DoesNotExist` when we have unsubscribed or the bus
-knows the subscription no more, or the loss of the connection. What was received
-before the end comes first.
+A subscription ends once, with an error: TopicDeleted after the notice, DoesNotExist after
+`unsubscribe` or when the bus has ended the subscription, or the loss of the connection.
+Messages received before the end are returned first.
 """
 
 from __future__ import annotations
@@ -38,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class Subscription:
-    """Made by `Client.subscribe`: an async iterator of what is produced from then on.
+    """An async iterator of the messages produced since `Client.subscribe` returned.
 
         async for record in subscription:
             print(record.message_id, record.timestamp_ns, record.body)
 
-    The loop ends when the topic was deleted (then `notice` is set) or somebody
-    called `unsubscribe`. Any other end is an error: the connection was lost, or
-    the bus knows the subscription no more. One task at a time may read.
+    The loop ends when the topic is deleted (`notice` is then set) or `unsubscribe` is
+    called. Any other end raises: the connection was lost, or the bus has ended the
+    subscription. Only one task at a time may read.
     """
 
     def __init__(
@@ -66,33 +61,33 @@ class Subscription:
 
     @property
     def id(self) -> bytes:
-        """What the bus knows it by."""
+        """The subscriber id."""
         return self._id
 
     @property
     def notice(self) -> Record | None:
-        """The notice that the topic was deleted, once it has come."""
+        """The deletion notice of the topic, once it was received."""
         return self.inbox.notice
 
     # --- reading
 
     async def get(self, timeout_s: float | None = None) -> Record | None:
-        """The next message, waiting for it; None if there was none in time (0: do not wait).
+        """Return the next message, or None if none arrives in time (0: do not wait).
 
-        It may be cancelled: what comes late is kept for the next call. Messages
-        come before the end; then it is `TopicDeleted`, or another error.
+        A call may be cancelled: a message that arrives later is kept for the next call.
+        Raises TopicDeleted, or another error, once all messages were returned.
         """
-        found = await self.get_many(1, timeout_s)
-        return found[0] if found else None
+        records = await self.get_many(1, timeout_s)
+        return records[0] if records else None
 
     async def get_many(self, max_messages: int, timeout_s: float | None = None) -> list[Record]:
-        """Wait for a message, and take what is there by then, at most so many; [] if none came.
+        """Wait for a message. Returns up to `max_messages`, or [] if none arrives in time.
 
-        A `timeout_s` of 0 does not wait: so a topic is drained. One call brings at
-        most 4096.
+        A `timeout_s` of 0 does not wait: use it to drain a topic. One call returns at
+        most 4096 messages.
         """
         if max_messages < 1:
-            raise UsageError(f"max_messages is at least 1, not {max_messages}")
+            raise UsageError(f"max_messages must be >= 1, got {max_messages}")
         records = self.inbox.records
         if not records:
             await self.inbox.fill(max_messages, timeout_s)
@@ -111,7 +106,7 @@ class Subscription:
     # --- its end
 
     async def unsubscribe(self) -> None:
-        """End it, at the bus and here. What was not read is gone; whoever waits is told."""
+        """End the subscription. Unread messages are dropped; a waiting `get` raises."""
         if self.inbox.end is not None:
             return
         self.inbox.is_unsubscribing = True
@@ -133,24 +128,25 @@ class Subscription:
         await self.unsubscribe()
 
 
-# More Gets at once gain nothing, and the bus would have to read them all before it answers.
+# More Gets per round gain nothing: the bus must read them all before it answers.
 MAX_ROUND_GETS = 4096
 WAIT_FOREVER = -1
 DO_NOT_WAIT = 0
-# When time is up the bus is asked once more, but a bus that is held up is not waited for.
+# Limit for one more round trip after a timeout, in case the bus is busy.
 SETTLE_TIMEOUT_S = 0.25
 
 GONE = (
-    "the subscription to {topic!r} is gone: its topic was deleted and the notice not read in time,"
-    " it was not used for subscriber_timeout_s, or a rule does not allow it any more"
+    "the subscription to {topic!r} has ended: its topic was deleted and the notice not read in"
+    " time, it was not used for subscriber_timeout_s, or a rule denies it"
 )
 
 
 class SubscriptionInbox:
-    """See the top of the file. It is who expects the answers on its link.
+    """Received records that were not read, and the rounds of Gets that fetch more.
 
-    `settle` returns when the bus has answered something on another connection;
-    `on_end` is called once. `records` may be read from by another thread.
+    It is the receiver of all answers on its connection. `settle` returns when the bus has
+    answered a request on another connection; `on_end` is called once. Another thread may
+    pop from `records`.
     """
 
     def __init__(
@@ -165,10 +161,9 @@ class SubscriptionInbox:
         self.records: deque[Record] = deque()
         self.notice: Record | None = None
         self.end: PolybusError | None = None
-        self.unanswered = 0  # answers of the round that are still to come
-        self.is_unsubscribing = (
-            False  # we unsubscribe: the bus may say so first to a Get that waits
-        )
+        self.unanswered = 0  # Gets of the current round without an answer
+        # While unsubscribing, the bus may answer a waiting Get before the Unsubscribe.
+        self.is_unsubscribing = False
         self._topic = topic
         self._subscriber = subscriber
         self._link = link
@@ -181,34 +176,34 @@ class SubscriptionInbox:
         self._filling = False
 
     async def fill(self, count: int, timeout_s: float | None) -> None:
-        """Return when there are records, or time is up; raise if the end has come instead."""
+        """Wait for records or the timeout. Raises if the subscription ended instead."""
         if self.end is None:
             await self._fill_exclusive(min(count, MAX_ROUND_GETS), timeout_s)
         if not self.records and self.end is not None:
             raise self.end
 
     async def wait_round(self) -> None:
-        """Once the first of a round has come, the others are answered at once: wait for them."""
+        """Wait for the rest of a round whose first answer has arrived; it follows at once."""
         while self.unanswered and self.records and self.end is None:
             if not await self._wait_change(self._answer_timeout_s):
                 return
 
     async def fetch_next(self) -> bool:
-        """Fetch what iteration reads next; False when it is over, as it should be."""
-        asked = self._next_round
+        """Fetch records for iteration. Returns False after a regular end."""
+        requested = self._next_round
         try:
-            await self.fill(asked, None)
+            await self.fill(requested, None)
         except DoesNotExist:
             if self.notice is None and not self.is_unsubscribing:
                 raise
             return False
-        # As many as came this time, or twice that if there may be more.
-        came = len(self.records)
-        self._next_round = min(self._prefetch, 2 * came if came >= asked else came)
+        # As many as arrived this time, or twice that if there may be more.
+        arrived = len(self.records)
+        self._next_round = min(self._prefetch, 2 * arrived if arrived >= requested else arrived)
         return True
 
     def finish(self, error: PolybusError) -> None:
-        """Nothing more will come."""
+        """End the subscription with this error, unless it has ended already."""
         if self.end is None:
             self.end = error
             self._link.close()
@@ -216,19 +211,19 @@ class SubscriptionInbox:
         self._changed.set()
 
     def gone_error(self) -> DoesNotExist:
-        """The bus knows it no more."""
+        """Return the error for a subscription that the bus has ended."""
         if self.is_unsubscribing:
             return DoesNotExist(f"unsubscribed from {self._topic!r}")
         return DoesNotExist(GONE.format(topic=self._topic))
 
     @property
     def idle_link(self) -> FreudConnection | None:
-        """The connection, if nothing that is sent there now would wait behind a Get."""
+        """The connection, if no Get waits there and delays other requests."""
         return None if self.unanswered or not self._link.is_up else self._link
 
-    # --- what the link calls
+    # --- called by the connection
 
-    def on_request(self, batch: AnswerBatch, start: int, end: int) -> None:
+    def on_answers(self, batch: AnswerBatch, start: int, end: int) -> None:
         self.unanswered -= end - start
         while start < end and self.end is None:
             after = batch.run_end(start, end)
@@ -246,7 +241,7 @@ class SubscriptionInbox:
         self.unanswered = 0
         self.finish(error)
 
-    # --- inside
+    # --- helpers
 
     def _receive(self, records: list[Record]) -> None:
         if records[-1].is_notice:
@@ -289,23 +284,23 @@ class SubscriptionInbox:
         return self._link.send(requests, count, self)
 
     async def _poll(self, count: int) -> None:
-        """Ask without waiting: the answer is final."""
+        """Request messages without waiting at the bus."""
         self._ask(count, DO_NOT_WAIT)
         while self.unanswered and self.end is None:
             if not await self._wait_change(self._answer_timeout_s):
                 raise self._link.timeout_error(self._answer_timeout_s)
 
     async def _collect_late_answers(self) -> None:
-        """Time is up while a Get waits: let what the bus has sent by now arrive.
+        """After a timeout while a Get waits: receive messages that the bus sent before it.
 
-        Its answer on another connection comes after what it has written here before.
+        The bus's answer on another connection arrives after its earlier writes on this one.
         """
         try:
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
                 await self._settle()
         except (TimeoutError, PolybusError):
-            return  # nothing is lost: what comes is kept for the next call
-        for _ in range(2):  # a turn of the loop reads what lies in the socket
+            return  # no message is lost: later ones are kept for the next call
+        for _ in range(2):  # turns of the loop that read the bytes in the socket
             await asyncio.sleep(0)
 
     async def _wait_change(self, timeout_s: float) -> bool:

@@ -6,35 +6,21 @@
         async for message in client:
             print(message.topic, message.content)
 
-For speed think in batches: `publish_many` sends one buffer for many messages,
-`batches` gives what one read from the socket brought.
+For speed, use batches: `publish_many` sends one buffer for many messages, `batches` yields
+the messages of one read from the socket together.
 
-What the client promises:
+Guarantees:
 
 - `subscribe`, `remove` and `deregister` return when they are in force.
-- Messages larger than a frame are split and put together on the way; one takes
-  its place in the order where its last part arrived.
-- Delivery is at most once. A publish that returned was handed to the system;
-  `flush` returns when the server has it. If a connection ended with publishes
-  not known to be taken, the next `flush` says so, and `close` if they were the last.
-- A user who does not read makes the client stop reading, and then the server
-  stop its publishers: nothing grows without bound.
-- After a lost connection the client comes back by itself, subscribed as before.
-  What was published meanwhile by others is gone: `reconnects` counts such gaps.
-
-
-What can be set on an rqueue client, with the reason for each default.
-
-What a client has received and its user has not read yet.
-
-Batches wait in the order they came. They can be read by the batch or message by
-message, in any mixture: the rest of a batch that was begun is the next batch.
-`held_bytes` is what waits; whoever fills the inbox keeps it within bounds by not
-reading from the socket.
-
-`next_message` takes only from the batch that was begun and touches nothing
-else, so a blocking reader may call it from a thread of its own and bother the
-event loop once per batch.
+- Messages larger than a frame are split and reassembled; such a message is ordered by the
+  arrival of its last part.
+- Delivery is at most once. When `publish` returns, the message is in the system's buffers;
+  when `flush` returns, the server has it. If a connection ended with unconfirmed
+  publishes, the next `flush` raises, and so does `close` if they were the last.
+- If the program does not read, the client stops reading the socket, and the server then
+  stops its publishers: no buffer grows without bound.
+- After a lost connection the client reconnects and subscribes again. Messages published
+  meanwhile are lost: `reconnects` counts such gaps.
 """
 
 from __future__ import annotations
@@ -67,37 +53,45 @@ DEFAULT_ADDRESS = "tcp://127.0.0.1:6567"
 class ClientOptions:
     """Settings of one client; `connect` takes each as a keyword."""
 
-    # Come back by itself after a lost connection, with all subscriptions.
+    # Reconnect after a lost connection, with all subscriptions.
     reconnect: bool = True
-    # Must be the server's --max-payload: over it, the server hangs up and so do we.
+    # Must equal the server's --max-payload: either side closes on a larger frame.
     max_payload: int = codec.DEFAULT_MAX_PAYLOAD
-    # For tls:// addresses; None means the system's certificates.
+    # For tls:// addresses; None uses the system's certificates.
     tls: ssl.SSLContext | None = None
-    # Received and not yet read: over this the client stops reading from the socket.
+    # Received messages that were not read: above this, the client stops reading the socket.
     max_inbox_bytes: int = 16 * MIB
     # Name lookup, connecting and the first echo together.
     connect_timeout_s: float = 10.0
-    # How long a call waits for a connection that is down.
+    # Wait of a call while the connection is down.
     wait_timeout_s: float = 30.0
-    # How long a call waits for the server to get to it; publishers may be held up for a while.
+    # Wait for an echo; back-pressure may delay publishers for a while.
     echo_timeout_s: float = 30.0
-    # Reconnecting starts quickly, doubles, and stays polite to a bus that is down for long.
+    # The first delay is short; it doubles up to the maximum while the bus is down.
     backoff_first_s: float = 0.05
     backoff_max_s: float = 5.0
-    # Bounds on messages that arrive in parts.
+    # Limits for messages that arrive in parts.
     parts: PartLimits = PartLimits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         codec.check_max_payload(self.max_payload)
         for name in ("max_inbox_bytes", "connect_timeout_s", "wait_timeout_s", "echo_timeout_s"):
             if getattr(self, name) <= 0:
-                raise UsageError(f"{name} must be more than 0")
+                raise UsageError(f"{name} must be > 0, got {getattr(self, name)}")
         if not 0 < self.backoff_first_s <= self.backoff_max_s:
-            raise UsageError("backoff_first_s must be more than 0 and at most backoff_max_s")
+            raise UsageError(
+                "backoff_first_s must be > 0 and <= backoff_max_s, got "
+                f"{self.backoff_first_s} and {self.backoff_max_s}"
+            )
 
 
 class NotificationInbox:
-    """See the top of the file. `on_taken` is called when there is room again."""
+    """Received batches that were not read. `on_taken` is called after each removal.
+
+    Batches can be read whole or message by message, in any mixture: the unread rest of a
+    batch is the next batch. `next_message` uses only the current batch, so a blocking
+    reader may call it from its own thread and enter the event loop once per batch.
+    """
 
     def __init__(self, on_taken: Callable[[], None]) -> None:
         self.held_bytes = 0
@@ -116,24 +110,24 @@ class NotificationInbox:
         self._changed.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing more will come. Readers get what waits, then `error` or the end."""
+        """End the inbox. Readers get the remaining batches, then `error` or the end."""
         if not self._ended:
             self._ended, self._error = True, error
         self._changed.set()
 
     async def next_batch(self) -> NotificationBatch | None:
-        """The next batch, waiting for it; None at the end."""
+        """Wait for the next batch. Returns None at the end."""
         rest = self._take_rest()
         return rest if rest is not None else await self._take()
 
     def next_message(self) -> Message | None:
-        """The next message of the batch that was begun; None if `begin` is needed."""
+        """Return the next message of the current batch, or None if it has no more."""
         message = next(self._rest, None)
         self._read += 1
         return message
 
     async def start_batch(self) -> bool:
-        """Begin the next batch, waiting for it; False at the end."""
+        """Wait for the next batch and make it current. Returns False at the end."""
         batch = await self._take()
         if batch is None:
             return False
@@ -141,9 +135,9 @@ class NotificationInbox:
         return True
 
     def _take_rest(self) -> NotificationBatch | None:
-        begun, read = self._current, self._read
+        current, read = self._current, self._read
         self._current, self._rest = None, iter(())
-        return begun[read:] if begun is not None and read < len(begun) else None
+        return current[read:] if current is not None and read < len(current) else None
 
     async def _take(self) -> NotificationBatch | None:
         while not self._batches:
@@ -161,7 +155,7 @@ class NotificationInbox:
 
 log = logging.getLogger("polybus.rqueue")
 
-# A link may end while it is asked to subscribe; if so many do, it is because of the asking.
+# A connection may end during a subscribe. After this many attempts the cause is the request.
 MAX_ATTEMPTS = 3
 
 DEFAULTS = ClientOptions()
@@ -185,14 +179,14 @@ class Client:
     # --- opening and closing
 
     async def open(self) -> None:
-        """Connect; `NotConnected` if no rqueue server answers. `async with` calls it."""
+        """Connect. Raises NotConnected if no rqueue server answers. `async with` calls it."""
         await self._lifeline.open()
 
     async def close(self) -> None:
-        """Flush, then disconnect. What was received can still be read.
+        """Flush, then disconnect. Received messages can still be read.
 
-        Raises what `flush` raises, and disconnects all the same. A loss after
-        which more was published was logged then, and is not raised now.
+        Raises the errors of `flush` after disconnecting. A loss after which more was
+        published was logged at its time and is not raised here.
         """
         if self._closed:
             return
@@ -214,14 +208,14 @@ class Client:
     ) -> None:
         await (self.close() if error is None else self._disconnect())
 
-    # --- what to receive
+    # --- subscribing
 
     async def subscribe(self, *topics: str | bytes) -> None:
-        """Receive these topics from now on; returns when it is in force.
+        """Subscribe to topics. Returns when the subscriptions are in force.
 
-        They stay subscribed over reconnects, until `remove` or `deregister`.
-        `ConnectionLost` if the server hangs up each time it is asked: then a
-        limit of its own is reached, and the client is as it was before.
+        They are kept over reconnects, until `remove` or `deregister`. Raises ConnectionLost
+        if the server closes the connection at each attempt, because one of its limits is
+        reached; the subscriptions are then unchanged.
         """
         names = [codec.topic_bytes(topic) for topic in topics]
         frames = b"".join(map(codec.subscribe, names))
@@ -229,7 +223,7 @@ class Client:
         self._lifeline.topics.update(dict.fromkeys(names))
 
     async def remove(self, *topics: str | bytes) -> None:
-        """Receive these topics no more; returns when it is in force."""
+        """Unsubscribe from topics. Returns when it is in force."""
         names = [codec.topic_bytes(topic) for topic in topics]
         for name in names:
             self._lifeline.topics.pop(name, None)
@@ -237,9 +231,9 @@ class Client:
         await self._apply_control(lambda link: frames)
 
     async def deregister(self) -> None:
-        """Receive nothing more; returns when it is in force."""
+        """Unsubscribe from all topics. Returns when it is in force."""
         self._lifeline.topics.clear()
-        # It takes the link's own probe topic too, which comes back at once.
+        # DEREGISTER also removes the connection's probe topic: subscribe to it again.
         await self._apply_control(
             lambda link: codec.deregister() + codec.subscribe(link.probe_topic)
         )
@@ -249,38 +243,37 @@ class Client:
     async def publish(self, topic: str | bytes, content: Buffer) -> None:
         """Publish one message of up to 64 MiB.
 
-        Waits while the connection is down or full; `NotConnected` if it stays
-        down, `ConnectionLost` if it ends while waiting for room.
+        Waits while the connection is down or its write buffer is full. Raises NotConnected
+        if it stays down, ConnectionLost if it ends while waiting for room.
         """
         await self._publishing.publish_run(codec.topic_bytes(topic), (content,), 0)
 
     async def publish_many(self, topic: str | bytes, contents: Iterable[Buffer]) -> None:
         """Publish many messages, in order, in few large writes.
 
-        Any iterable will do. If it raises, some first part of the messages may
-        have been published.
+        If the iterable raises, some of the first messages may have been published.
         """
         await self._publishing.publish_many(codec.topic_bytes(topic), contents)
 
     async def flush(self) -> None:
-        """Return when the server has taken everything published so far.
+        """Wait until the server has accepted everything published so far.
 
-        `ConnectionLost` if a connection ended, since the last flush, with
-        publishes not known to be taken: some of them may not have arrived.
+        Raises ConnectionLost if a connection ended since the last flush before all its
+        publishes were confirmed: some of them may be lost.
         """
         await self._publishing.flush()
 
     # --- receiving
 
     def batches(self) -> AsyncIterator[NotificationBatch]:
-        """All that comes, batch by batch, until the client is closed.
+        """Iterate over received batches until the client is closed.
 
-        Several iterators share what comes: each batch goes to one of them.
+        Several iterators share the batches: each batch goes to one of them.
         """
         return _Batches(self.inbox)
 
     async def next_batch(self, timeout_s: float | None = None) -> NotificationBatch | None:
-        """The next batch; None if nothing came in time, or the client is closed."""
+        """Return the next batch, or None if none arrives in time or the client is closed."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.inbox.next_batch()
@@ -296,7 +289,7 @@ class Client:
                 raise StopAsyncIteration
         return message
 
-    # --- how it is going
+    # --- state and counters
 
     @property
     def is_connected(self) -> bool:
@@ -304,42 +297,42 @@ class Client:
 
     @property
     def reconnects(self) -> int:
-        """How often the client came back; each time others' messages may have been missed."""
+        """Number of reconnects; messages of others may have been missed at each."""
         return self._lifeline.reconnects
 
     @property
     def last_loss(self) -> str | None:
-        """Why the last connection or attempt failed."""
+        """The error of the last connection or attempt that failed."""
         return self._lifeline.last_loss
 
     @property
     def lost_parts(self) -> int:
-        """PARTs received in vain, their messages never complete."""
+        """Number of received PARTs whose messages were never completed."""
         return self._parts.lost_parts
 
     @property
     def lost_messages(self) -> dict[str, int]:
-        """Large messages that were given up, by reason."""
+        """Number of abandoned large messages, by reason."""
         return {str(reason): count for reason, count in self._parts.lost.items()}
 
     @property
     def inbox_bytes(self) -> int:
-        """Received and not yet read."""
+        """Bytes of received messages that were not read."""
         return self.inbox.held_bytes
 
-    # --- inside
+    # --- helpers
 
     async def _apply_control(self, frames: Callable[[RqueueConnection], bytes]) -> None:
-        """Send control frames and wait for an echo, on the next link if this one ends first."""
+        """Send control frames and wait for an echo. Retries on a new connection if one ends."""
         for _ in range(MAX_ATTEMPTS):
             if await self._try_control(await self._lifeline.wait_connected(), frames):
                 return
-        raise ConnectionLost(f"asked {MAX_ATTEMPTS} times, {self.last_loss}")
+        raise ConnectionLost(f"{self.last_loss} (after {MAX_ATTEMPTS} attempts)")
 
     async def _try_control(
         self, link: RqueueConnection, frames: Callable[[RqueueConnection], bytes]
     ) -> bool:
-        """True if the frames are in force on this link; False once it has ended."""
+        """Returns True if the frames are in force, False if the connection ended first."""
         try:
             if link.write(frames(link)):
                 await self._publishing.echo(link)
@@ -377,18 +370,18 @@ class Client:
         self._parts_timer = None
         late = self._parts.expire(asyncio.get_running_loop().time())
         if late:
-            log.warning("%d incomplete messages given up: their parts stopped coming", late)
+            log.warning("abandoned %d incomplete messages: no further part arrived in time", late)
         self._schedule_part_expiry()
 
     def _update_reading(self) -> None:
-        # Stop at the bound, go on at half of it: not at every batch.
+        # Stop at the limit and resume at half of it, so as not to switch with every batch.
         if self.inbox.held_bytes > self.options.max_inbox_bytes:
             self._lifeline.set_reading(False)
         elif self.inbox.held_bytes <= self.options.max_inbox_bytes // 2:
             self._lifeline.set_reading(True)
 
     def _on_connection_end(self, link: RqueueConnection) -> None:
-        self._publishing.on_connection_end(link, tell=not self._closed)
+        self._publishing.on_connection_end(link, report=not self._closed)
 
     def _end(self, error: PolybusError) -> None:
         self.inbox.end(None if self._closed else error)
@@ -401,7 +394,7 @@ class Client:
 
 
 class _Batches:
-    """An async iterator that survives cancellation, so `asyncio.wait_for` may wrap its steps."""
+    """An async iterator that survives cancellation: `asyncio.wait_for` may wrap its steps."""
 
     def __init__(self, inbox: NotificationInbox) -> None:
         self._inbox = inbox
@@ -430,9 +423,9 @@ def connect(
     backoff_max_s: float = DEFAULTS.backoff_max_s,
     parts: PartLimits | None = None,
 ) -> Client:
-    """A client of the server at `address` (tcp://, tls:// or unix:), to be used in a `with`.
+    """Return a client of the server at `address` (tcp://, tls:// or unix:), for a `with`.
 
-    See `ClientOptions` for what each setting does.
+    `ClientOptions` documents the settings.
     """
     return Client(
         address,

@@ -1,4 +1,4 @@
-"""The rqueue client for code that is not async. The same names, without `await`.
+"""The rqueue client for code that is not async. Same names, without `await`.
 
     with rqueue.blocking.connect() as client:
         client.subscribe("news")
@@ -6,7 +6,7 @@
         for message in client:
             print(message.topic, message.content)
 
-One thread at a time may read from a client; others may publish meanwhile.
+Only one thread at a time may read from a client; others may publish meanwhile.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BlockingClient(BlockingFacade[Client], of=Client):
         return self
 
     def __next__(self) -> Message:
-        # The loop is asked once per batch; its messages are made here.
+        # Enter the event loop once per batch; messages are created in this thread.
         inbox = self._async.inbox
         while (message := inbox.next_message()) is None:
             if not self._background.run(inbox.start_batch()):

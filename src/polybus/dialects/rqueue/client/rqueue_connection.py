@@ -1,19 +1,13 @@
-"""One connection of a client to an rqueue server, from dialling to its end.
+"""One connection of a client to an rqueue server, from connecting to its end.
 
-A link sends buffers with back-pressure (`write`, then `drain`) and hands on
-what it receives as batches. It never comes back: when it has ended, the client
-makes another.
+A connection writes with back-pressure (`write`, then `drain`) and passes received messages
+on in batches. It is never reopened: `RqueueReconnector` makes the next one.
 
-The protocol has no acknowledgement, but frames of one connection take effect in
-order. So each link subscribes to a private probe topic, and `echo` publishes a
-number there and waits for it to come back: then all that was sent before is in
-force. Echoes are taken out of the batches here; nobody else sees them.
-
-
-What every new connection of an rqueue client is told before it counts: all subscriptions.
-
-A link counts as up only when its first echo is back: then the server is known to speak
-rqueue, and everything in `topics` is subscribed.
+The protocol has no acknowledgement, but frames of one connection take effect in order. So
+each connection subscribes to a private probe topic; `echo` publishes a number there and
+waits for it to return. Then everything sent before is in force. Echoes are removed from the
+batches. A new connection counts as up when its first echo has returned: then the peer is
+known to speak rqueue, and every topic is subscribed.
 """
 
 from __future__ import annotations
@@ -40,27 +34,23 @@ from polybus.model.topic_name import PROBE_PREFIX, PROBE_RANDOM_BYTES
 if TYPE_CHECKING:
     from polybus.dialects.rqueue.client.client import ClientOptions
 
-# One system call brings this much; more gains nothing, less costs calls.
+# Bytes of one read: larger gains nothing, smaller costs system calls.
 READ_BUFFER_BYTES = 256 * KIB
-# A publisher that is never full gives way after so much: about a millisecond's work.
+# A publisher that never waits yields to the loop after this much: about a millisecond.
 TURN_BYTES = 1 * MIB
-# What an honest server may have for us before an echo: its largest outbox, twice over.
+# Bytes that a server may send before an echo: twice its largest outbox.
 ECHO_SLACK_BYTES = 2 * Limits().outbox_max_bytes
 NUMBER_BYTES = 8
 
 CLOSED_BY_SERVER = (
-    "the server closed the connection; it does so at shutdown, to a reader that is too slow, at a"
-    " limit, and after a frame it cannot accept, such as one over its --max-payload: see its log"
+    "the server closed the connection: it stopped, a limit was reached, this client read too"
+    " slowly, or sent an invalid frame, such as one over --max-payload; see the server's log"
 )
-LARGER_CAP = "the server's --max-payload is larger than this client's max_payload: make them equal"
+LARGER_CAP = "the server's --max-payload is larger than this client's max_payload; make them equal"
 
 
 class RqueueConnection(client_connection.ClientConnection):
-    """See the top of the file.
-
-    `on_batch` gets each batch that holds anything. `on_end` is called once,
-    with `error` set to the reason, or None if we closed it ourselves.
-    """
+    """One connection. `on_batch` gets each batch that is not empty; `on_end` is called once."""
 
     closed_by_peer = CLOSED_BY_SERVER
 
@@ -82,17 +72,17 @@ class RqueueConnection(client_connection.ClientConnection):
         self._filled = 0
         self._writable = asyncio.Event()
         self._writable.set()
-        self._bytes_since_yield = 0  # bytes written since others last had a turn
+        self._bytes_since_yield = 0  # bytes written since the last yield to the loop
         self._numbers = itertools.count()
         self._echoes: dict[int, asyncio.Future[None]] = {}
         self._reading = True
         self._wants_reading = reading
         self._slack_bytes = ECHO_SLACK_BYTES
 
-    # --- what the client does with it
+    # --- called by the client
 
     def write(self, data: bytes) -> bool:
-        """Hand over bytes to be sent; False if the link has ended, or is about to."""
+        """Write bytes. Returns False if the connection has ended or is closing."""
         if self._transport is None or not self.is_up:
             return False
         self._transport.write(data)
@@ -100,9 +90,9 @@ class RqueueConnection(client_connection.ClientConnection):
         return True
 
     async def drain(self) -> None:
-        """Wait until there is room for more; `ConnectionLost` if the link ends first.
+        """Wait until more may be written. Raises ConnectionLost if the connection ends first.
 
-        Lets the rest of the program run now and then, even if there is always room.
+        Yields to the event loop every TURN_BYTES, even if there is always room.
         """
         if not self._writable.is_set():
             await self._writable.wait()
@@ -113,7 +103,7 @@ class RqueueConnection(client_connection.ClientConnection):
             raise self.make_loss_error()
 
     async def echo(self, timeout_s: float) -> None:
-        """Return when all that was written before has taken effect at the server."""
+        """Wait until the server has executed everything written before."""
         number = next(self._numbers)
         waiter = asyncio.get_running_loop().create_future()
         if not self.write(codec.publish(self.probe_topic, number.to_bytes(NUMBER_BYTES, "big"))):
@@ -130,15 +120,15 @@ class RqueueConnection(client_connection.ClientConnection):
             self._regulate()
 
     def set_reading(self, wanted: bool) -> None:
-        """Take from the socket, or leave it there so that the server feels it.
+        """Read from the socket, or stop so that the server applies back-pressure.
 
-        While an echo is awaited the link reads on a while regardless, or a
-        caller who subscribes before reading on would wait for himself.
+        While an echo is awaited, the connection reads up to ECHO_SLACK_BYTES regardless:
+        otherwise a caller that subscribes before it reads again would never get the echo.
         """
         self._wants_reading = wanted
         self._regulate()
 
-    # --- what the event loop does with it
+    # --- called by the event loop
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._view[self._filled :]
@@ -199,19 +189,21 @@ def _frame_error(reason: str) -> BadFrame:
 
 
 async def dial(link: RqueueConnection, tls: ssl.SSLContext | None) -> None:
-    """Connect `link` to its address. Failures are OSErrors."""
+    """Connect to the address of `link`. Raises OSError."""
     if link.address.scheme not in ("tcp", "tls", "unix"):
-        raise AddressError(f"rqueue is reached by tcp://, tls:// or unix:, not {link.address}")
+        raise AddressError(f"rqueue address must be tcp://, tls:// or unix:, got {link.address}")
     await client_connection.connect(link, tls)
 
 
 async def subscribe_all(link: RqueueConnection, topics: Iterable[bytes], timeout_s: float) -> None:
-    """Subscribe to everything, and wait until it is in force."""
+    """Subscribe to the probe topic and all `topics`, and wait until that is in force."""
     link.write(b"".join([codec.subscribe(link.probe_topic), *map(codec.subscribe, topics)]))
     await link.echo(timeout_s)
 
 
 class RqueueReconnector(reconnector.Reconnector[RqueueConnection]):
+    """Keeps an rqueue client connected, and subscribes each new connection to `topics`."""
+
     def __init__(
         self,
         address: Address,
@@ -223,7 +215,7 @@ class RqueueReconnector(reconnector.Reconnector[RqueueConnection]):
         super().__init__("rqueue", address, options, self._new_link, on_end, on_failure)
         self.address = address
         self.options = options
-        self.topics: dict[bytes, None] = {}  # an ordered set: what to subscribe on every link
+        self.topics: dict[bytes, None] = {}  # ordered set of the subscriptions of every connection
         self.wants_reading = True
         self._on_batch = on_batch
 

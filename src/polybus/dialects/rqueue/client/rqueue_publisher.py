@@ -1,7 +1,7 @@
-"""The half of a client that publishes, and knows which of its writes the server has taken.
+"""The publishing side of an rqueue client, with the confirmation of its writes.
 
-Writes are counted. An echo confirms those before it; a link that ends takes with it the
-hope for the others, and the next `flush` says so.
+Writes are counted. An echo confirms the writes before it. Unconfirmed writes of a
+connection that ends may be lost, and the next `flush` raises.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from polybus.dialects.rqueue.client.client import ClientOptions
     from polybus.dialects.rqueue.client.rqueue_connection import RqueueConnection, RqueueReconnector
 
-# Frames are encoded in buffers of about this size: few writes, and early ones.
+# Frames are encoded in buffers of about this size: few writes, and the first one early.
 RUN_BYTES = 256 * KIB
-# How many contents of an iterator are looked at together.
+# Contents taken from an iterator at once.
 GROUP_MESSAGES = 4096
 
 
@@ -32,13 +32,13 @@ class Publisher:
     def __init__(self, lifeline: RqueueReconnector, options: ClientOptions) -> None:
         self._lifeline = lifeline
         self._options = options
-        self._published = 0  # writes handed to a link
-        self._confirmed = 0  # how many of them are known to have taken effect
-        self._loss: str | None = None  # of the others, with a link
-        self._lost_up_to = 0  # how many had been published when the last link ended
+        self._published = 0  # writes to any connection
+        self._confirmed = 0  # how many of them took effect, or are lost
+        self._loss: str | None = None  # why unconfirmed writes may be lost
+        self._lost_up_to = 0  # value of _published when the last connection ended
 
     async def publish_run(self, topic: bytes, group: Sequence[Buffer], place: int) -> int:
-        """Publish some of the group, from this place on; up to which."""
+        """Publish some messages of the group. Returns the place after the last one."""
         cap = self._options.max_payload
         data, after = encode_run(topic, group, place, cap, RUN_BYTES)
         if after == place:  # too large for one frame
@@ -68,13 +68,13 @@ class Publisher:
         await link.echo(self._options.echo_timeout_s)
         self._confirmed = max(self._confirmed, published)
 
-    def on_connection_end(self, link: RqueueConnection, *, tell: bool) -> None:
-        if tell and self._published > self._confirmed:
+    def on_connection_end(self, link: RqueueConnection, *, report: bool) -> None:
+        if report and self._published > self._confirmed:
             self._loss = str(link.make_loss_error())
         self._confirmed = self._lost_up_to = self._published
 
     def discard_logged_loss(self) -> None:
-        """One after which more was published: it was logged then."""
+        """Forget a loss after which more was published: it was logged at its time."""
         if self._published > self._lost_up_to:
             self._loss = None
 
@@ -84,14 +84,14 @@ class Publisher:
         link = await self._send(next(buffers))
         await link.drain()
         for data in buffers:
-            # All on one link: on another the first parts would be missing.
+            # All parts on one connection: a new one would lack the first parts.
             if not link.write(data):
                 raise link.make_loss_error()
             self._published += 1
             await link.drain()
 
     async def _send(self, data: bytes) -> RqueueConnection:
-        """Hand a buffer to the link that is up; which one it was."""
+        """Write a buffer to the connection that is up. Returns that connection."""
         while not (link := await self._lifeline.wait_connected()).write(data):
             await link.ended.wait()
         self._published += 1
@@ -104,12 +104,12 @@ class Publisher:
 
 
 def _groups(contents: Iterable[Buffer]) -> Iterator[Sequence[Buffer]]:
-    """A list or tuple as it is; of anything else a few thousand at a time."""
+    """Yield a list or tuple as it is, and other iterables in groups."""
     if isinstance(contents, list | tuple):
         yield contents
         return
     if isinstance(contents, bytes | bytearray | memoryview | str):
-        raise TypeError("publish_many takes many contents; for one there is publish")
+        raise TypeError("contents must be an iterable of contents; use publish for a single one")
     items = iter(contents)
     while group := list(itertools.islice(items, GROUP_MESSAGES)):
         yield group

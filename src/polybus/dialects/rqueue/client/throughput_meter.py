@@ -1,7 +1,7 @@
-"""What `polybus rqueue sink` and `pusher` do: receive or send, count, and say so.
+"""The work of `polybus rqueue sink` and `pusher`: receive or send, and print rates.
 
-A line each second, a summary at the end. Ctrl-C is the normal end of a run
-without `--count`, and cuts one with it short: exit code 0, and 130.
+Prints a line per second and a summary at the end. Ctrl-C is the regular end of a run
+without `--count` (exit code 0), and cuts short a run with it (exit code 130).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from polybus.dialects.rqueue.client.client import Client, connect
 from polybus.model.limits import MIB
 
 REPORT_EVERY_S = 1.0
-# Contents per call of publish_many: some 100 KiB at the usual sizes, never over a few MiB.
+# Contents per call of publish_many: about 100 KiB at usual sizes, at most a few MiB.
 BURST_MESSAGES = 1024
 BURST_BYTES = 4 * MIB
-# With a rate: how often to look whether messages are due. Shorter is smoother and costs more.
+# Interval for publishing at a rate. Shorter is smoother and costs more.
 PACE_S = 0.005
 NUMBER_BYTES = 8
 
@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class MeterTarget:
-    """Which server, and which topic there."""
+    """A server, and a topic on it."""
 
     host: str
     port: int
@@ -41,12 +41,12 @@ class MeterTarget:
 
     def new_client(self) -> Client:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        # Rates over a gap would mean nothing, so the end of the connection is the end.
+        # A rate over a gap is meaningless, so the run ends with the connection.
         return connect(f"tcp://{host}:{self.port}", reconnect=False, max_payload=self.max_payload)
 
 
 class ThroughputMeter:
-    """Messages and bytes so far, and the rates since the start and since the last line."""
+    """Counts messages and bytes, and formats rates since the start and the last line."""
 
     def __init__(self, verb: str, clock: Callable[[], float] = time.perf_counter) -> None:
         self.messages = 0
@@ -61,13 +61,13 @@ class ThroughputMeter:
         self._last = (self._began_s, 0, 0)
 
     def add(self, messages: int, size: int) -> None:
-        if self._began_s is None:  # the wait for the first message is not measured
+        if self._began_s is None:  # the time before the first message is not measured
             self.start()
         self.messages += messages
         self.bytes += size
 
     def interval(self) -> str | None:
-        """The rates since the last line; None before the start."""
+        """Return the rates since the last line, or None before the start."""
         if self._began_s is None:
             return None
         since_s, messages, size = self._last
@@ -80,29 +80,31 @@ class ThroughputMeter:
         return f"{self._verb} {self.messages} messages, {self.bytes} bytes, {took_s:.2f} s: {rates}"
 
 
-async def sink(place: MeterTarget, size: int, count: int) -> int:
-    """Receive `count` messages (0: until Ctrl-C) and return the exit code.
+async def sink(target: MeterTarget, size: int, count: int) -> int:
+    """Receive `count` messages (0: until Ctrl-C). Returns the exit code.
 
-    A `size` of 0 or more is what each message must have: the total is checked.
+    If `size` is >= 0, the received bytes must be `size` per message.
     """
     tally = ThroughputMeter("received")
-    async with place.new_client() as client:
-        await client.subscribe(place.topic)
+    async with target.new_client() as client:
+        await client.subscribe(target.topic)
         interrupted = await _measure(_receive(client, tally, count), tally)
     if size >= 0 and tally.bytes != size * tally.messages:
-        print_line(f"not {size} bytes in each message: that would be {size * tally.messages} bytes")
+        print_line(
+            f"messages must have {size} bytes each, got a total other than {size * tally.messages}"
+        )
         return WRONG_SIZE
     return INTERRUPTED if interrupted and count else DONE
 
 
-async def pusher(place: MeterTarget, size: int, count: int, rate: float) -> int:
-    """Publish `count` messages (0: until Ctrl-C) and return the exit code.
+async def pusher(target: MeterTarget, size: int, count: int, rate: float) -> int:
+    """Publish `count` messages (0: until Ctrl-C). Returns the exit code.
 
-    `rate` is in messages a second; 0 is as many as the server takes.
+    `rate` is in messages per second; 0 publishes as fast as the server accepts.
     """
     tally = ThroughputMeter("sent")
-    async with place.new_client() as client:
-        work = _push(client, place.topic, tally, _contents(size), count, rate)
+    async with target.new_client() as client:
+        work = _push(client, target.topic, tally, _contents(size), count, rate)
         interrupted = await _measure(work, tally)
     return INTERRUPTED if interrupted and count else DONE
 
@@ -112,7 +114,7 @@ async def _receive(client: Client, tally: ThroughputMeter, count: int) -> None:
         if count and len(batch) > count - tally.messages:
             batch = batch[: count - tally.messages]
         tally.add(len(batch), batch.total_bytes)
-        if tally.messages == count:  # never so when count is 0: a batch is not empty
+        if tally.messages == count:  # never true for count 0, because a batch is not empty
             return
 
 
@@ -136,11 +138,11 @@ async def _push(
             continue
         await client.publish_many(topic, contents if burst == len(contents) else contents[:burst])
         tally.add(burst, burst * len(contents[0]))
-    await client.flush()  # what counts is what the server has
+    await client.flush()  # measure until the server has everything
 
 
 async def _measure(work: Coroutine[Any, Any, None], tally: ThroughputMeter) -> bool:
-    """Do the work, with a line each second and a summary; True if Ctrl-C ended it."""
+    """Run the work with a line per second and a summary. Returns True after Ctrl-C."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     reports = loop.create_task(_report(tally))
@@ -167,7 +169,7 @@ async def _report(tally: ThroughputMeter) -> None:
 
 
 def _contents(size: int) -> list[bytes]:
-    """A burst of contents, made once: making them is not what is measured."""
+    """Return a burst of contents, made once so that making them is not measured."""
     many = max(1, min(BURST_MESSAGES, BURST_BYTES // max(1, size)))
     return [number.to_bytes(NUMBER_BYTES, "big").ljust(size, b".")[:size] for number in range(many)]
 
@@ -179,6 +181,6 @@ def _format_rates(messages: int, size: int, seconds: float) -> str:
 
 
 def print_line(line: str) -> None:
-    """One line on stdout, at once, also into a pipe."""
+    """Print a line and flush, also into a pipe."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

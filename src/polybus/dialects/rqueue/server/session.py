@@ -1,16 +1,9 @@
-"""One rqueue connection on the bus: frames in, verbs out.
+"""One rqueue connection on the bus: frames in, bus calls out.
 
-The kernel routes PUBLISH frames by itself and stops at everything else, so
-Python runs once per received buffer and once per SUBSCRIBE, REMOVE or
-DEREGISTER. The protocol has no error frame: whoever breaks it, or asks for more
-than a limit allows, is told by the end of its connection, and the log says why.
-
-
-PARTs for readers of other dialects: put together before they enter a topic.
-
-rqueue's own readers get PARTs as they come and put them together themselves. A
-reader that pulls wants the whole message, so the server does it for them, per
-connection that publishes, and only for topics that such a reader reads.
+The compiled fan-out routes PUBLISH frames and stops at every other frame, so Python runs
+once per received buffer and once per SUBSCRIBE, REMOVE or DEREGISTER. The protocol has no
+error frame: a client that sends an invalid frame, or reaches a limit, is disconnected, and
+the log has the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +31,7 @@ LIMITS_REACHED = (SubscribeResult.TOO_MANY_SUBSCRIPTIONS, SubscribeResult.TOO_MA
 
 
 class RqueueServer:
-    """What all rqueue connections of a bus share; called with a pipe it opens a session."""
+    """State shared by all rqueue connections of a bus; a call with a pipe opens a session."""
 
     def __init__(self, broker: Broker, limits: RqueueLimits) -> None:
         self.broker = broker
@@ -61,7 +54,7 @@ class RqueueSession:
         self.on_writable = self._party.outbox.on_writable
 
     def receive(self, buffer: Buffer, start: int, end: int) -> int:
-        """Takes every whole frame in buffer[start:end]; says how many bytes that was."""
+        """Execute the whole frames in buffer[start:end]. Returns the bytes consumed."""
         at = start
         while True:
             routed = self._route(self._party, self._framing, buffer, at, end)
@@ -77,7 +70,7 @@ class RqueueSession:
             return at - start
 
     def on_half_closed(self) -> bool:
-        """A peer that sends no more is gone: it could not even be told from one that is."""
+        """Close: without acknowledgements, a half-closed peer looks like one that is gone."""
         self._broker.finish(self._party)
         return False
 
@@ -86,7 +79,7 @@ class RqueueSession:
         self._broker.leave(self._party)
 
     def _control(self, routed: RouteResult) -> bool:
-        """Acts on a control frame; False if that, or what came before it, was the end."""
+        """Execute a control frame. Returns False if the connection is closed."""
         if self._party.is_closed:
             return False
         if routed.code == codec.SUBSCRIBE:
@@ -107,7 +100,11 @@ PART_HEADER = struct.Struct(">16sHH")  # message id, index, count
 
 
 class PartAssembler:
-    """One for all rqueue connections of a bus; each has a Reassembler of its own, if any."""
+    """Reassembles PARTs for readers of other dialects, with one Reassembler per publisher.
+
+    rqueue's own readers get the PARTs as they are and reassemble them. Other readers need
+    whole messages, so the server reassembles those of topics that such a reader reads.
+    """
 
     def __init__(self, broker: Broker, limits: RqueueLimits) -> None:
         self._broker = broker
