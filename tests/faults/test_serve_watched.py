@@ -42,7 +42,7 @@ def test_stats_and_connections_show_what_happened(bus):
         assert json.loads(bus.run("stats", "--json").stdout)["messages"]["received"] >= 10
         assert re.search(r"^connections\.open +1$", bus.run("stats").stdout, re.MULTILINE)
     until(lambda: connections(bus) == [], "the client to be gone")
-    assert bus.run("connections").stdout == "nobody is connected\n"
+    assert bus.run("connections").stdout == "no connections\n"
 
 
 def test_on_a_terminal_of_80_columns_connections_fit(bus):

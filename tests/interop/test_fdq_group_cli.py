@@ -227,7 +227,7 @@ def test_reset_asks_on_a_terminal(bus, topic, member):
         (4, "no group 'missing'", ["rm", "{topic}", "missing"]),
         (4, "no group 'missing'", ["reset", "{topic}", "missing", "--to", "latest"]),
         (2, "invalid start position", ["reset", "{topic}", "billing", "--to", "yesterday"]),
-        (2, "no time", ["reset", "{topic}", "billing", "--to", "@noon"]),
+        (2, "invalid time", ["reset", "{topic}", "billing", "--to", "@noon"]),
         (2, "--to", ["reset", "{topic}", "billing"]),
         (2, "GROUP", ["rm", "{topic}"]),
         (2, "control characters", ["info", "{topic}", "a\nb"]),

@@ -104,8 +104,8 @@ def test_checkpoint_of_another_replay_is_refused(history, run, topic):
     ("given", "error", "message"),
     [
         ({"where": "id >"}, UsageError, "--where 'id >' does not parse"),
-        ({"start": "noon"}, UsageError, "'noon' is no place to begin"),
-        ({"end": "@noon"}, UsageError, "'@noon' is no time"),
+        ({"start": "noon"}, UsageError, "invalid start position 'noon'"),
+        ({"end": "@noon"}, UsageError, "invalid time '@noon'"),
         ({"rate": 0}, UsageError, "--rate must be > 0"),
         ({"log": False}, UsageError, "--no-log needs --archive"),
         ({"topic": "a,b"}, UsageError, "replay takes one topic"),

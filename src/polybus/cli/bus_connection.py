@@ -1,7 +1,7 @@
-"""The bus that a client command means, and what is said if it is not there.
+"""The bus that a client command connects to.
 
-Found by `--bus`, `$POLYBUS_URL`, or at its default port. A command asks once, and
-fails at once if no bus answers; what has begun waits for a bus that restarts.
+`--bus`, then `$POLYBUS_URL`, then the default port. A command fails at once if no bus
+answers at its start; a command that is already running waits for a bus that restarts.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     from polybus.native import Client, ClientOptions
     from polybus.native import bus_client as buses
 
-BUS = "The bus; else $POLYBUS_URL, else polybus://127.0.0.1:6570."
+BUS = "URL of the bus. [default: $POLYBUS_URL, or polybus://127.0.0.1:6570]"
 Bus = Annotated[str | None, typer.Option("--bus", metavar="URL", help=BUS)]
 
 
 def connect_once(bus: str | None) -> Client:
-    """A client for one question."""
+    """Return a client that does not wait for a bus."""
     from polybus.native import Client, ClientOptions, bus_url
 
     return Client(bus_url(bus, os.environ), ClientOptions(connect_timeout_s=0.0))
 
 
 @contextmanager
-def open_bus_or_store(bus: str | None, **patience: Any) -> Iterator[buses.BusClient]:
-    """The same, or a bus in this process on a store that no other process owns.
+def open_bus_or_store(bus: str | None, **options: Any) -> Iterator[buses.BusClient]:
+    """Connect to a bus, or open a store that no other process owns.
 
-    With `patience` it is for long work: a running bus is there now, and waited for later.
+    With client options the command is long-running: the bus must answer now, and the client
+    waits for it later.
     """
     from polybus.native import ClientOptions, bus_url
     from polybus.native import bus_client as buses
@@ -41,28 +42,28 @@ def open_bus_or_store(bus: str | None, **patience: Any) -> Iterator[buses.BusCli
     url = bus_url(bus, os.environ)
     if has_files(url):
         find_store(url)  # a mistyped path must not create a store
-    if patience:
+    if options:
         check_reachable(url)
-    reached = buses.connect(url, ClientOptions(**patience or {"connect_timeout_s": 0.0}))
+    client = buses.connect(url, ClientOptions(**options or {"connect_timeout_s": 0.0}))
     try:
-        yield reached
+        yield client
     finally:
-        reached.close()
+        client.close()
 
 
-def connect_waiting(bus: str | None, **patience: Any) -> Client:
-    """A client for long work, to a bus that is there now."""
+def connect_waiting(bus: str | None, **options: Any) -> Client:
+    """Return a client for a long-running command. Raises NotConnected if no bus answers now."""
     from polybus.native import Client, ClientOptions, bus_url
 
     with connect_once(bus) as first:
         first.topics("")
-    return Client(bus_url(bus, os.environ), ClientOptions(**patience))
+    return Client(bus_url(bus, os.environ), ClientOptions(**options))
 
 
-def check_reachable(bus: str | None, **patience: Any) -> tuple[str, ClientOptions]:
-    """For FDQ's clients, whose bus may be inside the process.
+def check_reachable(bus: str | None, **options: Any) -> tuple[str, ClientOptions]:
+    """Return the URL and options for a client whose bus may be inside the process.
 
-    A running one is there now.
+    Raises NotConnected if the URL is that of a running bus and it does not answer now.
     """
     from polybus.native import ClientOptions, bus_url
     from polybus.native.bus_client import is_in_process
@@ -71,4 +72,4 @@ def check_reachable(bus: str | None, **patience: Any) -> tuple[str, ClientOption
     if not is_in_process(url):
         with connect_once(url) as first:
             first.topics("")
-    return url, ClientOptions(**patience)
+    return url, ClientOptions(**options)

@@ -1,4 +1,4 @@
-"""`polybus config check|show`: what a bus would run with, and where each value comes from."""
+"""`polybus config check|show`: check the configuration, or show each value and its source."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from polybus.server.program import check_files, plan_serve
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
     group = typer.Typer()
-    group.command("check", help="Say whether a bus would start with this configuration.")(check)
-    group.command("show", help="Show every setting, its value and where it comes from.")(show)
+    group.command("check", help="Check whether a bus would start with this configuration.")(check)
+    group.command("show", help="Show every setting with its value and source.")(show)
     root.add_typer(group, name=name, help=help_line)
 
 
-File = Annotated[Path | None, typer.Argument(metavar="FILE", help="The TOML file.")]
+File = Annotated[Path | None, typer.Argument(metavar="FILE", help="TOML file.")]
 
 
 def check(file: File = None, config: flags.Config = None) -> None:
@@ -47,7 +47,7 @@ def show(file: File = None, config: flags.Config = None, as_json: flags.Json = F
 
 
 def _with_folder(loaded: LoadedSettings) -> LoadedSettings:
-    """The data folder as it will be: its default depends on the user and the environment."""
+    """Fill in the default data folder, which depends on the user and the environment."""
     data = loaded.settings.data or data_folder(os.environ, os.getuid())
     return replace(loaded, settings=replace(loaded.settings, data=data))
 
@@ -71,7 +71,7 @@ def _plain(value: Any) -> Any:
 
 
 def _print_rows(loaded: LoadedSettings) -> None:
-    """In TOML, so that it can be pasted into a file; the source as a comment."""
+    """Print TOML that can be pasted into a file, with the source as a comment."""
     section = ""
     for key, value, source in loaded.rows():
         if key.section != section:
@@ -82,7 +82,7 @@ def _print_rows(loaded: LoadedSettings) -> None:
 
 
 def _toml(value: Any) -> str:
-    """JSON's strings, numbers, lists and booleans are TOML's, too; its objects nearly so."""
+    """Return the value as TOML: JSON's syntax except for objects."""
     if isinstance(value, dict):
         inner = ", ".join(f"{json.dumps(key)} = {_toml(its)}" for key, its in value.items())
         return f"{{{inner}}}"

@@ -1,7 +1,6 @@
-"""`polybus connections`: who is connected to the running bus.
+"""`polybus connections`: list the connections of the running bus.
 
-A terminal of 80 columns gets the short form, with counts rounded; a pipe and
-`--json` get every field as it is.
+A terminal gets a short table with rounded counts; a pipe and `--json` get every field.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from polybus.cli import flags
 from polybus.cli.admin_request import ask_admin
 from polybus.cli.text_table import print_table, round_count
 
-# heading → field; counts are rounded
+# heading → field of the short table
 SHORT = {
     "id": "id",
     "dialect": "dialect",
@@ -41,7 +40,7 @@ def connections(as_json: flags.Json = False, admin: flags.Admin = None) -> None:
     if as_json:
         print(json.dumps(answer, indent=2))
     elif not answer:
-        print("nobody is connected")
+        print("no connections")
     elif sys.stdout.isatty():
         print_table(list(SHORT), [_short(one) for one in answer])
     else:

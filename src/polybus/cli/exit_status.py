@@ -1,14 +1,14 @@
-"""How a command ends: one line for people, one exit code for scripts.
+"""Exit codes and the error line of a command.
 
-0    done
-1    a defect of ours, or something nobody foresaw
-2    you: a wrong flag, a bad config, a taken port, a data folder in use, a full disk,
-     a folder that holds no store, or one of another version
-3    no bus answers, or it went away
-4    the bus understood and refused
-5    the other side does not speak the protocol
-6    a service was called, and failed
-130  Ctrl-C
+0    success
+1    internal error
+2    usage: invalid flag or config, port or data folder in use, full disk, a folder without
+     a store or with one of another version
+3    no bus answers, or the connection was lost
+4    the bus refused the request
+5    the peer does not speak the protocol
+6    the called service failed
+130  interrupted (Ctrl-C)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import traceback
 
 from polybus import errors
 
-# First match wins, so the special cases stand before their parents.
+# The first match wins, so special cases come before their parents.
 EXIT_CODES: tuple[tuple[type[errors.PolybusError], int], ...] = (
     (errors.UsageError, 2),
     (errors.AddressInUse, 2),
@@ -38,7 +38,7 @@ INTERRUPTED = 130
 
 
 def report_error(error: BaseException) -> int:
-    """Say what went wrong on stderr, if it needs saying; the exit code."""
+    """Print an error to stderr, unless it is an interrupt. Returns the exit code."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else UNEXPECTED
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
@@ -52,7 +52,7 @@ def report_error(error: BaseException) -> int:
     message = getattr(error, "format_message", None)  # Typer's errors about the command line
     if message is not None:
         return _line(message(), USAGE)
-    hint = "" if _wants_traceback() else " (POLYBUS_DEBUG=1 shows where)"
+    hint = "" if _wants_traceback() else " (set POLYBUS_DEBUG=1 for a traceback)"
     return _line(f"unexpected {type(error).__name__}: {error}{hint}", UNEXPECTED)
 
 
@@ -61,13 +61,13 @@ def exit_code(error: errors.PolybusError) -> int:
 
 
 def _line(text: str, code: int) -> int:
-    """One line, whatever the text: a terminal shows it whole, a log keeps it together."""
+    """Print the text as one line, so that a log keeps it together. Returns the exit code."""
     if sys.stderr is None:
         return code
     try:
         print("polybus:", " ".join(text.split()), file=sys.stderr, flush=True)
     except OSError:
-        pass  # nobody reads stderr; the exit code still tells
+        pass  # stderr is closed; the exit code still reports the error
     return code
 
 
@@ -76,6 +76,6 @@ def _wants_traceback() -> bool:
 
 
 def _on_broken_pipe() -> int:
-    """`polybus stats | head -1`: not an error, and Python must not complain at exit."""
+    """Handle a closed pipe (`polybus stats | head -1`) without a traceback at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return UNEXPECTED

@@ -12,30 +12,38 @@ Config = Annotated[
 ]
 Insecure = Annotated[
     bool | None,
-    typer.Option("--insecure", help="Serve other machines without encryption."),
+    typer.Option("--insecure", help="Allow listeners for other machines without TLS."),
 ]
 LogFormat = Annotated[
-    str | None, typer.Option("--log-format", metavar="human|json", help="How log lines look.")
+    str | None, typer.Option("--log-format", metavar="human|json", help="Format of log lines.")
 ]
 LogLevel = Annotated[
     str | None,
-    typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
+    typer.Option(
+        "--log-level",
+        metavar="LEVEL",
+        help="Least severe level to log: debug, info, warning or error.",
+    ),
 ]
 Admin = Annotated[
     str | None,
-    typer.Option("--admin", metavar="PATH", help="The admin socket, if not at its default."),
+    typer.Option(
+        "--admin", metavar="PATH", help="Path of the admin socket, if it is not the default."
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-# --- of commands that print messages, or take them in
+# --- flags of commands that print or publish messages
 
-Count = Annotated[int, typer.Option("-n", "--count", min=0, help="End after so many; 0: no bound.")]
+Count = Annotated[
+    int, typer.Option("-n", "--count", min=0, help="Exit after N messages; 0: no limit.")
+]
 Format = Annotated[
     str | None,
     typer.Option(
         "-f",
         "--format",
-        help="What a message looks like: %s body, %k key, %i id, %p shard, %o offset, %T "
+        help="Format of a message: %s body, %k key, %i id, %p shard, %o offset, %T "
         "milliseconds since 1970, %S bytes of the body, %t topic, \\n \\t \\xFF. "
         "[default: %s\\n]",
     ),
@@ -44,17 +52,16 @@ JsonLines = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="One object a line. A body that is no UTF-8 is in body_base64 instead of body.",
+        help="Print one JSON object per line; body_base64 replaces a body that is not UTF-8.",
     ),
 ]
 Messages = Annotated[
-    list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="Instead of stdin.")
+    list[str] | None,
+    typer.Argument(metavar="[MESSAGE]...", help="Messages to publish instead of stdin."),
 ]
-Key = Annotated[
-    str | None, typer.Option("--key", help="The key of all of them; else they have none.")
-]
+Key = Annotated[str | None, typer.Option("--key", help="Key of every message. [default: no key]")]
 KeySeparator = Annotated[
     str | None,
-    typer.Option("--key-sep", metavar="TEXT", help="Lines are KEY, this, and the message."),
+    typer.Option("--key-sep", metavar="TEXT", help="Split each line at TEXT into key and message."),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No summary.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Do not print a summary.")]

@@ -1,12 +1,12 @@
-"""`polybus group ls|info|rm|reset`: consumer groups, each with its place in a topic.
+"""`polybus group ls|info|rm|reset`: manage consumer groups and their positions in a topic.
 
 polybus group ls
 polybus group info orders billing
 polybus group reset orders billing --to @2026-01-31T12:00
 
-A group that has live consumers is neither moved nor removed, unless `--force` is given:
-then what they hold is taken from them, and their late acks are refused. Exit codes are those
-of all commands: 2 you, 3 no bus, 4 refused (no such group; it has live consumers).
+A group with live consumers is neither reset nor removed unless `--force` is given; then the
+consumers lose their shards, and the bus refuses their late acks. Exit codes are those of all
+commands: 2 usage, 3 no bus, 4 refused (no such group, or it has live consumers).
 """
 
 from __future__ import annotations
@@ -30,23 +30,28 @@ if TYPE_CHECKING:
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Group = Annotated[str, typer.Argument(metavar="GROUP")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Force = Annotated[bool, typer.Option("--force", help="Also while it has live consumers.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Proceed even if the group has live consumers.")
+]
 COLUMNS = ("topic", "group", "members", "shards", "acked", "lag")
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
     group = typer.Typer()
-    group.command("ls", help="List groups, and how far they are behind.")(ls)
-    group.command("info", help="Say who is in a group, and where it is in each shard.")(info)
-    group.command("rm", help="Remove a group: the next of its name starts anew.")(rm)
-    group.command("reset", help="Move a group to another place.")(reset)
+    group.command("ls", help="List groups with their lag.")(ls)
+    group.command("info", help="Show the members of a group and its position in each shard.")(info)
+    group.command("rm", help="Remove a group and its positions.")(rm)
+    group.command("reset", help="Set the position of a group.")(reset)
     root.add_typer(group, name=name, help=help_line)
 
 
 def ls(
     pattern: Annotated[
-        str, typer.Argument(metavar="[TOPICS]", help="Only of these; * is any run of characters.")
+        str,
+        typer.Argument(
+            metavar="[TOPICS]", help="Only groups of topics that match; * matches any characters."
+        ),
     ] = "*",
     as_json: flags.Json = False,
     bus: Bus = None,
@@ -72,7 +77,7 @@ def info(topic: Topic, group: Group, as_json: flags.Json = False, bus: Bus = Non
 
 def rm(topic: Topic, group: Group, force: Force = False, yes: Yes = False, bus: Bus = None) -> None:
     with open_bus_or_store(bus) as client:
-        _confirm(yes, f"Remove group {group} of {topic}, and its place in it?")
+        _confirm(yes, f"Remove group {group} of {topic} and its positions?")
         with _hint_force():
             client.act("group.rm", topic=topic, group=group, force=force)
 
@@ -80,7 +85,9 @@ def rm(topic: Topic, group: Group, force: Force = False, yes: Yes = False, bus: 
 def reset(
     topic: Topic,
     group: Group,
-    to: Annotated[str, typer.Option("--to", metavar="PLACE", help=f"{start_position.FORMS}.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="PLACE", help=f"New position: {start_position.FORMS}.")
+    ],
     force: Force = False,
     yes: Yes = False,
     bus: Bus = None,
@@ -90,7 +97,7 @@ def reset(
         _confirm(yes, f"Move group {group} of {topic} to {to}?")
         with _hint_force():
             client.act("group.reset", topic=topic, group=group, to=place, force=force)
-        print(f"{_info(client, topic, group)['lag']} messages to go")
+        print(f"{_info(client, topic, group)['lag']} messages to read")
 
 
 @contextmanager
@@ -98,7 +105,7 @@ def _hint_force() -> Iterator[None]:
     try:
         yield
     except Conflict as error:
-        raise Conflict(f"{error}; --force takes their shards from them") from None
+        raise Conflict(f"{error}; use --force to take their shards") from None
 
 
 def _info(client: buses.BusClient, topic: str, group: str) -> dict[str, Any]:
@@ -129,6 +136,6 @@ def _list(shards: list[int]) -> str:
 
 
 def _confirm(yes: bool, question: str) -> None:
-    """On a terminal only: a script that runs it means it."""
+    """Ask for confirmation, on a terminal only. Raises Abort if the answer is no."""
     if not yes and sys.stdin is not None and sys.stdin.isatty():
         typer.confirm(question, abort=True, err=True)

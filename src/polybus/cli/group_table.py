@@ -1,4 +1,4 @@
-"""Groups as rows for people: how far each is behind, and how long its acks take."""
+"""Tables of consumer groups: lag and ack latency."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def show_groups(groups: Iterable[Mapping[str, Any]], *, by_shard: bool) -> None:
 
 
 def quantile_ms(histogram: Mapping[str, int], share: float) -> float | None:
-    """At most so long took this share of all: the upper bound of its bucket; None of none."""
-    wanted = math.ceil(sum(histogram.values()) * share)
+    """Return the quantile as the upper bound of its bucket, or None if there are no samples."""
+    rank = math.ceil(sum(histogram.values()) * share)
     reached = 0
     for bound in sorted(histogram, key=float):
         reached += histogram[bound]
-        if reached >= wanted > 0:
+        if reached >= rank > 0:
             return float(bound)
     return None
 

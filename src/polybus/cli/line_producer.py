@@ -1,7 +1,7 @@
-"""Lines of stdin, or arguments, on their way into a topic, for `pub` and `fdq produce`.
+"""Publish lines of stdin, or arguments, for `pub` and `fdq produce`.
 
-Input is read as it comes, in large pieces, and each piece is sent as one batch: it is
-all there, or not at all. What is refused ends it; the summary says what was stored.
+Input is read in large pieces; each piece is sent as one batch and stored completely or not
+at all. The first refused batch stops the command; the summary shows the stored messages.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from polybus.native import Produced
 
 PIECE_BYTES = 1 << 20
-# The bus's own bound for a batch; a line as long as that is no line.
+# The bus's own limit of a batch.
 MAX_LINE_BYTES = 128 << 20
 BATCH_LINES = 16_384
 STDIN = 0
 
 
 class BatchProducer(Protocol):
-    """Takes a batch, and tells later what became of it."""
+    """A sender of batches: returns a future of the result."""
 
     def produce(
         self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None, /
@@ -38,7 +38,7 @@ class BatchProducer(Protocol):
 
 
 def send_input(sending: LineProducer, messages: Sequence[str] | None, whole: bool) -> None:
-    """The arguments if there are any, else stdin."""
+    """Send the arguments if there are any, else stdin."""
     if messages:
         sending.send([os.fsencode(text) for text in messages])
     elif whole:
@@ -49,13 +49,13 @@ def send_input(sending: LineProducer, messages: Sequence[str] | None, whole: boo
 
 
 class MessageKeys:
-    """Which key each message has, and what is left of it."""
+    """The keys of messages: one for all (--key), or split from each line (--key-sep)."""
 
     def __init__(self, key: str | None, separator: str | None) -> None:
         if key is not None and separator is not None:
             raise UsageError("--key and --key-sep exclude each other")
         if separator == "":
-            raise UsageError("--key-sep: a separator has at least one character")
+            raise UsageError("--key-sep must have at least one character, got none")
         self._key = key
         self._separator = separator and os.fsencode(separator)
 
@@ -65,12 +65,12 @@ class MessageKeys:
         return bodies, None if self._key is None else [self._key] * len(bodies)
 
     def _cut(self, lines: list[bytes], separator: bytes) -> tuple[list[bytes], list[str | None]]:
-        """A line without a separator has no key."""
+        """Split a line into key and message; a line without separator has no key."""
         cuts = [line.partition(separator) for line in lines]
         try:
             keys = [key.decode() if found else None for key, found, _ in cuts]
         except UnicodeDecodeError:
-            raise UsageError("--key-sep: a key is no UTF-8") from None
+            raise UsageError("--key-sep: a key must be UTF-8") from None
         return [rest if found else key for key, found, rest in cuts], keys
 
 
@@ -81,7 +81,7 @@ class _Sent(NamedTuple):
 
 
 class LineProducer:
-    """Hands batches over, and stops at the first that was refused."""
+    """Sends batches and stops at the first refused one."""
 
     def __init__(self, topic: str, keys: MessageKeys, max_lines: int = BATCH_LINES) -> None:
         self._topic = topic
@@ -95,7 +95,7 @@ class LineProducer:
 
     @contextmanager
     def sending_to(self, taker: BatchProducer) -> Iterator[None]:
-        """Ends when all is stored. If something fails, what can be called back is."""
+        """Return when all batches are stored; after an error, cancel those not sent yet."""
         self._taker, self.began_s = taker, time.monotonic()
         try:
             yield
@@ -115,7 +115,7 @@ class LineProducer:
             self._await_first()
 
     def print_summary(self, took_s: float) -> None:
-        """Says what was stored, once everything has its outcome."""
+        """Print the stored messages once every batch has its result."""
         for one in self._sent:
             if one.future.done() and not one.future.cancelled() and not one.future.exception():
                 self._count(one)
@@ -134,7 +134,7 @@ class LineProducer:
 
 
 def line_batches() -> Iterator[list[bytes]]:
-    """Each piece of stdin as far as its last line end; the rest waits for the next."""
+    """Yield pieces of stdin that end at a line end. Raises UsageError if a line is too long."""
     rest: list[bytes] = []
     waiting = 0
     for piece in _pieces():
@@ -143,7 +143,10 @@ def line_batches() -> Iterator[list[bytes]]:
             rest.append(piece)
             waiting += len(piece)
             if waiting > MAX_LINE_BYTES:
-                raise UsageError(f"a line of over {format_size(MAX_LINE_BYTES)}: is it --whole?")
+                raise UsageError(
+                    f"a line must have at most {format_size(MAX_LINE_BYTES)};"
+                    " use --whole to publish one message"
+                )
             continue
         yield (b"".join(rest) + piece[:cut]).split(b"\n")
         rest, waiting = [piece[cut + 1 :]], 0
@@ -152,7 +155,7 @@ def line_batches() -> Iterator[list[bytes]]:
 
 
 def _pieces() -> Iterator[bytes]:
-    """Stdin as it comes. On a terminal a bar says how far a file has been read."""
+    """Yield stdin in pieces, with a progress bar for a file on a terminal."""
     status = os.fstat(STDIN)
     shows = S_ISREG(status.st_mode) and sys.stderr is not None and sys.stderr.isatty()
     if not shows:

@@ -1,10 +1,10 @@
-"""The `polybus` command: finds the noun, loads that one module, tells the outcome.
+"""The `polybus` command: import the module of the given command only, and report the outcome.
 
-Loading everything for `polybus --help` would take seconds once Arrow and Spark
-are part of it. So `NOUNS` has the one-line help of every command, and only the
-module of the command that was typed is imported; the others are stubs that the
-help lists and nothing ever runs. A new command is one line here and one module
-with a `register(root, name, help_line)`. Dialects register their own commands.
+Importing every command for `polybus --help` would take seconds, because some of them need
+Arrow or Spark. So `NOUNS` has the one-line help of every command, and only the module of
+the given command is imported; the others are stubs that the help lists and that never run.
+A new command is one line here and one module with `register(root, name, help_line)`.
+Dialects register their own commands.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ import typer
 from polybus import __version__
 from polybus.cli import exit_status
 
-# command → (its module, its line in `polybus --help`)
+# command → (module, line in `polybus --help`)
 NOUNS = {
-    "serve": ("polybus.cli.serve_command", "Run the bus: every dialect at its address."),
-    "topic": ("polybus.cli.topic_command", "Make, list, trim and remove durable topics."),
-    "group": ("polybus.cli.group_command", "Consumer groups: list, look at, move and remove them."),
+    "serve": ("polybus.cli.serve_command", "Run the bus with its listeners."),
+    "topic": ("polybus.cli.topic_command", "Create, list, trim and remove durable topics."),
+    "group": ("polybus.cli.group_command", "List, show, reset and remove consumer groups."),
     "pipeline": (
         "polybus.cli.pipeline_command",
-        "Jobs of Spark: archive, retain, replay, stats, route.",
+        "Run Spark jobs: archive, retain, replay, stats, route.",
     ),
     "pub": ("polybus.cli.pub_command", "Publish lines of stdin, or arguments, to a durable topic."),
-    "sub": ("polybus.cli.sub_command", "Print a durable topic, from any place on."),
+    "sub": ("polybus.cli.sub_command", "Print messages of a durable topic, from any position."),
     "stats": ("polybus.cli.stats_command", "Show the counters of the running bus."),
-    "connections": ("polybus.cli.connections_command", "List who is connected to the running bus."),
-    "acl": ("polybus.cli.acl_command", "List, change and test the rules: who may do what."),
+    "connections": ("polybus.cli.connections_command", "List the connections of the running bus."),
+    "acl": ("polybus.cli.acl_command", "List, change and test the access rules."),
     "inspect": (
         "polybus.cli.inspect_command",
-        "Print the store as a tree, of a running bus or of its files.",
+        "Print the store of a bus, or of a data folder, as a tree.",
     ),
-    "store": ("polybus.cli.store_command", "Look after a store's files: verify, back up, compact."),
+    "store": ("polybus.cli.store_command", "Maintain a store: verify, back up, compact."),
     "config": ("polybus.cli.config_command", "Check or show the configuration."),
 }
 
 ABOUT = "One message bus, five dialects."
-# Help without Rich: it loads in half the time, and reads the same in a log or a pipe.
+# Help without Rich: it loads in half the time and looks the same in a log or a pipe.
 PLAIN = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
 
 
 def main() -> NoReturn:
-    """The console script."""
+    """Run the command line and exit (entry point of the console script)."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command; its exit code. Every failure has been told, in one line."""
+    """Run one command. Returns its exit code; a failure is reported on stderr in one line."""
     try:
         result = build(args)(list(args), prog_name="polybus", standalone_mode=False)
         if sys.stdout is not None:
@@ -63,7 +63,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def build(args: Sequence[str]) -> typer.Typer:
-    """The command tree for these arguments: real where they lead, stubs elsewhere."""
+    """Return the command tree: the named command is real, the others are stubs."""
     root = typer.Typer(help=ABOUT, invoke_without_command=True, **PLAIN)  # type: ignore[arg-type]
     root.callback()(_root)
     typed = next((word for word in args if not word.startswith("-")), None)
@@ -86,7 +86,7 @@ def all_commands() -> dict[str, tuple[str, str]]:
 
 
 def _stub() -> None:
-    """Stands for a command in the help; never run."""
+    """Represent a command in the help; never runs."""
 
 
 def _version(asked: bool) -> None:

@@ -1,7 +1,7 @@
-"""`polybus pipeline NAME`: jobs of Spark on durable topics, one file each.
+"""`polybus pipeline NAME`: run Spark jobs on durable topics.
 
-Commands are made of the functions in `polybus.spark.pipelines`: what a function takes is what
-its command takes. Here stands what all have: the session, the progress, the summary.
+Each command is made from a function in `polybus.spark.pipelines` and takes its parameters.
+This module has the shared parts: session, progress, summary.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 EXIT_CODES = """\b
 Exit codes:
-  0   done, or ended by SIGTERM
-  2   a wrong argument, a folder that cannot be used, a full disk
-  3   no bus answers, or it went away
-  4   the bus refused: no such topic, not allowed; or another one is at work there
-  1   a defect of polybus, or of Spark
-  130 Ctrl-C
+  0   success, or ended by SIGTERM
+  2   invalid argument, unusable folder, or full disk
+  3   no bus answers, or the connection was lost
+  4   the bus refused: no such topic, not allowed, or another job runs there
+  1   internal error of polybus or Spark
+  130 interrupted (Ctrl-C)
 """
 INTERRUPTED = 130
 NO_EXECUTOR = (
-    "{} has no executor for us yet: its workers are busy, have less memory or fewer cores than "
-    "is asked for (spark.executor.memory: 1g if nothing else is set), or executors end at once"
+    "{} has no executor for this job yet: its workers are busy, have less memory or fewer cores "
+    "than requested (spark.executor.memory defaults to 1g), or executors exit at once"
 )
-INJECTED_PARAMETERS = ("spark", "tell")  # by this module, not by the command line
+INJECTED_PARAMETERS = ("spark", "tell")  # passed by this module, not by the command line
 
 Master = Annotated[
     str | None,
-    typer.Option("--master", metavar="URL", help="Of a Spark cluster. [default: local[*]]"),
+    typer.Option("--master", metavar="URL", help="URL of a Spark cluster. [default: local[*]]"),
 ]
 LogLevel = Annotated[
     str,
-    typer.Option("--spark-log", metavar="LEVEL", help="Show Spark's own log: WARN, INFO."),
+    typer.Option("--spark-log", metavar="LEVEL", help="Level of Spark's own log: WARN, INFO."),
 ]
 
 
@@ -58,7 +58,7 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
 
 
 def command_of(verb: str, pipeline: Callable[..., Summary]) -> Callable[..., int]:
-    """What Typer can make a command of: the pipeline's parameters, and those of the session."""
+    """Return a function for Typer with the parameters of the pipeline and of the session."""
 
     @wraps(pipeline)
     def command(*, master: str | None, spark_log: str, **given: Any) -> int:
@@ -79,7 +79,7 @@ def command_of(verb: str, pipeline: Callable[..., Summary]) -> Callable[..., int
                 name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default
             )
         )
-    del command.__wrapped__  # or its signature would be looked at
+    del command.__wrapped__  # or Typer would use its signature
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command

@@ -1,4 +1,4 @@
-"""How far a pipeline has come, and what it has done: rows, their rate, and how many wait."""
+"""Progress and summary of a pipeline: rows, rate and lag."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tell = Callable[["Progress"], None]
 
 @contextmanager
 def show_pipeline(verb: str) -> Iterator[Tell]:
-    """On stderr: a bar on a terminal, else a line every few seconds."""
+    """Show progress on stderr: a bar on a terminal, else a line every few seconds."""
     if sys.stderr is not None and sys.stderr.isatty():
         with _bar(verb) as tell:
             yield tell

@@ -1,7 +1,7 @@
-"""How far a long command has come: a bar on a terminal, a line now and then elsewhere.
+"""Progress of a long command: a bar on a terminal, else a line every few seconds.
 
-It goes to stderr, so that what a command answers can be piped. A command that is done
-within a moment shows nothing in a log.
+Progress goes to stderr so that stdout can be piped. A command that ends within seconds
+prints nothing to a log.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# Called with what is done and what there is in all, in bytes, as often as one likes.
+# Called with the done and the total bytes, at any rate.
 Progress = Callable[[int, int], None]
 
-LINE_EVERY_S = 5.0  # a log of an hour's work stays readable
+LINE_EVERY_S = 5.0  # keeps the log of a command that runs for an hour readable
 UNIT = 1000
 
 
 @contextmanager
 def show_progress(title: str) -> Iterator[Progress]:
-    """While the block runs, what it tells of its progress is shown under this title."""
+    """Show progress under a title. Yields the function that the block reports to."""
     if sys.stderr is not None and sys.stderr.isatty():
         with _bar(title) as show:
             yield show
@@ -43,13 +43,13 @@ def _bar(title: str) -> Iterator[Progress]:
 
 
 def _lines(title: str, clock: Callable[[], float] = time.monotonic) -> Progress:
-    said_s = clock()
+    printed_s = clock()
 
     def show(done: int, total: int) -> None:
-        nonlocal said_s
+        nonlocal printed_s
         now_s = clock()
-        if now_s - said_s >= LINE_EVERY_S:
-            said_s = now_s
+        if now_s - printed_s >= LINE_EVERY_S:
+            printed_s = now_s
             print(
                 f"{title}: {format_size(done)} of {format_size(total)}", file=sys.stderr, flush=True
             )

@@ -1,12 +1,12 @@
-"""`polybus pub TOPIC`: lines of stdin, or arguments, into a durable topic.
+"""`polybus pub TOPIC`: publish lines of stdin, or arguments, to a durable topic.
 
 polybus pub orders < orders.jsonl
 polybus pub orders 'one message' 'another' --key customer-7
 polybus pub images --whole < picture.png
 
-The topic is made if it is not there. Input is read as it comes, in large pieces, and
-each piece is sent as one batch: it is all there, or not at all. The command ends when
-everything is on disk; what is refused ends it, and the summary says what was stored.
+The bus creates the topic if it does not exist. Input is read in large pieces; each piece is
+sent as one batch and stored completely or not at all. The command exits when everything is
+on disk, or at the first refused batch; the summary shows the stored messages.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from polybus.cli.flags import Key, KeySeparator, Messages, Quiet
 from polybus.cli.line_producer import LineProducer, MessageKeys, send_input
 from polybus.errors import UsageError
 
-# A bus that restarts is waited for; one that stays away ends the command.
-PATIENCE_S = 60.0
+# How long to wait for a bus that restarts.
+RECONNECT_TIMEOUT_S = 60.0
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
@@ -33,27 +33,29 @@ def pub(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     messages: Messages = None,
     whole: Annotated[
-        bool, typer.Option("--whole", help="All of stdin is one message, not one a line.")
+        bool, typer.Option("--whole", help="Publish all of stdin as one message.")
     ] = False,
     key: Key = None,
     separator: KeySeparator = None,
     producer: Annotated[
         str | None,
-        typer.Option("--producer", metavar="NAME", help="Take over from whoever has this name."),
+        typer.Option(
+            "--producer", metavar="NAME", help="Open this producer, which fences its current owner."
+        ),
     ] = None,
     quiet: Quiet = False,
     bus: Bus = None,
 ) -> None:
     if messages and whole:
-        raise UsageError("--whole is for stdin: leave out the messages, or --whole")
+        raise UsageError("--whole reads stdin; remove the MESSAGE arguments, or --whole")
     sending = LineProducer(topic, MessageKeys(key, separator))
     try:
         with (
-            connect_waiting(bus, produce_timeout_s=PATIENCE_S) as client,
+            connect_waiting(bus, produce_timeout_s=RECONNECT_TIMEOUT_S) as client,
             client.producer(producer) as sender,
             sending.sending_to(sender),
         ):
             send_input(sending, messages, whole)
-    finally:  # everything has its outcome
+    finally:  # every batch has its result here
         if sending.began_s is not None and not quiet:
             sending.print_summary(time.monotonic() - sending.began_s)

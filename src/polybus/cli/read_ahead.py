@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 AHEAD = 2
-LEAVE_S = 2.0  # for a read that was cancelled
+LEAVE_S = 2.0  # wait for a cancelled read to end
 
 
 class CancellableReader(Protocol):

@@ -26,14 +26,14 @@ TOKEN = re.compile(r"%(.?)|\\x([0-9A-Fa-f]{2})|\\(.?)|([^%\\]+)", re.DOTALL)
 
 
 def choose_formatter(topic: str, form: str | None, *, as_objects: bool) -> RowFormatter:
-    """What the flags ask for (`Format` and `JsonLines` of flags.py)."""
+    """Return the formatter of the flags `Format` and `JsonLines`. Raises UsageError."""
     if as_objects and form is not None:
         raise UsageError("--json and -f exclude each other")
     return format_json if as_objects else parse_format(form or DEFAULT, topic)
 
 
 def parse_format(text: str, topic: str) -> RowFormatter:
-    """`UsageError` if the format has what is not known."""
+    """Parse a format. Raises UsageError if it has an unknown % or \\ sequence."""
     parts = [_part(match, topic) for match in TOKEN.finditer(text)]
 
     def shape(batch: pa.RecordBatch) -> bytes:
@@ -61,7 +61,7 @@ def _part(match: re.Match[str], topic: str) -> bytes | Callable[[Any], Iterable[
         return _field(field, topic)
     if escape in ESCAPES:
         return ESCAPES[escape]
-    raise UsageError(f"a format has no \\{escape}: \\n, \\t, \\r, \\0, \\xFF and \\\\ are known")
+    raise UsageError(f"invalid \\{escape} in a format: expected \\n, \\t, \\r, \\0, \\xFF or \\\\")
 
 
 def _field(letter: str, topic: str) -> bytes | Callable[[Any], Iterable[bytes]]:
@@ -71,7 +71,7 @@ def _field(letter: str, topic: str) -> bytes | Callable[[Any], Iterable[bytes]]:
         return topic.encode()
     if letter not in FIELDS:
         known = ", ".join(f"%{one}" for one in [*FIELDS, "t", "%"])
-        raise UsageError(f"a format has no %{letter}: {known} are known")
+        raise UsageError(f"invalid %{letter} in a format: expected one of {known}")
     return FIELDS[letter]
 
 
@@ -100,7 +100,7 @@ FIELDS: dict[str, Callable[[Any], Iterable[bytes]]] = {
 
 
 def row_to_json(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a read as JSON can hold it."""
+    """Return a row as an object for JSON."""
     found = {
         "id": row["id"],
         "shard": row["shard"],
@@ -118,7 +118,7 @@ def row_to_json(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(name: str, value: bytes) -> dict[str, str]:
-    """What is no UTF-8 is told as base64, under a name that says so."""
+    """Return a field as text, or as base64 under another name if it is not UTF-8."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""`polybus serve`: the bus."""
+"""`polybus serve`: run the bus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polybus.cli.server_launch import launch
 from polybus.server.config import Flag, load
 from polybus.server.program import check_exclusive, plan_serve
 
-LISTEN = "Listen here, and only where listed; repeatable. E.g. rqueue=tcp://127.0.0.1:6567"
+LISTEN = "Listen only at the given addresses; repeatable. E.g. rqueue=tcp://127.0.0.1:6567"
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
@@ -22,18 +22,20 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
 
 def serve(
     config: flags.Config = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="The data folder.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder.")] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", metavar="URL", help="Store elsewhere than in --data.")
+        str | None, typer.Option("--engine", metavar="URL", help="Store engine, instead of --data.")
     ] = None,
     listen: Annotated[
         list[str] | None, typer.Option("--listen", metavar="DIALECT=ADDRESS", help=LISTEN)
     ] = None,
     durability: Annotated[
         str | None,
-        typer.Option("--durability", metavar="fsync|interval", help="When writes are answered."),
+        typer.Option(
+            "--durability",
+            metavar="fsync|interval",
+            help="Acknowledge writes after fdatasync, or after the write to the page cache.",
+        ),
     ] = None,
     insecure: flags.Insecure = None,
     log_format: flags.LogFormat = None,

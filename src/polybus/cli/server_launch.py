@@ -16,6 +16,6 @@ APP = "polybus.server.app"
 
 
 def launch(program: ServerPlan) -> int:
-    """Run the bus until it is told to stop; the exit code."""
+    """Run the bus until it is stopped. Returns the exit code."""
     code: int = import_module(APP).run(program)
     return code

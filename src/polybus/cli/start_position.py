@@ -1,4 +1,4 @@
-"""Where to begin, as people write it: earliest, latest, an id, or @TIME."""
+"""Start positions on the command line: earliest, latest, an id, or @TIME."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["EARLIEST", "FORMS", "LATEST", "first_id", "parse_start", "parse_time
 
 
 def first_id(client: Client, topic: str, text: str) -> int:
-    """The id that reading begins with."""
+    """Return the id of the first message to read."""
     place = parse_start(text)
     if isinstance(place, int):
         return place

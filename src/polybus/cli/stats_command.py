@@ -1,4 +1,4 @@
-"""`polybus stats`: the counters of the running bus."""
+"""`polybus stats`: show the counters of the running bus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stats(as_json: flags.Json = False, admin: flags.Admin = None) -> None:
 
 
 def _rows(counters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested counters as dotted names."""
+    """Yield nested counters with dotted names."""
     for name, value in counters.items():
         if isinstance(value, dict):
             yield from _rows(value, f"{prefix}{name}.")

@@ -1,7 +1,7 @@
-"""`polybus sub TOPIC`: a durable topic on stdout, from any place on, and what comes next.
+"""`polybus sub TOPIC`: print messages of a durable topic, from any position, and follow it.
 
-polybus sub orders                       from now on
-polybus sub orders -o earliest -e        all there is
+polybus sub orders                       new messages only
+polybus sub orders -o earliest -e        all existing messages
 polybus sub orders -o @2026-01-31T12:00 -n 100 -f '%i %k %s\\n'
 """
 
@@ -23,7 +23,7 @@ from polybus.cli.progress_bar import show_progress
 if TYPE_CHECKING:
     from polybus.cli.read_ahead import CancellableReader
 
-START = f"Where to begin: {start_position.FORMS}."
+START = f"Start position: {start_position.FORMS}."
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
@@ -35,7 +35,7 @@ def sub(
     start: Annotated[str, typer.Option("-o", "--offset", metavar="PLACE", help=START)] = "latest",
     count: Count = 0,
     stop: Annotated[
-        bool, typer.Option("-e", "--exit", help="End with the last that is there now.")
+        bool, typer.Option("-e", "--exit", help="Exit after the last message that exists now.")
     ] = False,
     form: Format = None,
     as_json: JsonLines = False,
@@ -60,33 +60,33 @@ def print_batches(
     bounds: dict[str, Any],
     count: int,
 ) -> None:
-    """All that is read goes to stdout; how far it has come, to stderr."""
+    """Print the messages to stdout and the progress to stderr."""
     size = sum(shard["bytes"] for shard in bounds["shards"])
-    with _progress(size, _wanted(first, bounds, count)) as tell:
-        _copy(reading, shape, tell)
+    with _progress(size, _estimate(first, bounds, count)) as show:
+        _copy(reading, shape, show)
 
 
-def _wanted(first: int, bounds: dict[str, Any], count: int) -> tuple[int, int]:
-    """How many messages will come, as far as one knows, and how many there are."""
-    there = bounds["next_id"] - bounds["first_id"]
-    coming = max(0, bounds["next_id"] - max(first, bounds["first_id"]))
-    return min(count or coming, coming), there
+def _estimate(first: int, bounds: dict[str, Any], count: int) -> tuple[int, int]:
+    """Return the expected number of messages, and the number that the topic has."""
+    existing = bounds["next_id"] - bounds["first_id"]
+    expected = max(0, bounds["next_id"] - max(first, bounds["first_id"]))
+    return min(count or expected, expected), existing
 
 
 @contextmanager
 def _progress(size: int, wanted: tuple[int, int]) -> Iterator[Callable[[int], None]]:
-    """A bar where nobody sees the messages themselves. Bytes are by their average."""
-    coming, there = wanted
-    if not coming or sys.stdout.isatty() or sys.stderr is None or not sys.stderr.isatty():
+    """Show a progress bar unless stdout is a terminal. Bytes are estimated by the average size."""
+    expected, existing = wanted
+    if not expected or sys.stdout.isatty() or sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
     with show_progress("reading") as show:
-        total = size * coming // max(there, 1)
-        yield lambda done: show(total * min(done, coming) // coming, total)
+        total = size * expected // max(existing, 1)
+        yield lambda done: show(total * min(done, expected) // expected, total)
 
 
 def _copy(
-    reading: CancellableReader, shape: row_format.RowFormatter, tell: Callable[[int], None]
+    reading: CancellableReader, shape: row_format.RowFormatter, show: Callable[[int], None]
 ) -> None:
     from polybus.cli.read_ahead import ReadAhead
 
@@ -95,7 +95,7 @@ def _copy(
         for batch in batches:
             _write(shape(batch))
             done += batch.num_rows
-            tell(done)
+            show(done)
 
 
 def _write(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Rows for people: headings in bold on a terminal, plain columns in a pipe."""
+"""Tables for people: bold headings on a terminal, plain columns in a pipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def print_fields(
     columns: Sequence[str], short: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
-    """In a pipe all columns, as they are; a terminal gets those of `short`, rounded.
+    """Print all columns to a pipe; a terminal gets those of `short`, rounded.
 
     `short` says which column is under which heading; what a row has not is empty.
     """
@@ -35,7 +35,7 @@ def _rounded(value: Any) -> Any:
 
 
 def round_count(count: int) -> str:
-    """1234567 → 1.2M: for an eye that compares, not for one that adds."""
+    """Round a count for display: 1234567 → 1.2M."""
     size: float = count
     for suffix in ("", "k", "M", "G"):
         if size < 1000:
@@ -45,7 +45,7 @@ def round_count(count: int) -> str:
 
 
 def escape_control(value: Any) -> str:
-    """Control characters of a peer must not reach the terminal."""
+    """Escape control characters: text of a peer must not control the terminal."""
     text = f"{value:.1f}" if isinstance(value, float) else str(value)
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
@@ -61,13 +61,13 @@ def _draw(columns: Sequence[str], cells: list[list[str]]) -> None:
     for row in cells:
         table.add_row(*map(Text, row))
     console = Console()
-    # A number that was cut is another number: rather, the terminal wraps the line.
+    # A truncated number would be a wrong number, so the terminal wraps the line instead.
     console.width = max(console.width, _width(columns, cells))
     console.print(table)
 
 
 def _width(columns: Sequence[str], cells: list[list[str]]) -> int:
-    """Of all columns as wide as they want to be, each with its padding."""
+    """Return the width of all columns at full length, with padding."""
     from rich.cells import cell_len
 
     rows = [list(columns), *cells]

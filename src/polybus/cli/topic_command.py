@@ -1,4 +1,4 @@
-"""`polybus topic create|ls|info|rm|trim|stats`: the durable topics of a running bus."""
+"""`polybus topic create|ls|info|rm|trim|stats`: manage the durable topics of a running bus."""
 
 from __future__ import annotations
 
@@ -20,31 +20,43 @@ if TYPE_CHECKING:
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Pattern = Annotated[
-    str, typer.Argument(metavar="[PATTERN]", help="Only these; * is any run of characters.")
+    str,
+    typer.Argument(metavar="[PATTERN]", help="Only topics that match; * matches any characters."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-BEFORE = "latest: all; @TIME: what came before it; SHARD:OFFSET, repeatable: what is before that."
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+BEFORE = (
+    "Remove messages before this position (exclusive): latest (all messages), @TIME, or"
+    " SHARD:OFFSET (repeatable)."
+)
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
     group = typer.Typer()
-    group.command("create", help="Make a topic.")(create)
+    group.command("create", help="Create a topic.")(create)
     group.command("ls", help="List topics.")(ls)
-    group.command("info", help="Say what a topic is, and where it begins and ends.")(info)
+    group.command("info", help="Show the settings and bounds of a topic.")(info)
     group.command("rm", help="Remove a topic and its messages.")(rm)
-    group.command("trim", help="Remove a topic's oldest messages.")(trim)
-    group.command("stats", help="Count messages, of topics or of one with its readers.")(stats)
+    group.command("trim", help="Remove the oldest messages of a topic.")(trim)
+    group.command("stats", help="Show message counts of topics, or of one topic with its readers.")(
+        stats
+    )
     root.add_typer(group, name=name, help=help_line)
 
 
 def create(
     topic: Topic,
-    shards: Annotated[int, typer.Option(min=0, help="How many; 0: the bus's default.")] = 0,
+    shards: Annotated[
+        int, typer.Option(min=0, help="Number of shards; 0: the default of the bus.")
+    ] = 0,
     keep: Annotated[
-        str | None, typer.Option(metavar="all|read", help="What stays: all, or until read.")
+        str | None,
+        typer.Option(
+            metavar="all|read", help="Retention: keep all messages, or until they are read."
+        ),
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Refuse what would exceed this; 0: no bound.")
+        int | None,
+        typer.Option(min=0, help="Refuse messages beyond this size of the topic; 0: no limit."),
     ] = None,
     bus: Bus = None,
 ) -> None:
@@ -106,13 +118,16 @@ def _count(client: Client, topic: str) -> int:
 
 
 def _confirm(yes: bool, question: Callable[[], str]) -> None:
-    """On a terminal only: a script that runs `rm` means it."""
+    """Ask for confirmation, on a terminal only. Raises Abort if the answer is no."""
     if not yes and sys.stdin is not None and sys.stdin.isatty():
         typer.confirm(question(), abort=True, err=True)
 
 
 def _offsets(before: list[str]) -> dict[int, int] | None:
-    """What stands there in numbers; None if the bus must be asked."""
+    """Parse SHARD:OFFSET arguments. Returns None if only the bus can resolve the position.
+
+    Raises UsageError if an argument has no valid form.
+    """
     if len(before) == 1 and (before[0] == start_position.LATEST or before[0].startswith("@")):
         start_position.parse_start(before[0])
         return None
@@ -120,7 +135,7 @@ def _offsets(before: list[str]) -> dict[int, int] | None:
     for text in before:
         shard, _, offset = text.partition(":")
         if not all(one.isascii() and one.isdigit() for one in (shard, offset)):
-            raise UsageError(f"{text!r} is no BEFORE: {BEFORE}")
+            raise UsageError(f"BEFORE must be latest, @TIME or SHARD:OFFSET, got {text!r}")
         found[int(shard)] = int(offset)
     return found
 

@@ -1,11 +1,11 @@
-"""`polybus topic stats`: messages of topics; of one by shard, with its groups and queries.
+"""`polybus topic stats`: message counts of topics; of one topic by shard, with its readers.
 
-polybus topic stats                     every topic, a row each
-polybus topic stats orders              its shards, groups and Spark queries
-polybus topic stats orders --watch 5    again every five seconds, with rates
+polybus topic stats                     one row per topic
+polybus topic stats orders              shards, groups and Spark queries of a topic
+polybus topic stats orders --watch 5    repeat every five seconds, with rates
 
-A watch is a live table on a terminal, and elsewhere one line of JSON a round. It waits for a
-bus that restarts.
+`--watch` draws a live table on a terminal, and else prints one line of JSON per round. It
+waits for a bus that restarts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 TopicStats = dict[str, Any]  # the stats of one topic
 
-PATTERN = "Only these; * is any run of characters."
-SECONDS = "Between two rounds of --watch. [default: 1]"
+PATTERN = "Only topics that match; * matches any characters."
+SECONDS = "Interval of --watch in seconds. [default: 1]"
 WATCH_S, LEAST_S = 1.0, 0.1
 CLEAR = "\x1b[H\x1b[2J"
 COLUMNS = (
@@ -56,7 +56,9 @@ def stats(
     seconds: Annotated[
         float | None, typer.Argument(metavar="[SECONDS]", help=SECONDS, show_default=False)
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Again and again, with rates.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Repeat until interrupted, with rates.")
+    ] = False,
     as_json: flags.Json = False,
     bus: Bus = None,
 ) -> None:
@@ -70,14 +72,14 @@ def stats(
 
 
 def _every(watch: bool, seconds: float | None) -> float | None:
-    """The time between two rounds; None if there is to be one only."""
+    """Return the interval of --watch, or None without --watch. Raises UsageError."""
     if not watch:
         if seconds is not None:
-            raise UsageError(f"{seconds:g} is for --watch: polybus topic stats TOPIC --watch 5")
+            raise UsageError("SECONDS needs --watch: polybus topic stats TOPIC --watch 5")
         return None
     every_s = WATCH_S if seconds is None else seconds
     if not LEAST_S <= every_s < math.inf:
-        raise UsageError(f"--watch takes seconds from {LEAST_S:g} on, not {seconds:g}")
+        raise UsageError(f"SECONDS must be a number >= {LEAST_S:g}, got {seconds:g}")
     return every_s
 
 
@@ -88,7 +90,7 @@ def _stats(client: buses.BusClient, pattern: str) -> list[TopicStats]:
     for one in client.act("topic.list", pattern=pattern)["topics"]:
         try:
             found.append(client.act("topic.stats", topic=one["topic"]))
-        except DoesNotExist:  # since it was listed
+        except DoesNotExist:  # deleted since it was listed
             continue
     return found
 
@@ -118,7 +120,7 @@ def _watch(client: buses.BusClient, pattern: str, every_s: float, *, as_lines: b
 
 
 def _draw(found: list[TopicStats], before: dict[str, TopicStats], elapsed_s: float) -> None:
-    """The whole screen anew: all topics, and of a single one its groups."""
+    """Redraw the screen: all topics, or one topic with its groups."""
     rows = [{**_row(one), **_rates(one, before.get(one["topic"]), elapsed_s)} for one in found]
     print(CLEAR, end="")
     print_fields(list(WATCHED.values()), WATCHED, rows)
@@ -143,7 +145,7 @@ def _show_readers(one: TopicStats, *, by_shard: bool) -> None:
         print()
         queries = [[query["query"], query["name"] or "", query["lag"]] for query in one["queries"]]
         print_table(("query", "name", "lag"), queries)
-    if one.get("subscribers"):  # a bus of before has none
+    if one.get("subscribers"):  # older buses do not send it
         print()
         rows = [[each["id"], each["last"], each["lag"]] for each in one["subscribers"]]
         print_table(("subscriber", "last", "lag"), rows)

@@ -16,8 +16,8 @@ from typing_extensions import Buffer
 from polybus.errors import Damaged, PolybusError, TooLarge, UsageError, WrongFormat
 from polybus.kernel import block_gather
 from polybus.kernel import blocks as kernel
-from polybus.kernel.blocks import Layout as Layout  # the engines know it by this face
 from polybus.kernel.blocks import HeadroomBlock
+from polybus.kernel.blocks import Layout as Layout  # the engines know it by this face
 from polybus.model.rows import Rows
 
 MAX_BLOCK_BYTES = kernel.MAX_BYTES

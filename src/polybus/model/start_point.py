@@ -1,4 +1,4 @@
-"""Where to begin in a topic, as people write it: earliest, latest, an id, or @TIME."""
+"""Start positions in a topic: earliest, latest, an id, or @TIME."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_ID = 2**63 - 1
 
 
 def parse_start(text: str) -> int | str:
-    """An id, or what only the bus can turn into one; `UsageError` if it is neither."""
+    """Return an id, or the text if only the bus can resolve it. Raises UsageError."""
     if text in (EARLIEST, LATEST):
         return text
     if text.startswith("@"):
@@ -21,20 +21,20 @@ def parse_start(text: str) -> int | str:
         return text
     if text.isascii() and text.isdigit() and int(text) <= MAX_ID:
         return int(text)
-    raise UsageError(f"{text!r} is no place to begin: {FORMS}")
+    raise UsageError(f"invalid start position {text!r}: expected {FORMS}")
 
 
 def parse_time_ns(text: str) -> int:
-    """@TIME as nanoseconds since 1970. A time without a zone is the machine's."""
+    """Return @TIME as nanoseconds since 1970; a time without a zone is local time."""
     given = text.removeprefix("@")
     if given.isascii() and given.isdigit():
-        found = int(given) * NS_PER_MS
+        time_ns = int(given) * NS_PER_MS
     else:
         try:
             seconds = datetime.fromisoformat(given).timestamp()
         except (ValueError, OverflowError, OSError):
-            raise UsageError(f"{text!r} is no time: {FORMS}") from None
-        found = round(seconds * 1000) * NS_PER_MS
-    if not 0 <= found <= MAX_ID:
-        raise UsageError(f"{text!r} is out of range: {FORMS}")
-    return found
+            raise UsageError(f"invalid time {text!r}: expected {FORMS}") from None
+        time_ns = round(seconds * 1000) * NS_PER_MS
+    if not 0 <= time_ns <= MAX_ID:
+        raise UsageError(f"time {text!r} is out of range: expected {FORMS}")
+    return time_ns

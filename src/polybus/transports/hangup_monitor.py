@@ -1,9 +1,8 @@
-"""Notices that a peer has hung up while nobody reads from it.
+"""Detects that a peer has hung up while its connection is not being read.
 
-A connection that is not read from gets no end-of-file: that waits in line behind
-what was sent before it. The kernel tells of a hang-up all the same, to whoever
-asks: one epoll of our own watches the connections that are not being read, and
-the event loop watches that epoll.
+A paused connection gets no end-of-file, because that is queued after the bytes that the
+peer sent before. epoll still reports the hang-up: one epoll instance watches the paused
+connections, and the event loop watches that instance.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import asyncio
 import select
 from collections.abc import Callable
 
-MAX_EVENTS = 64  # of one look; the rest is told at the next
+MAX_EVENTS = 64  # per poll; the next poll returns the rest
 
 
 class HangupMonitor:
@@ -21,7 +20,7 @@ class HangupMonitor:
         self._callbacks: dict[int, Callable[[], None]] = {}
 
     def watch(self, descriptor: int, hung_up: Callable[[], None]) -> None:
-        """Calls `hung_up` once if the peer hangs up; until `forget`."""
+        """Call `hung_up` once if the peer hangs up, until `forget`."""
         if self._epoll is None:
             self._epoll = select.epoll()
             asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._look)

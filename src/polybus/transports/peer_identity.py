@@ -1,4 +1,4 @@
-"""The other end of a connection, as the host's kernel tells it: who, and how far along."""
+"""The peer of a connection: its identity and its send queue, as the host's kernel reports them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from polybus.transports.socket_table import NetlinkSocketTable, SocketEnd, Socke
 from polybus.transports.unix_credentials import of_unix_peer
 
 COUNT = struct.Struct("i")
-# A peer whose host has vanished is noticed after some two minutes, not after two hours.
+# Keepalive: a peer whose host is down is detected after two minutes, not after two hours.
 KEEPALIVE_IDLE_S = 60
 KEEPALIVE_INTERVAL_S = 15
 
 IPV4_LOOPBACK = 127  # the first byte
 IPV6_LOOPBACK = bytes(15) + b"\x01"
-# Of our own end, while the connection is whole (TCP_INFO's first byte).
+# TCP_ESTABLISHED, in the first byte of TCP_INFO.
 ESTABLISHED, CLOSE_WAIT = 1, 8
 
 
 class SocketLike(Protocol):
-    """asyncio hands out a wrapper, not a socket; these calls are all we need."""
+    """The socket methods that asyncio's TransportSocket has and this module uses."""
 
     @property
     def family(self) -> int: ...
@@ -39,26 +39,26 @@ class SocketLike(Protocol):
 
 
 def identify_peer(sock: SocketLike | None) -> Identity:
-    """Who is at the other end, as far as the kernel vouches for it. Nothing here waits."""
+    """Return the identity of the peer as far as the kernel vouches for it. Never blocks."""
     try:
         if sock is None:
             return ANONYMOUS
         if sock.family == socket.AF_UNIX:
             return of_unix_peer(sock)
         uid = _tcp_owner(sock, socket_table())
-    except OSError:  # it has hung up already
+    except OSError:  # the peer has hung up
         return ANONYMOUS
     return ANONYMOUS if uid is None else Identity(uid=uid)
 
 
 @functools.cache
 def socket_table() -> SocketTable:
-    """The loop's own way to the kernel's socket table. One per process."""
+    """Return the socket table of the event loop's thread; one per process."""
     return open_socket_table()
 
 
 def open_socket_table() -> SocketTable:
-    """The way to the kernel's socket table that works here; not to be shared by threads."""
+    """Return a socket table that works on this host. Threads must not share it."""
     try:
         diag = NetlinkSocketTable()
     except OSError:
@@ -74,8 +74,8 @@ def _tcp_owner(sock: SocketLike, table: SocketTable) -> int | None:
     if not (is_loopback(far) and is_loopback(near)):
         return None
     uid = table.owner(far, near)
-    # Had the peer reset the connection, another process could by now have the same two
-    # addresses, and what we found would be that one. Then our end is closed.
+    # After a reset by the peer another process may have the same two addresses, and the uid
+    # would be that of the other process. Our end is closed then, so check it last.
     state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     return uid if state in (ESTABLISHED, CLOSE_WAIT) else None
 
@@ -89,7 +89,7 @@ def is_loopback(end: SocketEnd) -> bool:
 
 
 def _can_find_own_socket(table: SocketTable) -> bool:
-    """Does the table know a connection of our own? Without the kernel's module it knows none."""
+    """Return whether the table finds a connection of our own (it needs a kernel module)."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -102,12 +102,12 @@ def _can_find_own_socket(table: SocketTable) -> bool:
 
 
 def describe_peer(peername: object, identity: Identity) -> str:
-    """A name for logs: where it calls from, or which process it is."""
+    """Return a name of the peer for logs: its address, or its process."""
     if isinstance(peername, tuple) and len(peername) >= 2:
         host = f"[{peername[0]}]" if ":" in str(peername[0]) else peername[0]
         return f"{host}:{peername[1]}"
     if identity.pid is None:
-        return "gone"  # it hung up before it could be asked
+        return "gone"  # the peer hung up first
     return f"unix:pid={identity.pid},uid={identity.uid}"
 
 
@@ -120,11 +120,11 @@ def keep_alive(sock: SocketLike | None) -> None:
 
 
 def unsent_bytes(sock: SocketLike | None) -> int:
-    """What lies in the kernel's send queue: not yet confirmed (TCP), or not yet read (Unix)."""
+    """Return the bytes in the kernel's send queue: unacknowledged (TCP) or unread (Unix)."""
     if sock is None:
         return 0
     try:
         raw = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(COUNT.size))
-    except (OSError, ValueError):  # closed in the meantime
+    except (OSError, ValueError):  # closed concurrently
         return 0
     return int(COUNT.unpack(raw)[0])

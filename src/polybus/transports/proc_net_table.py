@@ -1,8 +1,8 @@
-"""The socket table as text, for hosts where netlink is closed to us (some sandboxes).
+"""The socket table as text, for hosts where netlink is not available (some sandboxes).
 
-Every look reads through all sockets of the host, so it is a fallback only, and
-it gives up on a table that is longer than a busy host's. The same care is due
-as with netlink, and taken: see `sockdiag`.
+Every query reads all sockets of the host, so it is a fallback only, and it refuses tables
+longer than those of a busy host. Results need the same checks as those of netlink: see
+`socket_table`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from polybus.transports.socket_table import SocketEnd, owner_of
 
 MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address inside an IPv6 one
-# A line has some 150 bytes: about 50 000 sockets, and about 50 ms.
+# A line has about 150 bytes, so this is about 50,000 sockets, or 50 ms.
 MAX_TABLE_BYTES = 8 * 1024 * 1024
 LOCAL, REMOTE, STATE, UID, INODE = 1, 2, 3, 7, 9  # columns
 
@@ -47,7 +47,7 @@ class ProcNetSocketTable:
 
 
 def _shown(end: SocketEnd, width: int) -> str | None:
-    """An end as the table writes it: words of the host's byte order, in hexadecimal."""
+    """Return an endpoint as the table writes it: hexadecimal words in host byte order."""
     ip = MAPPED + end.ip if width == 16 and len(end.ip) == 4 else end.ip
     if len(ip) != width:
         return None
@@ -56,7 +56,7 @@ def _shown(end: SocketEnd, width: int) -> str | None:
 
 
 def packed(host: str) -> bytes:
-    """An address as bytes; IPv4 in IPv6 becomes IPv4, which is how the kernel files it."""
+    """Return an address as bytes; IPv4-mapped IPv6 becomes IPv4, as in the kernel's table."""
     if ":" not in host:
         return socket.inet_pton(socket.AF_INET, host)
     ip = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])

@@ -1,8 +1,8 @@
-"""One question to the kernel's socket table, and its answer, without Python in between.
+"""One query to the kernel's socket table over netlink, without the GIL.
 
-`transports/socket_table.py` says what is asked, and how an answer is to be read. It is asked
-for every call of the native port, by many threads: in Python most of the time went into
-waiting for the interpreter's lock behind two system calls that take some microseconds.
+`transports/socket_table.py` explains the query and how to read its result. The native port
+makes one per call, on many threads; in Python most of the time went into waiting for the
+GIL around two system calls of some microseconds.
 """
 
 from libc.errno cimport errno
@@ -56,7 +56,7 @@ cdef extern from "<linux/inet_diag.h>" nogil:
 
 cdef enum:
     MAX_ANSWER_BYTES = 4096
-    MAX_STRAY_ANSWERS = 8  # to requests that were given up
+    MAX_STRAY_ANSWERS = 8  # responses to abandoned requests
 
 cdef struct Question:
     nlmsghdr header
@@ -71,7 +71,7 @@ def query_socket(
     bytes near_ip not None,
     uint16_t near_port,
 ):
-    """(state, uid, inode) of the socket at `far` that is connected to `near`, or None.
+    """Return (state, uid, inode) of the socket at `far` connected to `near`, or None.
 
     Addresses have 4 or 16 bytes, both as many. `OSError` if nobody could be asked.
     """
@@ -101,7 +101,7 @@ def query_socket(
 
 
 cdef int ask(int descriptor, const Question* question, inet_diag_msg* found) noexcept nogil:
-    """1 with an answer, 0 if there is no such socket, else an error's number below 0."""
+    """Return 1 with a response, 0 if there is no such socket, else a negative errno."""
     cdef uint8_t answer[MAX_ANSWER_BYTES]
     cdef const nlmsghdr* header = <const nlmsghdr*>answer
     cdef sockaddr_nl sender

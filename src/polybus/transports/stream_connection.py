@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from polybus.transports.hangup_monitor import HangupMonitor
     from polybus.transports.stream_session import StreamSession
 
-# What a closing connection is still owed goes out within this time, or not at all.
+# A closing connection sends its remaining bytes within this time; then it is aborted.
 LINGER_S = 5.0
 
 
 class StreamConnection(asyncio.BufferedProtocol):
-    """Gives a session its pipe. `admit` and `lost` are the listener's bookkeeping."""
+    """Connects a session to a socket. The listener counts connections by `admit` and `lost`."""
 
     peer: str
     identity: Identity
@@ -40,22 +40,23 @@ class StreamConnection(asyncio.BufferedProtocol):
     ) -> None:
         self._open_session = open_session
         self._inbox = ReceiveBuffer(shared)
-        # Straight to the inbox: a client that waits for each answer pays for every step between.
+        # Bound directly to the receive buffer: a client that waits for each answer pays for
+        # every call in between.
         self.get_buffer = self._inbox.get_buffer  # type: ignore[method-assign]
         self.buffer_updated = self._inbox.buffer_updated  # type: ignore[method-assign]
         self._admit = admit
         self._on_lost = lost
         self._admitted = False
-        self._opened = False  # there is a session
-        self._paused = False  # what the session asked for
-        self._reading = True  # what the transport was told
+        self._opened = False  # a session exists
+        self._paused = False  # as the session requested
+        self._reading = True  # as the transport was set
         self._closing = False
-        self._broken = False  # the peer has ended it, and may have sent more before
-        self._holds_slot = False  # the peer is gone, and the session not done
-        self._watched: int | None = None  # the descriptor whose hang-up is watched
+        self._broken = False  # the peer has closed; the socket may hold bytes sent before
+        self._holds_slot = False  # the peer is gone, but the session has not finished
+        self._watched: int | None = None  # the descriptor in the hang-up monitor
         self._linger: asyncio.TimerHandle | None = None
 
-    # What a session may do with it (bus.party.Pipe).
+    # --- called by the session (bus.connection.Pipe)
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
@@ -86,7 +87,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._stop_watching()
         self._paused = False
         self._offer_again()
-        # Offering may have paused us again, or closed us.
+        # The session may have paused or closed the connection during the delivery.
         if not self._paused and not self._closing:
             self._reading = True
             self._transport.resume_reading()
@@ -100,7 +101,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         if self._opened:
             self._offer_again()
         if self._broken:
-            self._broken = False  # once: soon the descriptor is somebody else's
+            self._broken = False  # read once: the descriptor may be reused soon
             self._read_rest()
 
     def retain_slot(self) -> None:
@@ -128,7 +129,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._transport.abort()
         self.release_slot()
 
-    # What the event loop calls.
+    # --- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if self._identify_and_admit(transport):
@@ -152,7 +153,7 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._on_lost(self)
 
     def _identify_and_admit(self, transport: asyncio.BaseTransport) -> bool:
-        """Learns who is there; False if there is no place for one more."""
+        """Identify the peer. Returns False if the connection limit is reached."""
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         self.identity = identify_peer(sock)
@@ -166,7 +167,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         return self._admitted
 
     def _open(self) -> None:
-        # No second queue below the session's own: whatever the socket does not take stalls it.
+        # High-water mark 0: no second queue below the outbox, so the session notices every stall.
         self._transport.set_write_buffer_limits(high=0)
         try:
             self._session = self._open_session(self)
@@ -182,10 +183,10 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._inbox.redeliver()
 
     def _read_rest(self) -> None:
-        """A write has found the connection broken: what came before the break is still there."""
+        """Read the bytes that the peer sent before a write found the connection broken."""
         descriptor = self._transport.get_extra_info("socket").fileno()
         try:
             while count := os.readv(descriptor, [self._inbox.get_buffer()]):
                 self._inbox.buffer_updated(count)
         except OSError:
-            pass  # that was all
+            pass  # everything has been read

@@ -1,8 +1,8 @@
-"""Listening on TCP, Unix sockets and TLS, with a bound on connections.
+"""Listeners for TCP, Unix sockets and TLS, with a limit of connections.
 
-A *gate* counts connections for all listeners that share it. Past its bound a
-connection is closed as soon as it is accepted, which the peer sees at once; not
-accepting it would leave the peer in the dark and the backlog full.
+A *gate* counts connections for all listeners that share it. A connection over the limit is
+closed right after it is accepted, which the peer notices at once. Not accepting it would
+leave the peer without an answer and the backlog full.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from polybus.transports.stream_connection import StreamConnection
 from polybus.transports.stream_session import StreamSession
 from polybus.transports.tls_connection import TlsConnection
 
-BACKLOG = 1024  # connections the kernel holds for us while a turn of the loop runs
-SEALED_BYTES = 64 * 1024  # encrypted bytes of one read: a few records
+BACKLOG = 1024  # connections that the kernel queues during one turn of the event loop
+SEALED_BYTES = 64 * 1024  # encrypted bytes per read: a few TLS records
 
 OpenSession = Callable[[StreamConnection], StreamSession]
 
 
 class ConnectionLimit:
-    """Counts open connections; `refused(peer)` is told of each one over the bound."""
+    """Counts open connections and calls `refused(peer)` for each one over the limit."""
 
     def __init__(self, max_connections: int, refused: Callable[[str], None]) -> None:
         self.open = 0
@@ -52,10 +52,10 @@ class ConnectionLimit:
 
 
 class CallerLimit(Protocol):
-    """Counts connections per caller, where the gate counts all of them."""
+    """Counts connections per caller; the gate counts all of them."""
 
     def acquire(self, identity: Identity) -> bool:
-        """False, and nothing counted, if this caller has too many already."""
+        """Count a connection. Returns False if the caller has reached its limit."""
 
     def release(self, identity: Identity) -> None: ...
 
@@ -68,12 +68,12 @@ class ListenOptions:
     unix_mode: int = 0o600
     hangups: HangupMonitor | None = None
     caller_limit: CallerLimit | None = None
-    # Told of each TLS handshake that failed: with whom, and why.
+    # Called for each failed TLS handshake with the peer and the reason.
     on_handshake_failed: Callable[[str, str], None] = lambda peer, reason: None
 
 
 class StreamListener:
-    """An open listener. `address` has the port that was really bound."""
+    """An open listener. `address` has the bound port."""
 
     def __init__(self, open_session: OpenSession, options: ListenOptions) -> None:
         self._open_session = open_session
@@ -89,11 +89,11 @@ class StreamListener:
         return len(self._connections)
 
     def close(self) -> None:
-        """Accepts nobody any more; open connections stay."""
+        """Stop accepting connections; open ones stay."""
         self._server.close()
 
     async def drain(self, timeout_s: float) -> None:
-        """Waits for open connections to end, and ends those that do not."""
+        """Wait for open connections to end, then abort the rest."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), timeout_s)
         for connection in list(self._connections):
@@ -144,7 +144,10 @@ class StreamListener:
         make = self._make
         if address.is_encrypted:
             if self._options.tls is None:
-                raise AddressError(f"{address}: an encrypted listener needs a certificate")
+                raise AddressError(
+                    f"{address}: a TLS listener must have a certificate;"
+                    " set certificate and key in [tls]"
+                )
             make = self._makes_encrypted(self._options.tls)
         sock = await _bind_tcp(address)
         self._server = await loop.create_server(make, sock=sock, backlog=BACKLOG)
@@ -154,7 +157,7 @@ class StreamListener:
 async def listen(
     address: Address, open_session: OpenSession, options: ListenOptions
 ) -> StreamListener:
-    """Opens a listener, or raises `AddressInUse` or `AddressError` with the reason."""
+    """Open a listener. Raises AddressInUse or AddressError with the reason."""
     listener = StreamListener(open_session, options)
     try:
         await listener._open(address)
@@ -183,7 +186,7 @@ async def _bind_tcp(address: Address) -> socket.socket:
 def _bind_unix(address: Address, mode: int) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The file must never be wider than its mode, not even for a moment.
+        # umask and not chmod: the file must never have a wider mode, not even for a moment.
         before = os.umask(0o777 & ~mode)
         try:
             sock.bind(address.path)

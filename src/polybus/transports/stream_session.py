@@ -1,4 +1,4 @@
-"""What a transport asks of a dialect's session, and nothing more."""
+"""The interface that a stream transport needs of a dialect's session."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
 
 class StreamSession(Protocol):
     def receive(self, buffer: Buffer, start: int, end: int) -> int:
-        """Takes what it can of buffer[start:end] and says how many bytes that was.
+        """Consume bytes of buffer[start:end]. Returns the number of consumed bytes.
 
         The rest is offered again, from its first byte, with what comes after it.
         The buffer belongs to the transport: nothing may keep a view of it.
         """
 
     def on_stalled(self) -> None:
-        """The socket takes no more for now."""
+        """Handle a full socket buffer: stop writing."""
 
     def on_writable(self) -> None:
-        """The socket has taken everything, and takes more."""
+        """Handle an empty write queue: resume writing."""
 
     def on_half_closed(self) -> bool:
-        """The peer sends no more. True: the session will close the connection itself."""
+        """Handle the end of the peer's data. Returns True if the session will close itself."""
 
     def on_ended(self) -> None:
-        """The connection is gone. Always the last call, and always made."""
+        """Handle the end of the connection. Always called, as the last call."""

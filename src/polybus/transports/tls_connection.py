@@ -1,14 +1,14 @@
-"""A connection with TLS between the session and the socket.
+"""A stream connection with TLS between the session and the socket.
 
-The event loop can do TLS by itself, but it then keeps encrypted bytes in a queue
-that cannot be seen: no outbox could tell a slow reader from a fast one, and a
-peer that never finishes its handshake would stand before the gate, uncounted.
-So the loop only moves bytes here, and `ssl` works on two buffers in memory:
+The event loop's own TLS keeps encrypted bytes in a queue that is not visible: an outbox
+could not tell a slow reader from a fast one, and a peer that never finishes its handshake
+would not be counted by the gate. So the loop only moves bytes, and `ssl` works on two
+buffers in memory:
 
-    socket → _incoming → decrypt → inbox → session
+    socket → _incoming → decrypt → receive buffer → session
     socket ←── transport ←── _outgoing ←── encrypt ←── session
 
-There is a session only after the handshake. One that fails is told to the listener.
+The session exists only after the handshake. The listener is notified of a failed one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from polybus.kernel.receive_buffer import SharedBuffer
     from polybus.transports.stream_session import StreamSession
 
-HANDSHAKE_TIMEOUT_S = 10.0  # a peer that never finishes its handshake holds a descriptor
+HANDSHAKE_TIMEOUT_S = 10.0  # bounds how long an unfinished handshake holds a descriptor
 
 
 class TlsConnection(StreamConnection):
-    """`sealed` is where encrypted bytes land; like the shared buffer, one for all."""
+    """`sealed` is the buffer of encrypted bytes, shared by all connections."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class TlsConnection(StreamConnection):
     ) -> None:
         super().__init__(open_session, shared, admit, lost)
         self._encrypted = sealed
-        self._failed = failed  # no handshake: with whom, and why
-        self._begun = False  # the peer has sent something
+        self._failed = failed  # called with peer and reason of a failed handshake
+        self._begun = False  # the peer has sent bytes
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -51,7 +51,7 @@ class TlsConnection(StreamConnection):
         self.get_buffer = self._sealed_space  # type: ignore[method-assign]
         self.buffer_updated = self._sealed_filled  # type: ignore[method-assign]
 
-    # What a session may do with it.
+    # --- called by the session
 
     def write(self, data: bytes) -> None:
         if self._closing:
@@ -72,7 +72,7 @@ class TlsConnection(StreamConnection):
             self._send_close_notify()
         super().close()
 
-    # What the event loop calls.
+    # --- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if self._identify_and_admit(transport):
@@ -91,7 +91,7 @@ class TlsConnection(StreamConnection):
         except ssl.SSLWantReadError:
             self._send()
         except ssl.SSLError as error:
-            self._send()  # the alert that says why
+            self._send()  # the TLS alert with the reason
             if not self._opened:
                 self._failed(self.peer, (error.reason or "unknown").lower())
             super().close()
@@ -113,10 +113,12 @@ class TlsConnection(StreamConnection):
         self._open()
 
     def _decrypt(self) -> None:
-        """Hands on what has come, until it is all, or the session wants no more for now."""
+        """Decrypt and deliver received bytes until none are left or the session pauses."""
         while not self._paused and not self._closing:
             space = self._inbox.get_buffer()
-            count = cast(int, self._tls.read(len(space), space))  # given a buffer, it counts
+            count = cast(
+                int, self._tls.read(len(space), space)
+            )  # with a buffer it returns the count
             if not count:
                 self._on_close_notify()
                 return
@@ -132,7 +134,7 @@ class TlsConnection(StreamConnection):
             self.abort()
 
     def _read_rest(self) -> None:
-        """What is left is sealed, and the peer is not there to open it with."""
+        """Discard the undecrypted rest: TLS cannot proceed without the peer."""
 
     def _sealed_space(self, sizehint: int) -> memoryview:
         return self._encrypted.view
@@ -146,7 +148,7 @@ class TlsConnection(StreamConnection):
             self.close()
 
     def _send_close_notify(self) -> None:
-        """So that the peer can tell this end from a cut. Nobody waits for its answer."""
+        """Send close_notify, so that the peer can tell the end from a cut. Await no reply."""
         try:
             self._tls.unwrap()
         except ssl.SSLError:

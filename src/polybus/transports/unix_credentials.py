@@ -1,9 +1,9 @@
-"""The process at the other end of a Unix socket, in the words of the host's kernel.
+"""The process at the other end of a Unix socket, as the host's kernel reports it.
 
-All of it is as of the moment the peer connected, except the service, which is
-looked up when we accept: by then the process may have ended, and its pid may be
-another's. Linux 6.5 and later give a handle on the very process (SO_PEERPIDFD);
-with it, one that has ended has no service. Before that there is a small window.
+All values are those of the moment the peer connected, except the service, which is looked
+up when the bus accepts: the process may have ended by then, and its pid may be reused.
+Linux 6.5 and later return a handle of the process itself (SO_PEERPIDFD), so that an ended
+process has no service. On older kernels a small window remains.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from polybus.model.identity import Identity
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 ID_BYTES = 4
 NO_ID = 0xFFFFFFFF
-# Python has no names for these. (Their numbers differ on sparc and parisc.)
+# Python has no names for these; the numbers differ on sparc and parisc.
 SO_PEERGROUPS = 59
 SO_PEERPIDFD = 77
 NOT_KNOWN_HERE = (errno.ENOPROTOOPT, errno.EOPNOTSUPP)
 USUAL_GROUPS = 64
-# The most that Python's getsockopt takes; beyond, libc is called itself.
+# The limit of Python's getsockopt; for more groups libc is called directly.
 PYTHON_BYTES = 1024
 
 UNIT_SUFFIX = ".service"
@@ -46,7 +46,7 @@ def of_unix_peer(sock: SocketOptions) -> Identity:
 
 
 def _groups(sock: SocketOptions) -> frozenset[int] | None:
-    """The supplementary groups; None if this kernel (before 4.13) does not tell."""
+    """Return the supplementary groups, or None on kernels before 4.13."""
     size = USUAL_GROUPS * ID_BYTES
     while True:
         try:
@@ -61,7 +61,7 @@ def _groups(sock: SocketOptions) -> frozenset[int] | None:
 def _option(sock: SocketOptions, option: int, size: int) -> bytes:
     if size <= PYTHON_BYTES:
         return sock.getsockopt(socket.SOL_SOCKET, option, size)
-    import ctypes  # for a peer in hundreds of groups, which is rare
+    import ctypes  # only for a peer in hundreds of groups
 
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(size)
@@ -74,7 +74,7 @@ def _option(sock: SocketOptions, option: int, size: int) -> bytes:
 
 
 def _service(sock: SocketOptions, pid: int) -> str:
-    if pid <= 0:  # in a pid namespace that we cannot see
+    if pid <= 0:  # the peer is in a pid namespace that is not visible here
         return ""
     try:
         handle = struct.unpack("i", sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4))[0]
@@ -94,7 +94,7 @@ def _has_ended(handle: int) -> bool:
 
 
 def service_of(pid: int, proc: str = "/proc") -> str:
-    """The unit a process runs in, else its executable, else nothing."""
+    """Return the unit of a process, else its executable, else an empty string."""
     try:
         folder = os.open(f"{proc}/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -106,8 +106,8 @@ def service_of(pid: int, proc: str = "/proc") -> str:
 
 
 def unit_of(cgroups: str) -> str:
-    """The innermost `.service` of a process's cgroup (cgroup v2, else v1's own of systemd)."""
-    if UNIT_SUFFIX not in cgroups:  # nobody pays for what most have not
+    """Return the innermost `.service` of the cgroup (v2, else systemd's hierarchy of v1)."""
+    if UNIT_SUFFIX not in cgroups:  # most processes run in no unit; skip the parsing
         return ""
     paths: dict[str, str] = {}
     for line in cgroups.splitlines():
@@ -128,7 +128,7 @@ def _cgroups(folder: int) -> str:
         return ""
     try:
         return os.read(file, MAX_CGROUP_BYTES).decode("utf-8", errors="replace")
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return ""
     finally:
         os.close(file)
@@ -138,5 +138,5 @@ def _executable(folder: int) -> str:
     try:
         path = os.readlink("exe", dir_fd=folder)
     except OSError:
-        return ""  # another user's, or a thread of the kernel
+        return ""  # a process of another user, or a kernel thread
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -90,7 +90,7 @@ def test_test_says_which_rule_decides(acl):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["add", "allow", "user:0", "produce"], 2, "a rule has four words"),
+        (["add", "allow", "user:0", "produce"], 2, "a rule must have four words"),
         (["add", "allow user:0 produce"], 2, "has 3 words"),
         (["add", "allow", "root", "produce", "x"], 2, "who is 'root'?"),
         (["add", "allow", "user:0", "write", "x"], 2, "unknown verb 'write'"),
