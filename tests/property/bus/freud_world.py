@@ -124,7 +124,7 @@ class World:
                 self.visited[event, TopicState(topic.state)] += 1
             apply(event, topic, *arguments)
 
-        lifecycle.apply = record
+        lifecycle.apply = record  # type: ignore[method-assign]
 
     # --- clients
 
