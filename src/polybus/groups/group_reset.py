@@ -24,7 +24,7 @@ def check_has_no_members(group: Group, force: bool) -> None:
     """Raise `Conflict` if the group has members, unless forced."""
     if group.roster.members and not force:
         names = ", ".join(sorted(group.roster.members))
-        raise Conflict(f"group {group.name!r} must have no consumers, got {names}; use force")
+        raise Conflict(f"group {group.name!r} has consumers: {names}")
 
 
 def reset(context: GroupContext, group: Group, to: Any, force: bool) -> dict[int, int]:

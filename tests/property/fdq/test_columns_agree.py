@@ -1,4 +1,4 @@
-"""What the kernel makes of plain requests is what Python makes of them, one by one."""
+"""Compiled and checked construction of batches agree."""
 
 from __future__ import annotations
 

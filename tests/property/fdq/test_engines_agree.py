@@ -1,7 +1,7 @@
-"""A program gives the same on every bus inside a process: `memory:` and `lmdb:`.
+"""A program behaves equally on every in-process bus: `memory:` and `lmdb:`.
 
-The same steps are taken on both. What each step gives, or how it is refused, is the same,
-and so is everything that stands in the topics at the end, but for the time of day.
+Both run the same steps. Each step must return the same result or error, and the topics must
+have the same content at the end, except for timestamps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ topics = st.sampled_from(TOPICS)
 steps = st.one_of(
     st.tuples(st.just("produce"), st.sampled_from(NAMES), topics, requests),
     st.tuples(st.just("batch"), st.sampled_from(NAMES), topics, st.lists(requests, max_size=6)),
-    # Merged as it comes, so only where that does not show in the ids.
+    # Batching depends on timing, so only where the ids do not show it.
     st.tuples(
         st.just("run"),
         st.sampled_from(NAMES),
@@ -51,7 +51,7 @@ steps = st.one_of(
     ),
     st.tuples(st.just("open"), st.sampled_from(NAMES)),
     st.tuples(st.just("trim"), topics, st.integers(0, 4), st.integers(0, 5)),
-    # Whoever produces to it makes it again, with sixteen shards.
+    # The next produce creates it again, with sixteen shards.
     st.tuples(st.just("drop"), st.sampled_from(MANY)),
     st.tuples(st.just("create"), topics),
     st.tuples(st.just("replay"), topics, st.integers(0, 20), st.integers(0, 20)),
@@ -59,7 +59,7 @@ steps = st.one_of(
 
 
 class World:
-    """One bus, and the producers of a program on it: the older ones stay, to be fenced."""
+    """One bus and the producers of a program. Older producers stay open, to be fenced."""
 
     def __init__(self, url: str, stack: ExitStack) -> None:
         self.url = url
@@ -72,7 +72,7 @@ class World:
             self.open(name)
 
     def take(self, step: tuple[Any, ...]) -> Any:
-        """What the step gives; how it is refused, if it is."""
+        """Return the result of a step, or its error."""
         verb, *given = step
         act: Callable[..., Any] = getattr(self, verb)
         try:
@@ -86,7 +86,7 @@ class World:
         return producer.epoch
 
     def produce(self, name: str, topic: str, request: fdq.MessageRequest) -> Any:
-        """By the first of the name, who may be fenced by now, and by the last."""
+        """Produce by the first producer of the name, which may be fenced, and by the last."""
         by = {id(one): one for one in self._both(name)}
         return [self._told(partial(one.produce, topic, *request)) for one in by.values()]
 

@@ -1,4 +1,4 @@
-"""The async twins: the loop goes on while threads wait."""
+"""The async clients: the event loop is not blocked while threads wait."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def ticking() -> AsyncIterator[list[int]]:
-    """Counts turns of the loop."""
+    """Count iterations of the event loop."""
     turns = [0]
 
     async def tick() -> None:

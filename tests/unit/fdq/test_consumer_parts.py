@@ -1,4 +1,4 @@
-"""Small parts of a consumer, each alone: what it holds, tells, fetches and says."""
+"""Parts of a consumer in isolation: fetch window and buffer, dispatchers, acks, shards."""
 
 import threading
 from itertools import accumulate
@@ -61,7 +61,7 @@ def test_window_adapts_within_its_bounds():
 
 
 class Told:
-    """A member to whom the bus says one thing."""
+    """A member that gets one assignment response."""
 
     def __init__(self, **told):
         self._told = {"assigned": [], "release": [], "lost": [], **told}
@@ -116,7 +116,7 @@ def test_buffer_counts_bytes():
 
 def test_key_has_one_executor_by_bits_that_did_not_choose_its_shard():
     keys = [f"key-{n}" for n in range(400)]
-    # Of one shard alone: the low bits of their hashes are all the same.
+    # Keys of one shard, whose hashes have equal low bits.
     same = [key for key in keys if xxhash.xxh64_intdigest(key.encode()) % 16 == 3]
     lanes = choose_executors(rows(same), range(len(same)), 4)
     assert lanes == choose_executors(rows(same), range(len(same)), 4)
@@ -129,7 +129,7 @@ def test_messages_without_a_key_are_spread_over_executors():
 
 
 def joined(*parts):
-    """As a fetch brings them: one batch, and whose rows are where."""
+    """One fetched batch, with the slice of each shard."""
     table = pa.Table.from_batches([one for _, one in parts])
     starts = accumulate((one.num_rows for _, one in parts), initial=0)
     places = [(held, at, one.num_rows) for (held, one), at in zip(parts, starts, strict=False)]
@@ -137,7 +137,7 @@ def joined(*parts):
 
 
 def taken(pieces):
-    """The offsets of pieces, run by run."""
+    """Return the offsets of queued rows, run by run."""
     found = []
     for piece in pieces:
         while (run := piece.take()) is not None:
@@ -179,7 +179,7 @@ def test_waiting_message_does_not_keep_its_fetch_alive():
     assert run.build_argument("t", 0).shard_key == "a"
 
 
-# --- what is told
+# --- reports
 
 
 def ended(lane, *, well):
@@ -232,7 +232,7 @@ def test_response_decides_the_followers_of_a_failed_run():
 
 
 def test_failed_message_that_is_done_is_not_retried():
-    """Its dead letter was in an answer that was lost."""
+    """The response with its dead letter was lost."""
     held = shard()
     lane = lane_of(held, ["a"])
     ended(lane, well=False)
@@ -251,7 +251,7 @@ def test_failures_over_the_limit_are_retried_uncounted():
     assert AckBatch(held).build_report()["acked"] == [(0, 1)]
 
 
-# --- holdings
+# --- assigned shards
 
 
 def test_assignment_of_an_earlier_generation_is_ignored():
@@ -296,7 +296,7 @@ def test_release_starts_once_and_close_applies_to_later_shards():
     assert not late.is_open
 
 
-# --- the rest
+# --- other parts
 
 
 def test_wake_signal_does_not_miss_earlier_work():

@@ -1,4 +1,4 @@
-"""The guide says what the code does, and what exactly-once means in the words we stand by."""
+"""The FDQ guide agrees with the code and contains the definition of exactly-once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GUIDE = (ROOT / "docs" / "guides" / "fdq.md").read_text()
 
 
 def rows() -> dict[str, str]:
-    """The first two cells of every row of every table that begins with a name in code."""
+    """Return the first two cells of each table row that begins with a name in code."""
     return dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", GUIDE, re.MULTILINE))
 
 

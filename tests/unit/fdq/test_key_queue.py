@@ -1,4 +1,4 @@
-"""Lanes and the books of a shard, driven at random against what must hold."""
+"""Key-ordered queues and the progress of a shard, driven at random against invariants."""
 
 import pyarrow as pa
 import pytest
@@ -19,8 +19,8 @@ from polybus.dialects.fdq.client.key_queue import KeyOrderedQueue
 from polybus.model.arrow import READ_SCHEMA
 
 LANES = 3
-MAX_RANGES = COLLECT_EVERY + 2 * LANES + 2  # full with two gaps
-MAX_HOLDS = 3  # full with three that have failed, too
+MAX_RANGES = COLLECT_EVERY + 2 * LANES + 2  # the shard is full with two gaps
+MAX_HOLDS = 3  # and with three blocked keys
 MAX_DELIVER = 3
 
 
@@ -37,7 +37,7 @@ def given(low=0, **more):
 
 
 class Executors(RuleBasedStateMachine):
-    """Several lanes of one shard, a bus that counts, and a clock that is not needed."""
+    """Several queues of one shard, and a model of the bus that counts failures."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +49,7 @@ class Executors(RuleBasedStateMachine):
         self.lanes = [KeyOrderedQueue() for _ in range(LANES)]
         self.keys: list[str | None] = []
         self.failed: dict[int, int] = {}
-        self.done: set[int] = set()  # ended well, or dead
+        self.done: set[int] = set()  # succeeded or dead-lettered
         self.acked: set[int] = set()
         self.dead: set[int] = set()
         self.pausing: list = []
@@ -111,7 +111,7 @@ class Executors(RuleBasedStateMachine):
 
     @rule()
     def ack(self):
-        """What the bus does, and what it tells."""
+        """Model the bus: count failures and answer with dead letters."""
         self.shard.collect_finished()
         for start, end in self.shard.take_unsent_acks():
             assert set(range(start, end)) <= self.done - self.dead, "acked, but not run"
@@ -151,7 +151,7 @@ class Executors(RuleBasedStateMachine):
             self.patch.undo()
 
     def end(self):
-        """With nobody failing any more, all is done soon, and in the fewest words."""
+        """Without further failures everything finishes, in one range."""
         everything = set(range(len(self.keys)))
         for _ in range(4 * len(self.keys) + 4):
             if self.acked | self.dead == everything:
@@ -183,7 +183,7 @@ TestExecutors = Executors.TestCase
 TestExecutors.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
 
 
-# --- one by one -----------------------------------------------------------------
+# --- single messages
 
 
 def lane_with(shard, keys, first=0):
@@ -327,7 +327,7 @@ def test_key_is_unblocked_after_its_waiting_runs():
     assert started(lane) == 2
 
 
-# --- batches ----------------------------------------------------------------------
+# --- batches
 
 
 def batch_lane(shard, count, last_attempt=2):
@@ -408,7 +408,7 @@ def test_shard_stops_reading_if_all_runs_fail(monkeypatch):
 
 
 def test_full_shard_retries_failed_runs_and_starts_the_low_water_mark(monkeypatch):
-    """Else a shard stands still for ever: nobody may begin who does not touch what is done."""
+    """Otherwise the shard would stop forever: every other message would add a range."""
     monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", 3)
     shard = AssignedShard(given(), executors=2)
     first = lane_with(shard, ["a", "b", "c"])

@@ -1,7 +1,7 @@
-"""Whoever may have been taken for dead begins nothing: its shards may be others' by now.
+"""A consumer without a lease starts no run, because its shards may belong to others.
 
-Nor does whoever was told so when it was about to begin: what comes behind would be begun
-before the message that was not.
+A consumer that is fenced while it reports a suspect run closes the shard. Otherwise later
+messages of the key would overtake that run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def refuse(run):
 
 @pytest.fixture
 def executor(member):
-    """Three messages of a key, of which the first may have been begun by one that died."""
+    """An executor with three messages of one key, of which the first is suspect."""
     made = Executor(
         0,
         ConsumeOptions("orders", "c1", lambda envelope: member.handled.append(envelope.offset)),

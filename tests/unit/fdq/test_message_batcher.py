@@ -1,4 +1,4 @@
-"""What waits, what goes, and in which order: with a bus that answers when it is told to."""
+"""Pending and sent batches and their order, with a bus that responds on demand."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from polybus.errors import ConnectionLost, Denied, UsageError
 from polybus.native import Produced
 from tests.rig.observer import until
 
-FOR_EVER_S = 1e6  # nothing is sent in these tests because time has passed
+FOR_EVER_S = 1e6  # long: no test here sends by the linger timeout
 DONE = Produced(1, 1, False)
 PATIENCE_S = 30
 
 
 class Slow:
-    """Takes batches, and answers when it is told to."""
+    """A bus that takes batches and responds on demand."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, pa.RecordBatch]] = []
@@ -71,7 +71,7 @@ def add(merger: MessageBatcher, body: bytes, topic: str = "t") -> Future[Produce
 
 
 def started(merger: MessageBatcher, bus: Slow) -> None:
-    """One is on its way."""
+    """A batcher with one batch in flight."""
     add(merger, b"first")
     until(lambda: bus.sent, "the first")
 
@@ -100,7 +100,7 @@ def test_pending_messages_are_sent_together_after_the_response(
 
 
 def test_any_response_sends_pending_messages(merger: MessageBatcher, bus: Slow) -> None:
-    """Though others are still on their way."""
+    """While other batches are still in flight."""
     started(merger, bus)
     merger.send_rows("t", build_batch(["k"], [b"second"], [0], None))
     add(merger, b"third")
@@ -153,7 +153,7 @@ def test_caller_near_the_linger_deadline_sends(bus: Slow) -> None:
 
 
 def test_response_does_not_flush_early_without_a_waiter(bus: Slow) -> None:
-    """Else batches would be small, and the bus have more to do than it needs to."""
+    """Otherwise batches would be small, which costs the bus more."""
     now_s = [0.0]
     merger = MessageBatcher(
         BatchOptions(linger_s=LONG_LINGER_S / 2), bus.send, clock=lambda: now_s[0]
@@ -164,7 +164,7 @@ def test_response_does_not_flush_early_without_a_waiter(bus: Slow) -> None:
     add(merger, b"second")
     bus.futures.pop(0).set_result(DONE)
     assert len(bus.sent) == 3
-    merger.send_if_free()  # somebody waits
+    merger.send_if_free()  # a caller waits
     bus.futures.pop(0).set_result(DONE)
     until(lambda: len(bus.sent) == 4, "the second")
     bus.answer()
@@ -172,7 +172,7 @@ def test_response_does_not_flush_early_without_a_waiter(bus: Slow) -> None:
 
 
 def test_linger_timeout_sends_messages_after_a_submitted_batch(bus: Slow) -> None:
-    """Though the thread has seen nothing of that."""
+    """Although the thread was not notified."""
     merger = MessageBatcher(BatchOptions(linger_s=0.001), bus.send)
     started(merger, bus)
     bus.answer()
@@ -200,7 +200,7 @@ def test_caller_that_fills_a_batch_must_send(bus: Slow, merging: BatchOptions) -
 
 
 def test_batches_are_bounded_except_for_one_large_message(bus: Slow) -> None:
-    """Many threads may add before one of them gets round to sending."""
+    """Many threads may add before one of them sends."""
     merger = MessageBatcher(BatchOptions(FOR_EVER_S, max_batch_bytes=1000), bus.send)
     started(merger, bus)
     sizes = [400, 400, 400, 5000, 100, 100]
@@ -242,7 +242,7 @@ def test_submitted_batch_follows_pending_messages(merger: MessageBatcher, bus: S
 
 
 def test_topic_with_headers_keeps_the_column(merger: MessageBatcher, bus: Slow) -> None:
-    """Else each change would be a new stream."""
+    """Otherwise each change of columns would open a new stream."""
     started(merger, bus)
     add(merger, b"a")
     merger.add("t", None, b"b", [("name", b"value")])
@@ -314,7 +314,7 @@ def test_flush_times_out_while_send_blocks(merger: MessageBatcher, bus: Slow) ->
 
 
 def test_futures_resolve_while_a_sender_blocks(merger: MessageBatcher, bus: Slow) -> None:
-    """A bus that is full takes no more until it has told what became of the first."""
+    """A full bus takes no more batches until the first one is resolved."""
     started(merger, bus)
     bus.open.clear()
     add(merger, b"x")

@@ -1,4 +1,4 @@
-"""What can be a message: types, text, named limits; one by one and by the batch."""
+"""Validation of messages: types, encoding and limits, for single messages and batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polybus.dialects.fdq import MessageRequest, limits
 from polybus.dialects.fdq.client import envelope, message_columns
 from polybus.errors import MalformedRequest, TooLarge
 
-LONE = "\ud800"  # half of a character: text in Python, nothing in UTF-8
+LONE = "\ud800"  # a lone surrogate, which UTF-8 cannot encode
 LONGEST = "é" * 512  # 1024 bytes
 NOW_MS = 17
 

@@ -1,4 +1,4 @@
-"""Receipts are futures: alone, in sets, and on an event loop."""
+"""Message futures behave as futures: alone, in sets, and on an event loop."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_as_completed_yields_each_future() -> None:
 
 
 def test_waiter_of_one_future_wakes_with_its_result() -> None:
-    """They share a condition: nobody must wake for another's news and think time is up."""
+    """They share a condition: a waiter that wakes for another future must continue to wait."""
     condition, receipts = some(50)
     waiting = [in_thread(partial(one.result, PATIENCE_S)) for one in receipts]
     resolve_all(condition, receipts, DONE, None)

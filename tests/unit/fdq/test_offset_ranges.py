@@ -1,4 +1,4 @@
-"""Ranges against a set of numbers."""
+"""Offset ranges against a model set of integers."""
 
 from hypothesis import given
 from hypothesis import strategies as st

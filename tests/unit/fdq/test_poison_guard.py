@@ -1,4 +1,4 @@
-"""What is suspect begins one at a time, when the bus knows of it."""
+"""Suspect runs begin one at a time, after the bus knows of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECOND: Any = "second"
 
 
 class Runs:
-    """Two runs that want to begin, and what the bus has been told of."""
+    """Two runs that want to begin, and the reports to the bus."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -43,7 +43,7 @@ def runs() -> Runs:
 def test_second_suspect_run_is_reported_after_the_first_ended(runs: Runs) -> None:
     runs.care.begin(FIRST)
     second = runs.begin(SECOND)
-    runs.care.end(SECOND)  # whose turn it is not: nothing ends by it
+    runs.care.end(SECOND)  # not the current run: no effect
     second.join(0.2)
     assert runs.told == [FIRST]
     runs.care.end(FIRST)

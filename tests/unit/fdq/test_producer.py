@@ -1,4 +1,4 @@
-"""A producer on a bus inside the process: keys, batches, names, limits and ends."""
+"""A producer on an in-process bus: keys, batches, names, limits and close."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def messages(url: str, topic: str = "t") -> list[bytes]:
     return [envelope.message for envelope in fdq.replay(url, topic)]
 
 
-# --- one by one
+# --- single messages
 
 
 def test_message_is_readable_when_produce_returns(bus: InProcessClient, url: str) -> None:
@@ -191,7 +191,7 @@ def test_invalid_batches_are_refused(bus: InProcessClient, url: str, mistake: An
         producer.produce_batch("t", mistake)
 
 
-# --- bad input
+# --- invalid input
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_missing_topics_are_not_created_without_create(bus: InProcessClient, url
                 producer.produce_batch("nowhere", [("k", b"x")])
         assert [one["topic"] for one in bus.act("topic.list")["topics"]] == ["there"]
         bus.act("topic.create", topic="nowhere")
-        producer.produce("nowhere", "k", b"x")  # it is there now
+        producer.produce("nowhere", "k", b"x")  # it exists now
         bus.act("topic.drop", topic="nowhere")
         with pytest.raises(errors.DoesNotExist, match="nowhere"):
             producer.produce("nowhere", "k", b"x")
@@ -281,7 +281,7 @@ def test_missing_topics_are_not_created_without_create(bus: InProcessClient, url
             producer.produce_batch("there", None)
 
 
-# --- names and ends
+# --- names and close
 
 
 def test_a_newer_one_of_the_same_name_fences_the_older(bus: InProcessClient, url: str) -> None:
@@ -359,7 +359,7 @@ def test_use_in_a_forked_child_is_refused(
             ):
                 with pytest.raises(errors.StoreClosed, match=f"process {os.getpid()}"):
                     call()
-            producer.close()  # leaves the parent's alone
+            producer.close()  # does not affect the parent's producer
         producer.produce("t", "k", b"z")
     assert messages(url) == [b"x", b"z"]
 
@@ -377,7 +377,7 @@ def test_fork_guard_knows_the_child_process() -> None:
 
 
 def test_callback_may_produce(bus: InProcessClient, url: str) -> None:
-    """Not waiting for it, which would be waiting for itself."""
+    """A callback may produce, but must not wait for the result."""
     with fdq.Producer(url) as producer:
         first = producer.produce("t", "k", b"1", wait=False)
         first.add_done_callback(lambda _: producer.produce("t", "k", b"2", wait=False))

@@ -1,4 +1,4 @@
-"""What programs import: a change here is a change of the interface."""
+"""The public interface of FDQ: a change here is a change of the interface."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_message_request_fields() -> None:
 
 
 def test_calls_of_the_specification() -> None:
-    """By position and by name."""
+    """Accept arguments by position and by name."""
     produce = inspect.signature(fdq.Producer.produce).parameters
     assert list(produce)[1:] == ["topic", "shard_key", "message", "headers", "wait"]
     batch = inspect.signature(fdq.Producer.produce_batch).parameters

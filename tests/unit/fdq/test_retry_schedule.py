@@ -1,4 +1,4 @@
-"""Pauses and what is due."""
+"""Backoff and the retry schedule."""
 
 import pytest
 

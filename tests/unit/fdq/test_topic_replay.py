@@ -1,4 +1,4 @@
-"""Replay: any range, in id order, by id and by the bus's time, without any group."""
+"""Replay of a range in id order, by id and by time, without a group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENGINES = ["memory", "lmdb"]
 
 @contextmanager
 def filled(where: str) -> Iterator[str]:
-    """With a topic of forty messages, in forty commits."""
+    """A store with a topic of forty messages in forty commits."""
     with open_bus(where), fdq.Producer(where) as producer:
         for n in range(1, COUNT + 1):
             producer.produce("t", f"k{n % 5}", b"%d" % n)
@@ -43,7 +43,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def history(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The same, for those who only look."""
+    """The same store, shared by tests that only read."""
     with filled(f"{request.param}:{tmp_path_factory.mktemp('history') / 'store'}") as where:
         yield where
 
@@ -83,7 +83,7 @@ def test_replay_by_id(history: str, settings: dict[str, int], expected: Any) -> 
 
 
 def test_replay_by_time(history: str) -> None:
-    """A time is the first message that came then or later; `to` is left out."""
+    """A time selects the first message at or after it; `to` is exclusive."""
     at = times(history)
     first, last = at.index(at[9]) + 1, at.index(at[29]) + 1  # commits may share a time
     assert ids(history, from_time=at[9]) == list(range(first, COUNT + 1))

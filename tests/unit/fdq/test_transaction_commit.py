@@ -1,4 +1,4 @@
-"""What a commit carries in its JSON is never more than it was reckoned to be."""
+"""The inline size of outputs is an upper bound of their JSON."""
 
 import json
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from polybus.store.engine_registry import open_store
-from tests.unit.groups.group_fixture import Desk
+from tests.unit.groups.group_harness import GroupHarness
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
+def harness() -> Iterator[GroupHarness]:
     with open_store("memory:") as store:
-        yield Desk(store)
+        yield GroupHarness(store)

@@ -1,4 +1,4 @@
-"""Acks as a set of offsets knows them, and failed runs counted once each."""
+"""Acks against a model set of offsets; each failed run is counted once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_ranges_are_a_set_of_offsets(start, calls):
         model |= {n for a, b in acked for n in range(a, b)}
         assert offsets(progress.low, progress.ranges) == model
         assert progress.acked == len(model) - start
-        # In order, apart from each other and from the low mark: else a range too many.
+        # Ascending, and touching neither each other nor the low-water mark.
         edges = [progress.low, *(edge for one in progress.ranges for edge in one)]
         assert all(a < b for a, b in itertools.pairwise(edges))
         for before in (0, start, 30, END):
@@ -67,7 +67,7 @@ def test_ack_clears_attempts_and_suspect_mark():
 
 def test_failed_run_is_counted_once():
     progress = ShardProgress()
-    for attempt in (0, 0, 1, 1, 0):  # told twice each, and one very late
+    for attempt in (0, 0, 1, 1, 0):  # each reported twice, and one very late
         entry = ShardReport(0, 1, failed=(FailureReport(5, "", attempt),))
         progress = shard_progress.apply_report(progress, entry, END, 10).progress
     assert progress.attempts == {5: 2}
@@ -103,7 +103,7 @@ def test_ranges_are_limited():
     with pytest.raises(LimitReached) as caught:
         shard_progress.ack_ranges(full, [(beyond, beyond + 1)])
     assert caught.value.limit == "max_ranges"
-    assert shard_progress.ack_ranges(full, [(2, 3)]).low == 0  # joins two
+    assert shard_progress.ack_ranges(full, [(2, 3)]).low == 0  # joins two ranges
     assert shard_progress.ack_ranges(full, [(0, 1)]).low == 2
     last = full.ranges[-1][1]
     assert (

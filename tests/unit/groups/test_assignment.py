@@ -1,4 +1,4 @@
-"""Shards over members: even, sticky, each with one owner, whatever happens in which order."""
+"""Assignment is even and sticky, and each shard has one owner, in any order of events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from polybus.groups.assignment import assign_shards
 from polybus.store.engine_registry import open_store
-from tests.unit.groups.group_fixture import Desk, Seat
+from tests.unit.groups.group_harness import GroupHarness, HarnessMember
 
 MEMBERS = st.sets(st.sampled_from("abcdefgh"))
 OWNERS = st.lists(st.none() | st.sampled_from("abcdefgh"), max_size=40)
@@ -34,7 +34,7 @@ def test_assignment_is_even_and_complete(members, before, holders):
 
 @given(MEMBERS.filter(bool), OWNERS)
 def test_shards_move_only_if_necessary(members, before):
-    """As few as can be: the least over all ways to say who gets one more."""
+    """Return the minimum number of moves over all choices of the members with one more."""
     shards = dict(enumerate(before))
     target = assign_shards(members, shards, shards)
     stayed = sum(1 for shard, owner in shards.items() if target[shard] == owner)
@@ -52,7 +52,7 @@ def test_even_assignment_is_unchanged(members, before):
 
 
 def test_shard_stays_with_its_holder_if_even():
-    # b was to get 2 of c and 3 of a, and has died before it got them.
+    # b was assigned shard 2 of c and 3 of a, and died before it got them.
     before = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
     holders = {**before, 2: "c", 3: "a"}
     target = assign_shards({"a", "c"}, before, holders)
@@ -60,22 +60,22 @@ def test_shard_stays_with_its_holder_if_even():
 
 
 class Hands(RuleBasedStateMachine):
-    """Members of a group come, go, drain and die in any order."""
+    """Members join, leave, drain and die in any order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.store = open_store("memory:")
-        self.desk = Desk(self.store)
-        self.desk.topic(shards=7)
-        self.seats: dict[str, Seat] = {}
-        self.owners: dict[tuple[int, int], str] = {}  # (shard, epoch) → who had it
+        self.harness = GroupHarness(self.store)
+        self.harness.topic(shards=7)
+        self.seats: dict[str, HarnessMember] = {}
+        self.owners: dict[tuple[int, int], str] = {}  # (shard, epoch) → owner
 
     def teardown(self) -> None:
         self.store.close()
 
     @rule(name=st.sampled_from("abcde"))
     def join(self, name):
-        self.seats[name] = self.desk.join(name)
+        self.seats[name] = self.harness.join(name)
 
     @precondition(lambda self: self.seats)
     @rule(data=st.data())
@@ -87,31 +87,31 @@ class Hands(RuleBasedStateMachine):
     def die(self, data):
         del self.seats[self.pick(data)]
         for _ in range(2):
-            self.desk.now += 3
-            for seat in self.seats.values():
-                seat.beat()
-            self.desk.groups.tick()
+            self.harness.now += 3
+            for member in self.seats.values():
+                member.beat()
+            self.harness.groups.tick()
 
     @precondition(lambda self: self.seats)
     @rule(data=st.data())
     def release_one(self, data):
-        seat = self.seats[self.pick(data)]
-        for number in seat.fetch().release[:1]:
-            assert seat.ack(number, release=True)["error"] is None
+        member = self.seats[self.pick(data)]
+        for number in member.fetch().release[:1]:
+            assert member.ack(number, release=True)["error"] is None
 
     @rule()
     def restart(self):
-        self.desk.open()
-        self.desk.groups.tick()
+        self.harness.open()
+        self.harness.groups.tick()
 
     def pick(self, data) -> str:
         return data.draw(st.sampled_from(sorted(self.seats)))
 
     @invariant()
     def each_shard_has_one_owner_that_is_there(self):
-        if not self.desk.groups.names(self.desk.topic()):
+        if not self.harness.groups.names(self.harness.topic()):
             return
-        for shard in self.desk.info()["shards"]:
+        for shard in self.harness.info()["shards"]:
             owner, key = shard["owner"], (shard["shard"], shard["epoch"])
             assert (owner is None) == (not self.seats)
             assert owner is None or owner in self.seats
@@ -121,8 +121,8 @@ class Hands(RuleBasedStateMachine):
     def once_all_is_released_it_is_even(self):
         if not self.seats:
             return
-        sizes = sorted(len(seat.owns) for seat in self.seats.values())
-        draining = any(seat.beat()[0] for seat in self.seats.values())
+        sizes = sorted(len(member.owns) for member in self.seats.values())
+        draining = any(member.beat()[0] for member in self.seats.values())
         assert draining or sizes[-1] - sizes[0] <= 1
 
 

@@ -1,4 +1,4 @@
-"""Messages that fail too often are given up, in the commit that counts them as acked."""
+"""Messages that fail too often become dead letters, in the commit that acks them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from polybus.model.commit import Commit
 
 
 @pytest.fixture
-def seat(desk):
-    desk.produce(10, shard=1, key="k")
-    one = desk.join("a")
+def member(harness):
+    harness.produce(10, shard=1, key="k")
+    one = harness.join("a")
     one.fetch()
     return one
 
 
-def test_message_becomes_a_dead_letter_after_max_deliver_failures(desk, seat):
-    assert seat.fail(1, 4, 0)["attempts"] == {"4": 1}
-    assert seat.fail(1, 4, 1)["attempts"] == {"4": 2}
-    assert desk.letters() == []
-    told = seat.fail(1, 4, 2)
+def test_message_becomes_a_dead_letter_after_max_deliver_failures(harness, member):
+    assert member.fail(1, 4, 0)["attempts"] == {"4": 1}
+    assert member.fail(1, 4, 1)["attempts"] == {"4": 2}
+    assert harness.letters() == []
+    told = member.fail(1, 4, 2)
     assert (told["attempts"], told["dead"], told["error"]) == ({}, [4], None)
-    (letter,) = desk.letters()
+    (letter,) = harness.letters()
     assert (letter.key, letter.body, letter.insertion_ms) == ("k", b"4", 7)
     assert dict(letter.headers) == {
         "h": b"1",
@@ -36,33 +36,33 @@ def test_message_becomes_a_dead_letter_after_max_deliver_failures(desk, seat):
         "polybus.deliveries": b"3",
         "polybus.reason": b"no good",
     }
-    shard = desk.shard(1)
+    shard = harness.shard(1)
     assert (shard["acked"], shard["dead_lettered"], shard["ranges"]) == (1, 1, 1)
-    assert seat.fail(1, 4, 2)["dead"] == []  # acked by now
-    assert len(desk.letters()) == 1
+    assert member.fail(1, 4, 2)["dead"] == []  # acked already
+    assert len(harness.letters()) == 1
 
 
-def test_dead_letter_and_ack_are_one_commit(desk, seat, monkeypatch):
+def test_dead_letter_and_ack_are_one_commit(harness, member, monkeypatch):
     commits: list[Commit] = []
-    real = desk.store.commit
-    monkeypatch.setattr(desk.store, "commit", lambda one: commits.append(one) or real(one))
-    told = seat.ack(1, (0, 4), failed=tuple(FailureReport(4, "x") for _ in range(3)))
+    real = harness.store.commit
+    monkeypatch.setattr(harness.store, "commit", lambda one: commits.append(one) or real(one))
+    told = member.ack(1, (0, 4), failed=tuple(FailureReport(4, "x") for _ in range(3)))
     assert told["dead"] == [4]
     (commit,) = commits
     assert len(commit.appends) == len(commit.changes) == 1
-    assert desk.shard(1)["low"] == 5
+    assert harness.shard(1)["low"] == 5
 
 
-def test_dead_letter_topic_has_no_dead_letter_topic(desk):
-    desk.topic("t.dlq")
-    desk.produce(1, topic="t.dlq")
-    member = desk.join("a")
-    desk.groups.leave(*member.who, [])
-    joined = desk.groups.join(desk.topic("t.dlq"), "g", "a", member_of())
+def test_dead_letter_topic_has_no_dead_letter_topic(harness):
+    harness.topic("t.dlq")
+    harness.produce(1, topic="t.dlq")
+    member = harness.join("a")
+    harness.groups.leave(*member.who, [])
+    joined = harness.groups.join(harness.topic("t.dlq"), "g", "a", member_of())
     entry = member.entry(0, epoch=1, failed=tuple(FailureReport(0) for _ in range(5)))
-    (told,) = desk.groups.ack(desk.topic("t.dlq"), "g", "a", joined.epoch, [entry])
+    (told,) = harness.groups.ack(harness.topic("t.dlq"), "g", "a", joined.epoch, [entry])
     assert (told["attempts"], told["dead"]) == ({"0": 5}, [])
-    assert desk.durable.find("t.dlq.dlq") is None
+    assert harness.durable.find("t.dlq.dlq") is None
 
 
 def member_of():
@@ -71,97 +71,99 @@ def member_of():
     return Member(0, 3, 2000, 5000)
 
 
-def test_message_without_a_dead_letter_topic_is_redelivered(desk, seat, monkeypatch):
+def test_message_without_a_dead_letter_topic_is_redelivered(harness, member, monkeypatch):
     def denied(topic):
         raise Denied("not this")
 
     with monkeypatch.context() as patch:
-        patch.setattr(desk, "_dead_letters", denied)
-        desk.open()
-        told = seat.ack(1, (0, 2), failed=tuple(FailureReport(4) for _ in range(3)))
+        patch.setattr(harness, "_dead_letters", denied)
+        harness.open()
+        told = member.ack(1, (0, 2), failed=tuple(FailureReport(4) for _ in range(3)))
     assert told == {"shard": 1, "low": 2, "attempts": {"4": 3}, "dead": [], "error": None}
-    desk.open()
-    assert seat.fail(1, 4, 3)["dead"] == [4]
+    harness.open()
+    assert member.fail(1, 4, 3)["dead"] == [4]
 
 
-def test_unavailable_store_fails_the_call(desk, seat, monkeypatch):
+def test_unavailable_store_fails_the_call(harness, member, monkeypatch):
     def slow(topic):
         raise Unavailable("try again")
 
-    monkeypatch.setattr(desk, "_dead_letters", slow)
-    desk.open()
+    monkeypatch.setattr(harness, "_dead_letters", slow)
+    harness.open()
     with pytest.raises(Unavailable):
-        seat.ack(1, (0, 2), failed=tuple(FailureReport(4) for _ in range(3)))
-    assert desk.shard(1)["low"] == 0
+        member.ack(1, (0, 2), failed=tuple(FailureReport(4) for _ in range(3)))
+    assert harness.shard(1)["low"] == 0
 
 
 @pytest.mark.parametrize("runs", [1, 3])
-def test_trimmed_message_is_neither_dead_lettered_nor_retried(desk, seat, runs):
-    seat.ack(1, (0, 2), failed=(FailureReport(4),))
-    desk.store.trim(desk.topic().number, {1: 6})
-    told = seat.ack(1, failed=tuple(FailureReport(4) for _ in range(runs)))
+def test_trimmed_message_is_neither_dead_lettered_nor_retried(harness, member, runs):
+    member.ack(1, (0, 2), failed=(FailureReport(4),))
+    harness.store.trim(harness.topic().number, {1: 6})
+    told = member.ack(1, failed=tuple(FailureReport(4) for _ in range(runs)))
     assert told == {"shard": 1, "low": 6, "attempts": {}, "dead": [], "error": None}
-    assert desk.letters() == []
-    desk.open()
-    shard = desk.shard(1)
+    assert harness.letters() == []
+    harness.open()
+    shard = harness.shard(1)
     assert (shard["low"], shard["acked"], shard["trimmed_unread"]) == (6, 2, 4)
 
 
-def test_dead_letters_per_commit_are_limited(desk, seat, monkeypatch):
+def test_dead_letters_per_commit_are_limited(harness, member, monkeypatch):
     monkeypatch.setattr(dead_letter_queue, "MAX_DEAD_LETTERS", 2)
     failed = tuple(FailureReport(offset) for offset in (1, 2, 3) for _ in range(3))
-    told = seat.ack(1, failed=failed)
+    told = member.ack(1, failed=failed)
     assert told["dead"] == [1, 2]
     assert told["attempts"] == {"3": 3}
-    assert seat.fail(1, 3)["dead"] == [3]
+    assert member.fail(1, 3)["dead"] == [3]
     monkeypatch.setattr(dead_letter_queue, "MAX_BYTES", 1)
-    told = seat.ack(1, failed=tuple(FailureReport(offset) for offset in (5, 6) for _ in range(3)))
+    told = member.ack(1, failed=tuple(FailureReport(offset) for offset in (5, 6) for _ in range(3)))
     assert told["dead"] == [5]
 
 
-def test_headers_are_replaced_and_reasons_truncated(desk, seat):
+def test_headers_are_replaced_and_reasons_truncated(harness, member):
     from polybus.groups.dead_letter_queue import ExhaustedMessage, _add_headers
     from polybus.groups.message_block import OutputMessage
 
     message = OutputMessage(None, b"", [("polybus.topic", b"old"), ("x", b"1")], 0)
     failure = ExhaustedMessage(0, 1, 3, "ä" * 2000 + "\ud800")
-    found = _add_headers(message, desk.topic(), "g", failure, 9)
+    found = _add_headers(message, harness.topic(), "g", failure, 9)
     assert [name for name, _ in found].count("polybus.topic") == 1
     assert dict(found)["polybus.topic"] == b"t"
     assert dict(found)["polybus.reason"].decode() == "ä" * 512
 
 
-def test_runs_of_a_dead_consumer_have_failed(desk):
-    desk.produce(10)
+def test_runs_of_a_dead_consumer_have_failed(harness):
+    harness.produce(10)
     for death in range(3):
-        one = desk.join("a")
+        one = harness.join("a")
         one.fetch()
         assert one.beat({0: (2, 3)})
         if death == 2:
-            one.ack(0, (0, 3), running=(3,))  # 2 came to its end
-        desk.now += 6
-        desk.groups.tick()
-    assert [letter.body for letter in desk.letters()] == [b"3"]
-    assert dict(desk.letters()[0].headers)["polybus.reason"] == b"the consumer died during the run"
-    shard = desk.shard(0)
+            one.ack(0, (0, 3), running=(3,))  # offset 2 is a dead letter
+        harness.now += 6
+        harness.groups.tick()
+    assert [letter.body for letter in harness.letters()] == [b"3"]
+    assert (
+        dict(harness.letters()[0].headers)["polybus.reason"] == b"the consumer died during the run"
+    )
+    shard = harness.shard(0)
     assert (shard["low"], shard["suspect_to"], shard["dead_lettered"]) == (4, 10, 1)
 
 
-def test_failed_run_does_not_fail_again_when_its_consumer_dies(desk):
-    desk.produce(10)
-    one = desk.join("a")
+def test_failed_run_does_not_fail_again_when_its_consumer_dies(harness):
+    harness.produce(10)
+    one = harness.join("a")
     one.fetch()
     one.beat({0: (2, 3)})
     one.fail(0, 2)
-    two = desk.join("a")
+    two = harness.join("a")
     assert two.fetch().assigned[0]["attempts"] == {"2": 1, "3": 1}
 
 
-def test_replaced_consumer_counts_as_dead(desk):
-    desk.produce(10)
-    one = desk.join("a")
+def test_replaced_consumer_counts_as_dead(harness):
+    harness.produce(10)
+    one = harness.join("a")
     one.fetch()
-    one.beat({0: (2,), 1: (5,)})  # there is no 5 in shard 1
-    two = desk.join("a")
+    one.beat({0: (2,), 1: (5,)})  # shard 1 has no offset 5
+    two = harness.join("a")
     assert two.fetch().assigned[0]["attempts"] == {"2": 1}
-    assert desk.shard(1)["attempts"] == 0
+    assert harness.shard(1)["attempts"] == 0

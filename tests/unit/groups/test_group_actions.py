@@ -1,4 +1,4 @@
-"""The actions group.*: what they take and refuse, who may, and how a fetch waits."""
+"""The group.* actions: validation, rights, limits, and waiting fetches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from polybus.native.port.topic_access import TopicAccess
 from polybus.store.engine_registry import open_store
 from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
-from tests.unit.groups.group_fixture import encoded
+from tests.unit.groups.group_harness import encoded
 
 ALICE, BOB = Identity(uid=4242), Identity(uid=4343)
 LONG_MS = 30_000
@@ -49,7 +49,7 @@ class Silent:
 
 
 class World:
-    """A port without a wire, for two callers."""
+    """A native port without a transport, for two callers."""
 
     def __init__(self, limits: NativeLimits) -> None:
         self.store = open_store("memory:")
@@ -106,7 +106,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def me(world) -> dict[str, Any]:
-    """A member, as requests name it."""
+    """The fields that identify a member in a request."""
     joined = world.act("group.join", topic="t", consumer="a")
     assert joined == {"epoch": 1, "heartbeat_ms": 2000, "dead_ms": 5000, "shards": 2}
     return {"topic": "t", "consumer": "a", "epoch": 1}
@@ -120,7 +120,7 @@ def held(answer: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-# --- what is wrong with a request
+# --- malformed requests
 
 ENTRY = {"shard": 0, "epoch": 1}
 MESSAGE = {"topic": "out", "body": encoded(b"x")}
@@ -179,7 +179,7 @@ PLACE = {"shard": 0, "shard_epoch": 1, "offset": 0}
         ("reset", {"to": 1}),
         ("reset", {"to": "now"}),
         ("info", {"group": "a" * 200}),
-        ("fetch", {}),  # by a call of its own
+        ("fetch", {}),  # by a separate call
     ],
 )
 def test_malformed_requests_change_nothing(world, me, action, request_):
@@ -194,7 +194,7 @@ def test_malformed_requests_change_nothing(world, me, action, request_):
 
 
 def known(world) -> list[dict[str, Any]]:
-    """Of the shards, without what time changes."""
+    """The shards of a group, without fields that depend on time."""
     shards = world.act("group.info", topic="t")["shards"]
     return [{key: value for key, value in one.items() if key != "lag_s"} for one in shards]
 
@@ -273,7 +273,7 @@ def test_missing_topics_and_groups_are_refused(world, me):
         world.act("group.heartbeat", **{**me, "epoch": 9})
 
 
-# --- what they do
+# --- effects
 
 
 def test_member_lifecycle(world, me):
@@ -321,7 +321,7 @@ def test_traffic_is_counted(world, me):
     assert after != before
 
 
-# --- who may
+# --- rights
 
 
 def test_group_actions_need_the_subscribe_right(world, me):
@@ -391,7 +391,7 @@ def begin(world, pool, **request) -> Future[Any]:
 
 @pytest.fixture
 def waiting(world, pool, me):
-    """A member that has seen all there is, and waits for more."""
+    """A member that has all rows and waits for more."""
     answer, _ = world.fetch(**me)
     return begin(world, pool, **me, held=held(answer))
 
@@ -455,7 +455,9 @@ def test_waiting_fetches_are_limited(world, pool, me, waiting):
     with pytest.raises(LimitReached) as caught:
         world.fetch(**me, held=held(answer), wait_ms=LONG_MS)
     assert caught.value.limit == "max_waits"
-    assert world.fetch(**me, held=held(answer))[1].count == 0  # who does not wait needs no place
+    assert (
+        world.fetch(**me, held=held(answer))[1].count == 0
+    )  # a fetch that does not wait needs no slot
     world.produce(1)
     waiting.result(10)
     second.result(10)
@@ -466,7 +468,7 @@ def test_waiting_fetches_are_limited(world, pool, me, waiting):
 
 @pytest.fixture
 def following(world, me) -> Iterator[FetchPart]:
-    """A member that knows its shards, and follows for five rows in all."""
+    """A member that knows its shards and follows for five rows."""
     answer, _ = world.fetch(**me)
     asked = {**me, "held": held(answer), "wait_ms": LONG_MS, "follow": True}
     return world.port.stream_fetch(world.alice, asked)

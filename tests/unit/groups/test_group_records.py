@@ -1,4 +1,4 @@
-"""Records: what is written is read again, and what is no record is said to be damaged."""
+"""Records round-trip, and invalid bytes are reported as damaged."""
 
 from __future__ import annotations
 

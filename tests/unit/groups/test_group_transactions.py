@@ -1,4 +1,4 @@
-"""An ack and what was produced with it: one step, once, by whose shard it is."""
+"""Transactions: the ack and its outputs are atomic, once, and only for the shard's owner."""
 
 from __future__ import annotations
 
@@ -19,111 +19,111 @@ from polybus.store.contract import LEASE_S
 
 
 @pytest.fixture
-def seat(desk):
-    desk.produce(10)
-    one = desk.join("a")
-    one.fetch()
-    return one
+def member(harness):
+    harness.produce(10)
+    joined = harness.join("a")
+    joined.fetch()
+    return joined
 
 
-def commit(seat, offset: int, *bodies: bytes, attempt: int = 0, epoch: int | None = None, **more):
-    desk = seat.desk
-    out = desk.topic("out", 1)
+def commit(member, offset: int, *bodies: bytes, attempt: int = 0, epoch: int | None = None, **more):
+    harness = member.harness
+    out = harness.topic("out", 1)
     appends = [
         Append(out.number, 0, build_block([OutputMessage(None, body, None, 1)])) for body in bodies
     ]
-    shard_epoch = seat.held[0].epoch if epoch is None else epoch
-    place = 0, shard_epoch, offset, attempt
-    member = seat.consumer, seat.epoch
-    return desk.groups.commit(desk.topic(), seat.group, member, place, appends, **more)
+    shard_epoch = member.held[0].epoch if epoch is None else epoch
+    position = 0, shard_epoch, offset, attempt
+    identity = member.consumer, member.epoch
+    return harness.groups.commit(harness.topic(), member.group, identity, position, appends, **more)
 
 
-def test_repeated_transaction_changes_nothing(desk, seat):
-    done = commit(seat, 3, b"x", b"y")
+def test_repeated_transaction_changes_nothing(harness, member):
+    done = commit(member, 3, b"x", b"y")
     assert [span.count for span in done.spans] == [2]
-    assert commit(seat, 3, b"x", b"y") is None
-    assert [letter.body for letter in desk.letters("out")] == [b"x", b"y"]
-    assert desk.shard(0)["acked"] == 1
-    seat.ack(0, (0, 3))
-    assert desk.shard(0)["low"] == 4
-    assert commit(seat, 1, b"z") is None  # acked otherwise
+    assert commit(member, 3, b"x", b"y") is None
+    assert [letter.body for letter in harness.letters("out")] == [b"x", b"y"]
+    assert harness.shard(0)["acked"] == 1
+    member.ack(0, (0, 3))
+    assert harness.shard(0)["low"] == 4
+    assert commit(member, 1, b"z") is None  # acked by another call
 
 
-def test_transactions_commit_in_any_order(desk, seat):
+def test_transactions_commit_in_any_order(harness, member):
     for offset in (5, 0, 3, 1, 4, 2):
-        assert commit(seat, offset, b"%d" % offset)
-    assert desk.shard(0)["low"] == 6
+        assert commit(member, offset, b"%d" % offset)
+    assert harness.shard(0)["low"] == 6
 
 
-def test_transaction_is_possible_again_after_a_reset(desk, seat):
-    assert commit(seat, 0, b"x")
-    desk.groups.reset(desk.topic(), "g", "earliest", force=True)
+def test_transaction_is_possible_again_after_a_reset(harness, member):
+    assert commit(member, 0, b"x")
+    harness.groups.reset(harness.topic(), "g", "earliest", force=True)
     with pytest.raises(Fenced):
-        commit(seat, 0, b"x")
-    seat.fetch()
-    assert commit(seat, 0, b"x")
-    assert len(desk.letters("out")) == 2
+        commit(member, 0, b"x")
+    member.fetch()
+    assert commit(member, 0, b"x")
+    assert len(harness.letters("out")) == 2
 
 
-def test_transaction_of_a_non_owner_is_fenced(desk, seat):
+def test_transaction_of_a_non_owner_is_fenced(harness, member):
     with pytest.raises(Fenced):
-        commit(seat, 0, b"x", epoch=0)
-    desk.join("a")
+        commit(member, 0, b"x", epoch=0)
+    harness.join("a")
     with pytest.raises(Fenced):
-        commit(seat, 0, b"x")
-    desk.now += 6
-    desk.groups.tick()
+        commit(member, 0, b"x")
+    harness.now += 6
+    harness.groups.tick()
     with pytest.raises(Expired):
-        commit(seat, 0, b"x")
-    assert desk.letters("out") == []
+        commit(member, 0, b"x")
+    assert harness.letters("out") == []
 
 
-def test_transaction_of_a_failed_run_is_stale(desk, seat):
-    seat.fail(0, 2)
+def test_transaction_of_a_failed_run_is_stale(harness, member):
+    member.fail(0, 2)
     with pytest.raises(Stale):
-        commit(seat, 2, b"x")
-    assert desk.letters("out") == []
-    assert commit(seat, 2, b"x", attempt=1)
+        commit(member, 2, b"x")
+    assert harness.letters("out") == []
+    assert commit(member, 2, b"x", attempt=1)
 
 
-def test_transaction_beyond_the_end_is_refused(desk, seat):
+def test_transaction_beyond_the_end_is_refused(harness, member):
     with pytest.raises(MalformedRequest):
-        commit(seat, 10, b"x")
+        commit(member, 10, b"x")
     with pytest.raises(MalformedRequest):
-        desk.groups.commit(desk.topic(), "g", ("a", seat.epoch), (4, 1, 0, 0), [])
+        harness.groups.commit(harness.topic(), "g", ("a", member.epoch), (4, 1, 0, 0), [])
 
 
-def test_stages_are_published_with_the_transaction(desk, seat):
-    out = desk.topic("out", 1)
-    stage = desk.store.open_stage(LEASE_S)
+def test_stages_are_published_with_the_transaction(harness, member):
+    out = harness.topic("out", 1)
+    stage = harness.store.open_stage(LEASE_S)
     block = build_block([OutputMessage("k", b"staged", None, 1)])
-    desk.store.stage(stage, [Append(out.number, 0, block)]).result()
-    assert commit(seat, 0, b"first", stages=(stage,))
-    assert [letter.body for letter in desk.letters("out")] == [b"first", b"staged"]
-    assert commit(seat, 0, b"first", stages=(stage,)) is None
+    harness.store.stage(stage, [Append(out.number, 0, block)]).result()
+    assert commit(member, 0, b"first", stages=(stage,))
+    assert [letter.body for letter in harness.letters("out")] == [b"first", b"staged"]
+    assert commit(member, 0, b"first", stages=(stage,)) is None
     with pytest.raises(StageGone):
-        commit(seat, 1, b"x", stages=(stage,))
-    assert desk.shard(0)["acked"] == 1
+        commit(member, 1, b"x", stages=(stage,))
+    assert harness.shard(0)["acked"] == 1
 
 
-def test_transaction_is_atomic(desk, seat):
-    gone = desk.topic("gone", 1)
-    desk.store.drop("gone")
+def test_transaction_is_atomic(harness, member):
+    gone = harness.topic("gone", 1)
+    harness.store.drop("gone")
     append = Append(gone.number, 0, build_block([OutputMessage(None, b"x", None, 1)]))
-    place = 0, seat.held[0].epoch, 0, 0
+    place = 0, member.held[0].epoch, 0, 0
     with pytest.raises(DoesNotExist):
-        desk.groups.commit(desk.topic(), "g", ("a", seat.epoch), place, [append])
-    assert desk.shard(0)["acked"] == 0
-    assert commit(seat, 0, b"x")
+        harness.groups.commit(harness.topic(), "g", ("a", member.epoch), place, [append])
+    assert harness.shard(0)["acked"] == 0
+    assert commit(member, 0, b"x")
 
 
-def test_transaction_over_the_range_limit_is_refused(desk, seat, monkeypatch):
+def test_transaction_over_the_range_limit_is_refused(harness, member, monkeypatch):
     from polybus.groups import shard_progress
 
     monkeypatch.setattr(shard_progress.ack_ranges, "__defaults__", (2,))
-    commit(seat, 2, b"x")
-    commit(seat, 4, b"x")
+    commit(member, 2, b"x")
+    commit(member, 4, b"x")
     with pytest.raises(LimitReached):
-        commit(seat, 6, b"x")
-    assert commit(seat, 3, b"x")
-    assert len(desk.letters("out")) == 3
+        commit(member, 6, b"x")
+    assert commit(member, 3, b"x")
+    assert len(harness.letters("out")) == 3

@@ -1,4 +1,4 @@
-"""Ends that are known from news: never ahead, and never behind what they told."""
+"""Shard ends from store notifications: never ahead of the store, never behind the notifications."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_news_during_a_refresh_are_not_lost(store, monkeypatch):
 
     def bounds(number):
         found = real(number)
-        if not looks:  # somebody appends just after the first look
+        if not looks:  # another thread appends right after the first read
             looks.append(number)
             append(store, topic)
         return found

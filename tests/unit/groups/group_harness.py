@@ -1,4 +1,4 @@
-"""A coordinator on a store of its own, with a clock that stands still, for the tests here."""
+"""A coordinator with its own store and a manual clock."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MANY = (1 << 20, 1 << 30)  # rows and bytes of a fetch
 SECOND_NS = 1_000_000_000
 
 
-class Desk:
-    """`clock` and `wall` are advanced by hand; `woken` has the topics whose groups changed."""
+class GroupHarness:
+    """A coordinator under test. Tests set `now` and `wall_ns`; `woken` lists changed topics."""
 
     def __init__(self, store: Store, **limits: int) -> None:
         self.store = store
@@ -36,7 +36,7 @@ class Desk:
         self.open()
 
     def open(self) -> None:
-        """A bus that starts again on the same store."""
+        """Open the coordinator again on the same store, as a restart does."""
         self.durable = DurableTopics(self.store)
         context = GroupContext(
             self.durable,
@@ -64,11 +64,13 @@ class Desk:
         block = build_block(messages)
         self.store.commit(Commit(appends=(Append(number, shard, block),))).result()
 
-    def join(self, consumer: str, group: str = "g", start: str = "earliest", **asked: int) -> Seat:
+    def join(
+        self, consumer: str, group: str = "g", start: str = "earliest", **asked: int
+    ) -> HarnessMember:
         member = self.groups.join(
             self.topic(), group, consumer, Member(**{**_fields(ASKED), **asked}), start
         )
-        return Seat(self, group, consumer, member.epoch)
+        return HarnessMember(self, group, consumer, member.epoch)
 
     def info(self, group: str = "g") -> dict[str, Any]:
         return self.groups.info(self.topic(), group)
@@ -87,25 +89,25 @@ class Desk:
         return self.topic(topic.name + ".dlq", len(topic.open_shards))
 
 
-class Seat:
-    """One member, and what it knows of its shards."""
+class HarnessMember:
+    """One member and its view of its shards."""
 
-    def __init__(self, desk: Desk, group: str, consumer: str, epoch: int) -> None:
-        self.desk, self.group, self.consumer, self.epoch = desk, group, consumer, epoch
+    def __init__(self, harness: GroupHarness, group: str, consumer: str, epoch: int) -> None:
+        self.harness, self.group, self.consumer, self.epoch = harness, group, consumer, epoch
         self.held: dict[int, HeldPosition] = {}
-        self.rows: dict[int, list[int]] = {}  # offsets, by shard, as they came
+        self.rows: dict[int, list[int]] = {}  # offsets by shard, in the order of delivery
 
     @property
     def who(self) -> tuple[Topic, str, str, int]:
-        return self.desk.topic(), self.group, self.consumer, self.epoch
+        return self.harness.topic(), self.group, self.consumer, self.epoch
 
     def look(self, bounds: tuple[int, int] = MANY) -> FetchResult:
         member = self.consumer, self.epoch
-        topic = self.desk.topic()
-        return self.desk.groups.open_fetch(topic, self.group, member, self.held, bounds).poll()
+        topic = self.harness.topic()
+        return self.harness.groups.open_fetch(topic, self.group, member, self.held, bounds).poll()
 
     def fetch(self, bounds: tuple[int, int] = MANY) -> FetchResult:
-        """Looks, and takes note of what is told."""
+        """Poll and apply the result."""
         found = self.look(bounds)
         for number in found.lost:
             del self.held[number]
@@ -134,25 +136,25 @@ class Seat:
         return ShardReport(shard, epoch, acked, **more)
 
     def ack_all(self, *entries: ShardReport) -> list[dict[str, Any]]:
-        return self.desk.groups.ack(*self.who, entries)
+        return self.harness.groups.ack(*self.who, entries)
 
     def fail(self, shard: int, offset: int, attempt: int | None = None) -> dict[str, Any]:
         return self.ack(shard, failed=(FailureReport(offset, "no good", attempt),))
 
     def beat(self, running: dict[int, tuple[int, ...]] | None = None) -> tuple[list[int], ...]:
-        return self.desk.groups.heartbeat(*self.who, running or {})
+        return self.harness.groups.heartbeat(*self.who, running or {})
 
     def leave(self, *entries: ShardReport) -> None:
-        self.desk.groups.leave(*self.who, entries)
+        self.harness.groups.leave(*self.who, entries)
 
     def release_all(self) -> None:
-        """Releases whatever it is told to."""
+        """Release every shard that the bus wants back."""
         for number in self.fetch().release:
             assert self.ack(number, release=True)["error"] is None
 
     @property
     def owns(self) -> list[int]:
-        shards = self.desk.info(self.group)["shards"]
+        shards = self.harness.info(self.group)["shards"]
         return [one["shard"] for one in shards if one["owner"] == self.consumer]
 
 
