@@ -1,4 +1,4 @@
-"""The engine on LMDB keeps the store's contract, also over being closed and opened again."""
+"""The LMDB engine passes the conformance suite with both durabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polybus.testing.conformance import Check, Engine, checks, name_of
 
 
 def lmdb(folder: Path, durability: Durability) -> Engine:
-    """Stores in folders of their own under this one; reopened with the clock they had."""
+    """Return an engine whose stores have folders below this one and keep their clock."""
     opened: dict[int, tuple[Path, Callable[[], int]]] = {}
     numbers = itertools.count()
 

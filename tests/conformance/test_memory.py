@@ -1,4 +1,4 @@
-"""The reference engine keeps the store's contract."""
+"""The memory engine passes the conformance suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bits that flip on the disk: a read is right, or an error says where; tools always answer."""
+"""Bit flips on disk: reads are right or name the damage, and maintenance always returns."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_flipped_bit_in_a_block_is_reported_with_its_offset(server, filled):
 
 
 def flip_pages(server: ChildServer, source: Path, tmp_path: Path, rounds: int) -> int:
-    """How often a flip did harm. Whoever looks directly may be killed by it; tools may not."""
+    """Return how many flips did harm. They may kill a direct reader, but not maintenance."""
     first, harmful = random.randrange(1 << 32), 0
     for seed in range(first, first + rounds):
         folder, rescued = tmp_path / f"flipped{seed}", tmp_path / f"rescued{seed}"

@@ -1,9 +1,9 @@
-"""kill -9 of whoever writes a store, at random moments, over and over.
+"""kill -9 of the process that writes a store, at random moments, repeatedly.
 
-One child at a time owns the store: it checks everything that the lives before it left,
-says so, and goes on producing until it is killed. What was acknowledged must be there,
-once, in order; a commit is whole or absent; what was not acknowledged is repeated with
-the same stamp, and is there once. `storework` and `storecheck` say what that means.
+One child at a time owns the store. It checks everything that its predecessors left, reports
+the result, and runs the workload until it is killed. Acknowledged commits must be stored
+once and in order. A commit must be complete or absent. Commits without acknowledgement are
+repeated with the same stamp and must be stored once (`workload`, `checker`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 
 
 class Tally:
-    """What a run has really put the store through."""
+    """Counts of a run, which show that it exercised the store."""
 
     def __init__(self) -> None:
         self.kills = self.commits = self.repeats = self.early = 0
@@ -49,7 +49,7 @@ class Tally:
 def lives(
     server: ChildServer, folder: Path, durability: str, choices: random.Random, tally: Tally
 ) -> None:
-    """A store from its making to its end, with a kill at the end of each life but the last."""
+    """Run children on one store. Each but the last is killed."""
     report = folder.with_suffix(".report")
     for _ in range(LIVES):
         before = len(reports(str(report)))
@@ -73,7 +73,7 @@ def lives(
 
 
 def await_lines(report: Path, count: int, child: AnsweringChild) -> None:
-    """Until so much was reported, or the child has ended with faults."""
+    """Wait until `count` lines were reported, or until the child ends with faults."""
     deadline = time.monotonic() + PATIENCE_S
     while len(reports(str(report))) < count and not child.has_ended:
         assert time.monotonic() < deadline, "the child neither works nor ends"

@@ -1,10 +1,10 @@
-"""The power goes: every disk that a store's writes and syncs may have left opens again.
+"""Power cuts: a store must open from every disk state that its writes and syncs allow.
 
-A child works under the recorder (`powercut`); of its record images are made, cut at
-random places, with whatever was not synced lost, kept, reordered or torn by chance
-(`powerimages`). Each must open as an owner opens it, hold everything acknowledged by
-then, and no part of a commit without the rest. kill -9 cannot see a missing sync: the
-system writes on after a process is dead. This can.
+A child works under the recorder (`powercut`). Images are made from its record, cut at random
+places, in which unsynced writes are lost, kept, reordered or torn at random (`powerimages`).
+Each image must open for an owner, hold everything that was acknowledged before the cut, and
+no part of a commit without the rest. kill -9 cannot detect a missing sync, because the
+kernel still writes the data of a dead process; this test can.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def library(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def memory_folder() -> Iterator[Path]:
-    """For images: thousands of them need no disk of their own."""
+    """Return a folder in memory for the images, if the machine has one."""
     where = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="pb-power-", dir=where) as name:
         yield Path(name)
@@ -46,17 +46,17 @@ def acknowledged(marks: list[bytes]) -> list[str]:
 
 
 def judge(server: ChildServer, image: Image, folder: Path, strict: bool) -> list[str]:
-    """What is wrong with an image; a child that dies of it is wrong as well."""
+    """Return the faults of an image; the death of the child is a fault, too."""
     image.write(folder)
     ended = server.run("look", str(folder / "store"), acknowledged(image.marks), strict)
     shutil.rmtree(folder)
     if ended.signal:
-        return [f"whoever opened it was killed by signal {ended.signal}"]
+        return [f"the process that opened it was killed by signal {ended.signal}"]
     return [ended.failure] if ended.failure else ended.answer
 
 
 class PowerCuts:
-    """Records one run, and looks at so many of the disks it may have left."""
+    """Records one run, and checks some of the disk states that it may have left."""
 
     def __init__(self, library: Path, tmp_path: Path, images_in: Path):
         self._watched, self._log = tmp_path / "watched", tmp_path / "log"

@@ -1,4 +1,4 @@
-"""Readers that are killed or stand still do not make the file of a busy writer grow."""
+"""Killed and stopped readers do not make the file of a busy writer grow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_GROWTH_BYTES = 24 << 20
 
 @pytest.fixture
 def server() -> Iterator[ChildServer]:
-    """The writer's; its readers are children of its own."""
+    """Return the server of the writer, which starts the readers itself."""
     with ChildServer(ACTS) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""No room on the disk, and no descriptor left: clear errors, nothing torn, and then it goes on."""
+"""A full disk and a lack of descriptors: clear errors, no torn commit, and recovery."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server() -> Iterator[ChildServer]:
 
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
-    """A file system of its own; only root may make one."""
+    """Mount a small file system, which only root may do."""
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "polybus", str(folder)]

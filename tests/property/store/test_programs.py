@@ -1,4 +1,4 @@
-"""Random programs: each engine does at every step what the model of the contract does."""
+"""Random programs: each engine must match the model of the contract at every step."""
 
 from __future__ import annotations
 

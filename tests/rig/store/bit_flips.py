@@ -1,9 +1,9 @@
-"""Bits that flip in a store's file: acts for children of a `ChildServer`.
+"""Bit flips in the file of a store: acts for children of a `ChildServer`.
 
-`flip_blocks` turns bits in stored blocks and in the entries before them, and reads every
-message by itself: each is what was written, or `Damaged` names topic, shard and offset.
-`flip_pages` turns bits anywhere in the file, LMDB's own pages included: nobody may then
-touch it directly any more, so the tools are asked, which must answer whatever they meet.
+`flip_blocks` flips bits in stored blocks and in the heads of entries, and reads every message
+on its own: each must be as written, or `Damaged` must name topic, shard and offset.
+`flip_pages` flips bits anywhere in the file, including LMDB's pages. Reading such a file may
+kill the process, so maintenance is tested instead, which must return a result in any case.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def data_file(folder: Path) -> Path:
 
 
 def targets(data: bytes) -> list[range]:
-    """Where blocks stand, and the heads of entries; copies that are no longer used as well.
+    """Return the ranges of blocks and of the heads of entries, including unused copies.
 
-    Only whole ones: where a copy was overwritten, something else stands by now.
+    Partly overwritten copies are left out, because other data follows there.
     """
     found, at = [], data.find(MAGIC)
     while at >= 0:
@@ -97,7 +97,7 @@ def everything(folder: str) -> Written:
 
 
 class Judge:
-    """Counts what was right and what was damaged, and keeps what was neither."""
+    """Counts right and damaged messages, and keeps those that are neither."""
 
     def __init__(self, written: Written) -> None:
         self._written = written
@@ -163,7 +163,7 @@ def flip_pages(source: str, folder: str, seed: int) -> None:
 
 
 def compare(source: str, folder: str) -> dict[str, Any]:
-    """How much of a damaged store is right, and what is not; it may kill who looks."""
+    """Count the right messages of a damaged store. Reading it may kill the process."""
     judge = Judge(everything(source))
     try:
         judge.look(folder, "direct")
@@ -173,7 +173,7 @@ def compare(source: str, folder: str) -> dict[str, Any]:
 
 
 def verify(folder: str) -> list[str]:
-    """What the tool finds; a refusal is a finding as well."""
+    """Return the faults that `verify` reports; a refusal counts as a fault."""
     try:
         report = verification.verify(Path(folder))
     except PolybusError as error:
@@ -182,9 +182,9 @@ def verify(folder: str) -> list[str]:
 
 
 def salvage(source: str, folder: str, rescued: str) -> dict[str, int]:
-    """How much of what was written is saved, and how many messages are wrong.
+    """Return how many written messages were salvaged, and how many are wrong.
 
-    What was trimmed comes back, as the tool says: it is not counted, but must be right.
+    Trimmed messages may reappear, as documented: they are not counted, but must be right.
     """
     written = everything(source)
     salvaging.salvage(Path(folder), Path(rescued))

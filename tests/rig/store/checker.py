@@ -1,7 +1,7 @@
-"""Is what `storework` wrote all there, once, in order, and whole?
+"""Checks that a store holds everything that `workload` wrote: once, in order, complete.
 
-`check(store, reports)` compares every shard with what it must hold, byte by byte, and
-answers in sentences what is wrong; none, if nothing is.
+`check(store, reports)` compares every shard with its expected content, byte by byte, and
+returns a sentence per fault.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Found = dict[Shard, list[tuple[int, int, bytes]]]  # offset, id, body
 
 @dataclass
 class Reported:
-    """What the lives before this one were told."""
+    """The acknowledgements that earlier runs of the workload reported."""
 
-    acked: dict[int, int] = field(default_factory=dict)  # how far each producer is
+    acked: dict[int, int] = field(default_factory=dict)  # last counter of each producer
     places: dict[tuple[int, int], tuple[Shard, int]] = field(default_factory=dict)
     trimmed: int = 0
     duplicates: int = 0
@@ -77,7 +77,7 @@ def read_all(store: Store, topic: Topic, shard: int | All) -> Iterator[tuple[int
 
 
 def check(store: Store, reported: Reported, *, strict: bool = True) -> list[str]:
-    """`strict`: what was acknowledged is there; else any whole beginning will do."""
+    """Return the faults. If not `strict`, any prefix of whole commits is accepted."""
     topics = {topic.name: topic for topic in store.topics()}
     if any(name not in topics for name in (*TOPICS, RING)):
         return ["topics are missing"] if reported.acked and strict else []
@@ -125,7 +125,7 @@ def check_shards(found: Found, came: dict[int, int]) -> list[str]:
 
 
 def check_places(found: Found, reported: Reported) -> list[str]:
-    """What was acknowledged stands where it was said to."""
+    """Return faults of commits that are not at their acknowledged offsets."""
     faults = []
     for (number, counter), (where, offset) in reported.places.items():
         here = found.get(where, [])[offset : offset + 1]

@@ -1,4 +1,4 @@
-"""What the fault tests of the store have done in children of a `ChildServer`.
+"""Acts of the fault tests of the store, for children of a `ChildServer`.
 
 The report of a child is a file: a line that was written before a kill is there after it.
 """
@@ -56,7 +56,7 @@ def live(
     late: int = 0,
     compact: bool = False,
 ) -> list[str]:
-    """A life: looks at what the lives before left, then works on. Answers with faults."""
+    """Check the store that earlier runs left, then run the workload. Returns faults."""
     writer.LARGE_BYTES = LARGE_BYTES  # type: ignore[misc]
     said = Reported.of(reports(report))
     with open_store(f"lmdb:{folder}", durability=durability, commit_interval_ms=5) as store:
@@ -95,9 +95,9 @@ def compacted(store: Store, say: Callable[[str], None], wanted: bool) -> Iterato
 
 
 def begin(store: Store, said: Reported, durability: Durability) -> dict[int, int]:
-    """Where producers go on: what was not acknowledged is repeated.
+    """Return the next counters: commits without acknowledgement are repeated.
 
-    What an interval lost was acknowledged; there a producer goes by what is stored.
+    With intervals, acknowledged commits may be lost; then the stored progress counts.
     """
     if durability == "fsync":
         return said.acked
@@ -105,7 +105,7 @@ def begin(store: Store, said: Reported, durability: Durability) -> dict[int, int
 
 
 def look(folder: str, lines: list[str], strict: bool = True) -> list[str]:
-    """Opens what is there as its owner, and checks it; opening must work."""
+    """Open the store as its owner and check it. Opening must succeed."""
     with open_store(f"lmdb:{folder}") as store:
         return check(store, Reported.of(lines), strict=strict)
 

@@ -1,8 +1,8 @@
-"""A store that runs out of room, or of descriptors: acts for children of a `ChildServer`.
+"""A store without room or without descriptors: acts for children of a `ChildServer`.
 
-Commits go on until one is refused for want of room, and then some more. Nothing of what
-was refused may be there, everything else must be; and once there is room, the same
-commits, with the same stamps, are done.
+Commits continue until some are refused because the disk is full. No refused commit may be
+stored, and every other must be. When there is room, the same commits with the same stamps
+must succeed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 
 
 class Filler:
-    """All producers in turns, one commit of each under way: a refused one is done again."""
+    """Commits of all producers in turn, one in flight per producer; refused ones are retried."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -51,7 +51,10 @@ class Filler:
                 self.done[number] += 1
 
     def until_it_works(self) -> int:
-        """With intervals, what was answered is written first; how many were refused meanwhile."""
+        """Retry until a commit succeeds. Returns the number of refusals.
+
+        With intervals, the store first writes the commits that it resolved before.
+        """
         before, deadline = self.refused, time.monotonic() + PATIENCE_S
         while self._is_refused():
             assert time.monotonic() < deadline, "there is room, and it is not used"

@@ -1,8 +1,7 @@
-"""Readers that are killed, or stand still, beside a busy writer: acts for a `ChildServer`.
+"""Readers that are killed or stopped beside a busy writer: acts for a `ChildServer`.
 
-The writer turns its store over: it appends, and trims behind. Its file grows to some
-size and stays there, for freed pages are used again; unless somebody pins them. So the
-file's size before and after is what is looked at.
+The writer appends and trims, so its file reaches a size and stays there, because freed pages
+are reused unless a reader pins them. The tests compare the size before and after.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The store in memory, with a disk that works when it is told to: for driving interleavings.
+"""A memory store whose commits wait for `step`, for tests that choose the interleaving.
 
-A commit waits until `step`, which carries it out, tells those who watch, and then whoever
-waits for its outcome: the order in which the engines do it. `fail_with` makes the next ones
-fail instead.
+`step` executes a commit, calls the listeners and then resolves its future, in the order of
+the engines. `fail_with` makes the next commits fail instead.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Producers that fill a store with what can be checked to the last byte.
+"""Producers that fill a store with content that can be checked byte by byte.
 
-What commit `counter` of producer `number` holds follows from these two numbers alone:
-messages for several shards of two topics, now and then through a stage, and two records
-that say how far this producer is. So whoever knows how far each producer came knows what
-every shard must hold: `storecheck` compares.
+The content of commit `counter` of producer `number` follows from these two numbers alone:
+messages for several shards of two topics, sometimes through a stage, and two records with
+the progress of the producer. So the last counter of each producer determines the content
+of every shard, which `checker` compares.
 
-Beside them runs a ring: a topic whose messages say their own offsets, trimmed behind its
-end. Everything that was acknowledged is reported at once, in a line:
+In addition there is a ring: a topic whose messages contain their offsets and which is trimmed
+near its end. Each acknowledgement is reported at once, as a line:
 
     a NUMBER COUNTER TOPIC SHARD OFFSET    a commit, and where its first messages stand
     d NUMBER COUNTER                       it was there already: an answer to a repeat
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 
 def pieces(number: int, counter: int) -> list[Piece]:
-    """What a commit appends: a few shards, each at most once."""
+    """Return the shards that a commit appends to, each at most once."""
     choices = random.Random(number << 32 | counter)
     shards = [(topic, shard) for topic, count in TOPICS.items() for shard in range(count)]
     chosen = choices.sample(shards, choices.randint(1, len(shards)))
@@ -83,14 +83,14 @@ def progress_keys(number: int) -> tuple[bytes, bytes]:
 
 
 def prepare(store: Store) -> None:
-    """Makes what is missing: the last life may have ended anywhere in here."""
+    """Create what is missing: an earlier run may have been killed at any point of this."""
     there = {topic.name for topic in store.topics()}
     for name, shards in {**TOPICS, RING: 1}.items():
         if name not in there:
             store.create(name, shards, {})
     for number in range(PRODUCERS + 1):
         if store.get(b"opened/%d" % number) is None:
-            # After a kill between these two the epoch is raised once more: nobody used the older.
+            # After a kill between these two the epoch is raised again; the older one is unused.
             epoch = store.open_producer(name_of(number), ProducerOptions()).epoch
             change = RecordChange(b"opened/%d" % number, b"%d" % epoch)
             store.commit(Commit(changes=(change,))).result()

@@ -1,4 +1,4 @@
-"""What the reference engine does beyond the contract: its thread, and its leases by a clock."""
+"""The memory engine beyond the contract: its thread, and leases by the monotonic clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of the store as small checks that every engine passes.
+"""The conformance suite of the store: small checks that every engine must pass.
 
     from polybus.testing import conformance
 
@@ -6,9 +6,9 @@
     for check in conformance.checks(engine):
         check(engine)
 
-A check opens stores of its own, closes them, and fails by an AssertionError; run
-each as a test of its own, so that one fault shows what it touches. An engine that
-outlives its process gives `reopen` as well, and gets the checks of `reopening`.
+A check opens its own stores, closes them, and raises AssertionError if the engine breaks the
+contract. Run each check as a separate test, so that the failed ones show the extent of a
+fault. An engine that persists data sets `reopen` and gets `reopen_checks` as well.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from polybus.testing.conformance import (
     close_checks,
     commit_checks,
     find_checks,
+    maintenance_checks,
     read_checks,
     record_checks,
     reopen_checks,
@@ -42,18 +43,19 @@ SUBJECTS = (
     find_checks,
     trim_checks,
     wait_checks,
+    maintenance_checks,
     close_checks,
 )
 
 
 def checks(engine: Engine) -> list[Check]:
-    """All that can be asked of this engine."""
+    """Return the checks that apply to an engine."""
     subjects = SUBJECTS if engine.reopen is None else (*SUBJECTS, reopen_checks)
     return [check for subject in subjects for check in _checks_of(subject)]
 
 
 def name_of(check: Check) -> str:
-    """Subject and check: "stamps-dense_counters_leave_no_gap"."""
+    """Return module and check, such as "stamp_checks-dense_counters_leave_no_gap"."""
     subject = check.__module__.rpartition(".")[2]
     return f"{subject}-{check.__name__.removeprefix('check_')}"
 

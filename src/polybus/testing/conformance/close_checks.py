@@ -1,4 +1,4 @@
-"""The end: what was handed over is finished, what comes later is refused."""
+"""Checks of `close`: submitted requests are finished, later calls are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polybus.testing.conformance.kit import TIMEOUT_S, Engine, append, bodies, p
 
 
 def _calls(store: Store, topic: Topic, stage: str) -> list[Callable[[], object]]:
-    """Every method there is, but `close`."""
+    """Return a call of every method but `close`."""
     return [
         lambda: store.create("u", 1, {}),
         lambda: store.configure("t", {}),
@@ -85,7 +85,7 @@ def check_with_closes(engine: Engine) -> None:
 
 
 def check_child_of_a_fork_is_refused(engine: Engine) -> None:
-    """Runs in a child that ends at once: 0 if each call was refused."""
+    """Run all calls in a forked child. Returns 0 if each was refused."""
     with engine.fresh() as store:
         topic, stage = store.create("t", 1, {}), store.open_stage()
         child = os.fork()

@@ -1,4 +1,4 @@
-"""Commits: all or nothing, in order, from any thread."""
+"""Checks of commits: atomic, in order, from any thread."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def check_failed_commit_changes_nothing(engine: Engine) -> None:
         with refused(Conflict, store):
             put(store, *good, stages=[kept], changes=[change, RecordChange(b"l", b"", 5)])
         with refused(UnknownProducer, store):
-            put(store, *good, stages=[kept], changes=[change], stamp=Stamp("nobody", 1, 1))
+            put(store, *good, stages=[kept], changes=[change], stamp=Stamp("unknown", 1, 1))
         assert put(store, *good, stages=[kept], changes=[change]).spans[0].first_id == 1
         assert bodies(store, topic, 0) == [b"a", b"staged"]
 
@@ -153,7 +153,7 @@ def check_commits_have_limits(engine: Engine) -> None:
 
 
 def check_commit_changes_a_bounded_number_of_keys(engine: Engine) -> None:
-    """Shards, their topics, records and stages together: any engine can do that at once."""
+    """The limit counts shards, their topics, records and stages; every engine must reach it."""
     with engine.fresh() as store:
         topics = [store.create(name, MAX_SHARDS, {}) for name in ("a", "b")]
         wide = [append(topics[0], shard, b"x") for shard in range(MAX_SHARDS)]

@@ -1,4 +1,4 @@
-"""Finding a position by time."""
+"""Checks of `find`: positions by time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polybus.testing.conformance.kit import Clock, Engine, append, put, refused
 
 
 def _filled(store: Store, clock: Clock) -> Topic:
-    """Two messages each at 100 (shard 0), 200 (1), 300 (0), 300 (0), 400 (1): ids 1…10."""
+    """Put two messages each at 100 (shard 0), 200 (1), 300 (0), 300 (0), 400 (1): ids 1…10."""
     topic = store.create("t", 2, {})
     for time_ns, shard in ((100, 0), (200, 1), (300, 0), (300, 0), (400, 1)):
         clock.ns = time_ns

@@ -1,7 +1,7 @@
-"""What the checks are written with: an engine to open, short verbs, and what is there.
+"""Helpers of the checks: the engine under test, short verbs, and the contents of a store.
 
-Checks run without pytest, so a refusal is caught by `refused`, which also wants to see
-that nothing was changed by what was refused.
+Checks run without pytest. `refused` expects an error and checks that the refused request
+changed nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from polybus.model.topic import ALL, Bounds, Topic
 from polybus.store.contract import Store
 from polybus.testing.conformance.sample_blocks import Message, block, messages
 
-TIMEOUT_S = 30.0  # nothing here takes long: an engine that needs more has lost something
+TIMEOUT_S = 30.0  # a request that takes longer was lost
 
 T = TypeVar("T")
 
 
 class Clock:
-    """A wall clock that goes when it is told to."""
+    """A wall clock that the check sets."""
 
     def __init__(self, ns: int = 1_000) -> None:
         self.ns = ns
@@ -35,10 +35,10 @@ class Clock:
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine gives to be checked.
+    """An engine under test.
 
-    `open` makes a new, empty store that takes its time from the clock; `reopen` closes
-    a store and opens what is left of it, None if nothing ever is.
+    `open` creates an empty store that takes the time from the given clock. `reopen` closes a
+    store and opens it again; None if the engine does not persist data.
     """
 
     open: Callable[[Callable[[], int]], Store]
@@ -71,14 +71,14 @@ def put(
 
 
 def stage(store: Store, *appends: Append) -> str:
-    """A new stage with these."""
+    """Open a stage with these appends and return its name."""
     name = store.open_stage()
     store.stage(name, appends).result(TIMEOUT_S)
     return name
 
 
 def producer(store: Store, dense: bool = True, kept_results: int = 16) -> Callable[..., Stamp]:
-    """Opens producer "p"; gives stamps of the new epoch by their counter."""
+    """Open producer "p". Returns a function from a counter to a stamp of the new epoch."""
     epoch = store.open_producer("p", ProducerOptions(dense, kept_results)).epoch
 
     def stamp(counter: int, digest: bytes = b"") -> Stamp:
@@ -87,11 +87,11 @@ def producer(store: Store, dense: bool = True, kept_results: int = 16) -> Callab
     return stamp
 
 
-# --- what is there
+# --- contents
 
 
 def shard_messages(store: Store, topic: Topic, shard: int) -> list[Message]:
-    """All that a shard has, read from its start to its end."""
+    """Return all messages of a shard."""
     at, found = store.bounds(topic.number).shards[shard].start, list[Message]()
     while rows := messages(store.read(topic.number, shard, at)):
         found += rows
@@ -100,7 +100,7 @@ def shard_messages(store: Store, topic: Topic, shard: int) -> list[Message]:
 
 
 def all_messages(store: Store, topic: Topic) -> list[Message]:
-    """All that a topic has, in the order of its ids."""
+    """Return all messages of a topic, in the order of their ids."""
     at, found = 0, list[Message]()
     while rows := messages(store.read(topic.number, ALL, at)):
         found += rows
@@ -118,7 +118,7 @@ def all_bodies(store: Store, topic: Topic) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Contents:
-    """Everything that can be seen of a store."""
+    """Everything that a reader can see of a store."""
 
     topics: list[Topic]
     bounds: list[Bounds]
@@ -138,7 +138,7 @@ def contents(store: Store) -> Contents:
 
 @contextmanager
 def refused(wanted: type[PolybusError], store: Store | None = None) -> Generator[None]:
-    """What is done within must raise this very error, and leave the store as it was."""
+    """Expect exactly this error from the block, and an unchanged store."""
     before = contents(store) if store else None
     try:
         yield
@@ -146,7 +146,7 @@ def refused(wanted: type[PolybusError], store: Store | None = None) -> Generator
         caught: PolybusError | None = error
     else:
         caught = None
-    # Of usage errors there are kinds, which say the same in other words.
-    right = isinstance(caught, wanted) if wanted is UsageError else type(caught) is wanted
-    assert right, f"expected {wanted.__name__}, not {caught!r}"
+    # A subclass of UsageError is as good: an engine may be more specific.
+    is_expected = isinstance(caught, wanted) if wanted is UsageError else type(caught) is wanted
+    assert is_expected, f"expected {wanted.__name__}, got {caught!r}"
     assert before is None or store is None or contents(store) == before

@@ -1,4 +1,4 @@
-"""Reading: any part of a shard or of a whole topic, within bounds."""
+"""Checks of reads: any range of a shard or of a topic, within limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COUNT = 12  # messages in `_filled`: "0" … "11" over two shards, in blocks of 
 
 
 def _filled(store: Store) -> Topic:
-    """Ids 1…12; shard 0 has 0 1 2, 6 7 8, shard 1 has 3 4 5, 9 10 11."""
+    """Put ids 1…12: shard 0 has 0 1 2, 6 7 8, shard 1 has 3 4 5, 9 10 11."""
     topic = store.create("t", 2, {})
     for first in range(0, COUNT, 3):
         names = [b"%d" % number for number in range(first, first + 3)]
@@ -23,7 +23,7 @@ def _filled(store: Store) -> Topic:
 def _read(
     store: Store, topic: Topic, shard: int | All, start: int, end: int | None = None
 ) -> list[int]:
-    """All from `start` to `end`, however many reads it takes."""
+    """Return all messages from `start` to `end`, in as many reads as it takes."""
     found = list[int]()
     while rows := messages(store.read(topic.number, shard, start, end)):
         found += [int(message.body) for message in rows]
@@ -42,7 +42,7 @@ def check_every_range_of_a_shard(engine: Engine) -> None:
 
 
 def check_parts_of_several_shards(engine: Engine) -> None:
-    """One shard after the other, in the order asked, however many reads it takes."""
+    """Return all messages of the parts, in order, in as many reads as it takes."""
     with engine.fresh() as store:
         topic = _filled(store)
         wanted = {1: (1, 5, 9), 0: (0, 4, 2)}

@@ -1,4 +1,4 @@
-"""Records: small values under keys, changed with what else a commit does."""
+"""Checks of records: small values by key, changed atomically with the rest of a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left when a store was closed and is opened again: everything."""
+"""Checks of reopening: a closed store keeps everything."""
 
 from __future__ import annotations
 

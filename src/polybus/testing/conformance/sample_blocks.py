@@ -1,4 +1,4 @@
-"""Blocks and rows for tests: from plain Python values, and back to them."""
+"""Conversion of plain Python values to blocks, and of rows to plain values, for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MapOrPairs = Mapping[str, bytes] | Sequence[tuple[str, bytes]]
 
 
 class Message(NamedTuple):
-    """One row of a read. `headers` are pairs, in their order."""
+    """One row of a read. `headers` are pairs, in order."""
 
     id: int
     shard: int
@@ -33,7 +33,7 @@ def block(
     headers: Sequence[MapOrPairs | None] | None = None,
     insertion_ms: int | Sequence[int] = 0,
 ) -> Block:
-    """A block of these messages: `block(b"a", b"b", keys=["k", None])`."""
+    """Return a block of messages: `block(b"a", b"b", keys=["k", None])`."""
     times = insertion_ms if isinstance(insertion_ms, int) else _numbers("q", insertion_ms)
     return Block.from_columns(
         b"".join(bodies),
@@ -45,7 +45,7 @@ def block(
 
 
 def messages(rows: Rows) -> list[Message]:
-    """All rows as plain values."""
+    """Return all rows as plain values."""
     return [
         Message(*fields)
         for fields in zip(
@@ -63,13 +63,13 @@ def messages(rows: Rows) -> list[Message]:
 
 
 def contents(block: Block) -> list[tuple[int, str | None, bytes, object]]:
-    """A block's messages, which have no position yet: (insertion_ms, key, body, headers)."""
+    """Return (insertion_ms, key, body, headers) of each message of a block."""
     piece = (block.layout(), make_table(1, 0, block.count), 0, 0, 0, block.count)
     rows = gather([piece], max_rows=block.count, max_bytes=block.size_bytes)
-    return [(one.insertion_ms, one.key, one.body, one.headers) for one in messages(rows)]
+    return [(row.insertion_ms, row.key, row.body, row.headers) for row in messages(rows)]
 
 
-# --- making -------------------------------------------------------------------
+# --- encoding
 
 
 def _numbers(kind: str, values: Iterable[int]) -> bytes:
@@ -94,7 +94,7 @@ def _keys(keys: Sequence[str | None]) -> Keys:
 
 
 def _headers(headers: Sequence[MapOrPairs | None]) -> Headers:
-    maps = [_pairs(one) for one in headers]
+    maps = [_pairs(header_map) for header_map in headers]
     names = [name.encode() for pairs in maps for name, _ in pairs]
     values = [value for pairs in maps for _, value in pairs]
     return Headers(
@@ -107,13 +107,13 @@ def _headers(headers: Sequence[MapOrPairs | None]) -> Headers:
     )
 
 
-def _pairs(one: MapOrPairs | None) -> list[tuple[str, bytes]]:
-    if one is None:
+def _pairs(headers: MapOrPairs | None) -> list[tuple[str, bytes]]:
+    if headers is None:
         return []
-    return list(one.items()) if isinstance(one, Mapping) else list(one)
+    return list(headers.items()) if isinstance(headers, Mapping) else list(headers)
 
 
-# --- reading ------------------------------------------------------------------
+# --- decoding
 
 
 def _ints(kind: str, column: Column) -> tuple[int, ...]:

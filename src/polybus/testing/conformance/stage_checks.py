@@ -1,4 +1,4 @@
-"""Stages: stored unseen, published by a commit, gone once."""
+"""Checks of stages: invisible until published, and published once."""
 
 from __future__ import annotations
 

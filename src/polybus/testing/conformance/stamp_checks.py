@@ -1,4 +1,4 @@
-"""Stamps: the table of `polybus.model.stamp`, line by line."""
+"""Checks of stamps, by the table of `polybus.model.stamp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics: made, changed, listed, dropped, and made again."""
+"""Checks of topics: create, configure, list, drop and create again."""
 
 from __future__ import annotations
 

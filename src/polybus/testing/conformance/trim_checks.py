@@ -1,4 +1,4 @@
-"""Trimming: from the front, never back, never beyond the end."""
+"""Checks of `trim`: from the front, never back, never beyond the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polybus.testing.conformance.sample_blocks import messages
 
 
 def _filled(store: Store) -> Topic:
-    """Shard 0: a b c, d e f (ids 1…3, 5…7). Shard 1: x (id 4)."""
+    """Put a b c, d e f into shard 0 (ids 1…3, 5…7) and x into shard 1 (id 4)."""
     topic = store.create("t", 2, {})
     put(store, append(topic, 0, b"a", b"b", b"c"), append(topic, 1, b"x"))
     put(store, append(topic, 0, b"d", b"e", b"f"))

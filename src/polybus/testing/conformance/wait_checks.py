@@ -1,4 +1,4 @@
-"""Watching: who wants to hear of new messages does, with no thread of his own."""
+"""Checks of `watch`: listeners are called when messages become visible."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ from polybus.testing.conformance.kit import (
 )
 
 
-class _Heard:
-    """What a listener was told, in turn."""
+class _Recorder:
+    """Records the calls of a listener."""
 
     def __init__(self, store: Store) -> None:
-        self._news: queue.SimpleQueue[Sequence[ShardEnd]] = queue.SimpleQueue()
-        self.stop = store.watch(self._news.put)
+        self._ends: queue.SimpleQueue[Sequence[ShardEnd]] = queue.SimpleQueue()
+        self.stop = store.watch(self._ends.put)
 
     def until(self, last: ShardEnd) -> list[ShardEnd]:
-        """All news up to this, which must come."""
+        """Return all ends up to this one, which must arrive."""
         found = list[ShardEnd]()
         while last not in found:
-            found += self._news.get(timeout=TIMEOUT_S)
+            found += self._ends.get(timeout=TIMEOUT_S)
         return found
 
 
 def check_listener_is_called_for_appends(engine: Engine) -> None:
     with engine.fresh() as store:
         one, other = store.create("t", 2, {}), store.create("u", 1, {})
-        heard = _Heard(store)
+        recorder = _Recorder(store)
         put(store, append(one, 1, b"a", b"b"), append(other, 0, b"c"))
         put(store, append(one, 1, b"d"))
-        news = heard.until(ShardEnd(one.number, 1, 3))
-        # Two commits may become visible at once: then the end of the first is not told.
-        of_one = [piece for piece in news if piece.topic == one.number]
+        ends = recorder.until(ShardEnd(one.number, 1, 3))
+        # If both commits become visible at once, only the last end is reported.
+        of_one = [piece for piece in ends if piece.topic == one.number]
         assert of_one in ([(one.number, 1, 2), (one.number, 1, 3)], [(one.number, 1, 3)])
-        assert [piece for piece in news if piece not in of_one] == [(other.number, 0, 1)]
+        assert [piece for piece in ends if piece not in of_one] == [(other.number, 0, 1)]
 
 
 def check_listener_is_called_for_published_stages(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
-        heard = _Heard(store)
+        recorder = _Recorder(store)
         name = stage(store, append(topic, 0, b"a"))
         put(store, append(topic, 0, b"b"))
         put(store, stages=[name])
-        news = heard.until(ShardEnd(topic.number, 0, 2))
-        assert news in ([(topic.number, 0, 1), (topic.number, 0, 2)], [(topic.number, 0, 2)])
+        ends = recorder.until(ShardEnd(topic.number, 0, 2))
+        assert ends in ([(topic.number, 0, 1), (topic.number, 0, 2)], [(topic.number, 0, 2)])
 
 
 def check_listener_is_not_called_without_messages(engine: Engine) -> None:
@@ -67,14 +67,14 @@ def check_listener_is_not_called_without_messages(engine: Engine) -> None:
         topic = store.create("t", 1, {})
         stamp = producer(store)(1)
         put(store, append(topic, 0, b"a"), stamp=stamp)
-        heard = _Heard(store)
+        recorder = _Recorder(store)
         put(store)
         put(store, changes=[RecordChange(b"k", b"v")])
         put(store, append(topic, 0, b"a"), stamp=stamp)
         with refused(Conflict):
             put(store, append(topic, 0, b"x"), changes=[RecordChange(b"k", b"v", 0)])
         put(store, append(topic, 0, b"b"))
-        assert heard.until(ShardEnd(topic.number, 0, 2)) == [(topic.number, 0, 2)]
+        assert recorder.until(ShardEnd(topic.number, 0, 2)) == [(topic.number, 0, 2)]
 
 
 def check_messages_are_readable_in_the_listener(engine: Engine) -> None:
@@ -89,16 +89,16 @@ def check_messages_are_readable_in_the_listener(engine: Engine) -> None:
 def check_listener_is_called_until_stopped(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
-        stopped, heard = _Heard(store), _Heard(store)
+        stopped, recorder = _Recorder(store), _Recorder(store)
         put(store, append(topic, 0, b"a"))
         stopped.until(ShardEnd(topic.number, 0, 1))
-        heard.until(ShardEnd(topic.number, 0, 1))
+        recorder.until(ShardEnd(topic.number, 0, 1))
         stopped.stop()
         stopped.stop()
         put(store, append(topic, 0, b"b"))
-        heard.until(ShardEnd(topic.number, 0, 2))
-        put(store)  # whatever the engine still had to tell has been told by now
-        assert stopped._news.empty()
+        recorder.until(ShardEnd(topic.number, 0, 2))
+        put(store)  # listeners of earlier commits were called before this resolves
+        assert stopped._ends.empty()
 
 
 def check_one_listener_may_watch_twice(engine: Engine) -> None:
@@ -115,7 +115,7 @@ def check_one_listener_may_watch_twice(engine: Engine) -> None:
 
 
 def check_failing_listener_does_not_affect_others(engine: Engine) -> None:
-    def fail(news: Sequence[ShardEnd]) -> None:
+    def fail(ends: Sequence[ShardEnd]) -> None:
         calls.put(None)
         raise _OnPurposeError
 
@@ -123,10 +123,10 @@ def check_failing_listener_does_not_affect_others(engine: Engine) -> None:
     with _quiet("polybus.store"), engine.fresh() as store:
         topic = store.create("t", 1, {})
         store.watch(fail)
-        heard = _Heard(store)
+        recorder = _Recorder(store)
         for end in (1, 2):
             put(store, append(topic, 0, b"x"))
-            heard.until(ShardEnd(topic.number, 0, end))
+            recorder.until(ShardEnd(topic.number, 0, end))
             calls.get(timeout=TIMEOUT_S)
 
 
@@ -149,7 +149,7 @@ class _OnPurposeError(Exception):
 
 @contextmanager
 def _quiet(logger: str) -> Generator[None]:
-    """What fails on purpose is not shown to whoever runs the checks."""
+    """Hide the log lines of errors that the check raises on purpose."""
 
     def shown(record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], _OnPurposeError))

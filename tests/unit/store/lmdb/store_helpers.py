@@ -1,4 +1,4 @@
-"""What the tests of the LMDB engine are made with."""
+"""Helpers of the tests of the LMDB engine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def entries(store: LmdbStore) -> int:
 
 
 def elsewhere(source: str, *arguments: object) -> Any:
-    """What a program in another process prints, as JSON."""
+    """Return the JSON that a program in another process prints."""
     command = [sys.executable, "-c", source, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr.decode()

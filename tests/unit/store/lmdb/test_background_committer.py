@@ -1,4 +1,4 @@
-"""A large batch is written beside the writer, which carries out the next group meanwhile."""
+"""Large batches are written on a second thread while the writer executes the next group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the writer's chores are done: seldom while commits keep coming, else at once."""
+"""Scheduling of background tasks: a small share under load, no pause when idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was trimmed, dropped or discarded leaves the file: in steps, and after a crash as well."""
+"""Removal of trimmed, dropped and discarded entries: in steps, and continued after a crash."""
 
 from __future__ import annotations
 

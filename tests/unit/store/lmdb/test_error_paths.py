@@ -1,4 +1,4 @@
-"""What comes together at a bad moment: drops and commits, closing and reading, bad callbacks."""
+"""Error paths and races of the LMDB engine: drops, closes, failing callbacks, failing files."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_callback_that_raises_does_not_affect_others(store, error):
     assert put(store, topic, 0, b"three").spans[0].first_id == 4
 
 
-# --- what nobody thought of
+# --- unexpected errors
 
 
 def test_commit_that_cannot_be_executed_fails_alone(store, monkeypatch):
@@ -148,7 +148,7 @@ def test_commit_that_cannot_be_executed_fails_alone(store, monkeypatch):
     assert store.bounds(topic.number).next_id == 5
 
 
-# --- what cannot be looked up
+# --- failing reads
 
 
 def test_commit_with_an_unreadable_second_shard_changes_nothing(store, monkeypatch):

@@ -1,4 +1,4 @@
-"""What could not be written is as if it had never been asked for; what can be goes on."""
+"""A batch that cannot be written leaves no trace, and later batches succeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One owner a folder, any number of readers, and what a fork leaves of both."""
+"""Ownership of a store folder: one owner, any number of readers, and forks of both."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_reader_is_notified_of_commits_of_another_process(tmp_path):
 
 
 def _in_child(act: Callable[[], Any]) -> Any:
-    """What a forked child finds, as JSON."""
+    """Return the JSON that a forked child writes."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

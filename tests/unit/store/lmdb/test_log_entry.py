@@ -1,4 +1,4 @@
-"""Heads of entries: what is read is what was written, and damage is named."""
+"""Encoding of log entries, and detection of damage."""
 
 from __future__ import annotations
 

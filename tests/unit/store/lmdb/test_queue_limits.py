@@ -1,4 +1,4 @@
-"""What waits for the disk is bounded: who comes then is told, and all others are served."""
+"""Limits of the commits that wait for the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was written last is read without LMDB, and is what LMDB has."""
+"""The cache of recent entries serves tail readers without LMDB."""
 
 from __future__ import annotations
 

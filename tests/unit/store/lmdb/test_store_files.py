@@ -1,4 +1,4 @@
-"""The folder of a store: what it is made of, which format it has, what is left of accidents."""
+"""Files of a store: layout, format version, and recovery from interrupted changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue in front of the writer: groups are waited for, and nobody for ever."""
+"""The queue of the writer: when it waits for a group, and when it stops waiting."""
 
 from __future__ import annotations
 

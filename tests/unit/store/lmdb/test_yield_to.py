@@ -1,4 +1,4 @@
-"""While somebody waits for other threads of the process, transactions are small."""
+"""Transactions are small while the foreground of the process is active."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_groups_are_small_while_the_foreground_is_active(tmp_path: Path, monkeyp
 def test_groups_are_large_after_the_foreground_ended(tmp_path: Path, monkeypatch):
     with LmdbStore(tmp_path) as store:
         store.yield_to(lambda: 5)
-        store.create("before", 1, {})  # since then nobody has come
+        store.create("before", 1, {})  # the count does not grow after this
         assert written_in(store, monkeypatch) == [COMMITS]
 
 
