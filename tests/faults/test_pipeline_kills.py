@@ -1,9 +1,9 @@
-"""route, replay, dead-letters and stats are killed, all at once, each at a point of its own.
+"""Kill route, replay, dead-letters and stats at the same time, each at a point of its own.
 
-One driver runs the four side by side; each stands still at some point, in the middle of its
-work, and then driver, Java and all workers get SIGKILL. Another driver finishes what is left,
-while tasks of it are killed and fail. In the end each result is that of the same pipeline run
-without a disturbance: the same rows in the topics, none twice, none missing, the same tables.
+All four run in one driver until each waits at its point, in the middle of its work. Then driver,
+Java and all workers get SIGKILL. Another driver finishes the work, while some of its tasks are
+killed and fail. At the end each result must be that of the same pipeline without faults: the same
+rows in the topics, none lost or duplicated, and the same tables.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from polybus.model.arrow import HEADERS_TYPE
 from tests.rig.native_bus import NativeBus
 from tests.rig.observer import until
 from tests.rig.points import SPARK
-from tests.rig.spark.kill_points import Orders
-from tests.rig.spark.pipeline_group import Crowd
+from tests.rig.spark.kill_points import FaultOrders
+from tests.rig.spark.pipeline_group import PipelineGroup
 
 SOURCE, LETTERS = "in", "in.dlq"
 ROWS, ROWS_PER_BATCH = 120, 40
@@ -36,20 +36,20 @@ POINTS = {
     "dead_letters": (*SINK, "reading"),
     "stats": ("reading", "counting", "counted"),
 }
-# Where each sabotage must show.
-LATEST = dict.fromkeys(POINTS, "published") | {"stats": "counted"}
+# The points at which each sabotage must be detected.
+LAST_POINTS = dict.fromkeys(POINTS, "published") | {"stats": "counted"}
 TABLES = ("windows", "keys", "shards", "topics")
 SOAK_ROUNDS = 10
 PATIENCE_S = 300.0
 
 
-class Story:
-    """A bus, the four pipelines, and what becomes of them."""
+class PipelineScenario:
+    """A bus and the four pipelines."""
 
     def __init__(self, bus: NativeBus, folder: Path, sabotaged: bool) -> None:
         self.bus, self.client = bus, bus.client()
         self.folder = folder
-        self.orders = Orders(folder / "orders")
+        self.orders = FaultOrders(folder / "orders")
         self.sabotaged = sabotaged
         self.client.create_topic(SOURCE, shards=3)
         for name in ("", "calm."):
@@ -58,11 +58,11 @@ class Story:
             for topic in (SOURCE, LETTERS, f"calm.{LETTERS}"):
                 producer.produce_rows(topic, messages()).result(PATIENCE_S)
 
-    def driver(self) -> Crowd:
-        return Crowd(self.orders.environment | SPARK.environment)
+    def driver(self) -> PipelineGroup:
+        return PipelineGroup(self.orders.environment | SPARK.environment)
 
     def work(self, pipeline: str, calm: str = "") -> tuple[str, list[str], dict[str, Any]]:
-        """What each is to do. `calm` is the name of the undisturbed run."""
+        """Return the arguments of a pipeline. `calm` is the prefix of the run without faults."""
         place = str(self.folder / f"{calm}{pipeline}")
         named: dict[str, Any] = {"bus": self.bus.url, "once": True}
         if pipeline == "dead_letters":
@@ -76,7 +76,7 @@ class Story:
         target = {"into": f"{calm}{pipeline}", "checkpoint": place}
         return pipeline, [SOURCE], {**named, **target, **shape, "where": where}
 
-    def begin(self, driver: Crowd, pipeline: str, calm: str = "") -> None:
+    def begin(self, driver: PipelineGroup, pipeline: str, calm: str = "") -> None:
         name, given, named = self.work(pipeline, calm)
         driver.start(name, *given, **named)
 
@@ -103,77 +103,81 @@ def messages() -> pa.RecordBatch:
     return pa.record_batch(list(columns.values()), list(columns))
 
 
-def kill_all(story: Story, driver: Crowd, points: dict[str, str], chance: random.Random) -> None:
+def kill_all(
+    scenario: PipelineScenario, driver: PipelineGroup, points: dict[str, str], rng: random.Random
+) -> None:
     for pipeline, point in points.items():
-        batch = 1 if pipeline == "dead_letters" else chance.randint(1, BATCHES)
-        story.orders.forget()
-        story.orders.give(point, "wait", 1 if story.sabotaged else batch)
-        story.begin(driver, pipeline)
-        there = partial(story.orders.done, point, "wait")
+        batch = 1 if pipeline == "dead_letters" else rng.randint(1, BATCHES)
+        scenario.orders.clear()
+        scenario.orders.give(point, "wait", 1 if scenario.sabotaged else batch)
+        scenario.begin(driver, pipeline)
+        there = partial(scenario.orders.done, point, "wait")
         until(there, f"{pipeline} at {point}", PATIENCE_S)
     driver.kill()
     for pipeline in ("route", "replay", "dead_letters"):
-        check_once(story, pipeline)
+        check_once(scenario, pipeline)
 
 
-def check_once(story: Story, topic: str) -> None:
-    twice = [row for row, count in story.found(topic).items() if count > 1]
-    assert not twice, f"{topic}: {len(twice)} are there twice"
+def check_once(scenario: PipelineScenario, topic: str) -> None:
+    twice = [row for row, count in scenario.found(topic).items() if count > 1]
+    assert not twice, f"{topic}: {len(twice)} rows are duplicated"
 
 
-def finish(story: Story, driver: Crowd) -> None:
-    """Tasks die and fail on the way; Spark tries them again."""
-    story.orders.forget()
-    if not story.sabotaged:
-        story.orders.give("mid-stage", "kill self", 2)
-        story.orders.give("staged", "fail", 1)
+def finish(scenario: PipelineScenario, driver: PipelineGroup) -> None:
+    """Finish the pipelines while tasks are killed and fail. Spark retries them."""
+    scenario.orders.clear()
+    if not scenario.sabotaged:
+        scenario.orders.give("mid-stage", "kill self", 2)
+        scenario.orders.give("staged", "fail", 1)
     for pipeline in POINTS:
-        if pipeline == "stats" and not story.sabotaged:
-            story.orders.give("reading", "kill self", 1)
-        story.begin(driver, pipeline)
+        if pipeline == "stats" and not scenario.sabotaged:
+            scenario.orders.give("reading", "kill self", 1)
+        scenario.begin(driver, pipeline)
         driver.finish()
-    story.orders.forget()
+    scenario.orders.clear()
 
 
-def calm(story: Story, driver: Crowd) -> None:
-    """The same without a disturbance, all at once."""
+def calm(scenario: PipelineScenario, driver: PipelineGroup) -> None:
+    """Run the same pipelines without faults, in parallel."""
     for pipeline in POINTS:
-        story.begin(driver, pipeline, "calm.")
+        scenario.begin(driver, pipeline, "calm.")
     driver.finish(len(POINTS))
 
 
-def compare(story: Story) -> None:
+def compare(scenario: PipelineScenario) -> None:
     for pipeline in POINTS:
         if pipeline == "stats":
-            assert story.tables(pipeline) == story.tables(f"calm.{pipeline}")
+            assert scenario.tables(pipeline) == scenario.tables(f"calm.{pipeline}")
         else:
-            check_once(story, pipeline)
-            expected = story.found(f"calm.{pipeline}")
+            check_once(scenario, pipeline)
+            expected = scenario.found(f"calm.{pipeline}")
             assert len(expected) > ROWS / 2
-            assert story.found(pipeline) == expected, pipeline
+            assert scenario.found(pipeline) == expected, pipeline
 
 
-def tell(folder: Path, seed: int, sabotaged: bool = False) -> None:
-    chance = random.Random(seed)
-    points = {one: chance.choice(some) for one, some in POINTS.items()} if not sabotaged else LATEST
+def run_scenario(folder: Path, seed: int, sabotaged: bool = False) -> None:
+    rng = random.Random(seed)
+    points = (
+        {one: rng.choice(some) for one, some in POINTS.items()} if not sabotaged else LAST_POINTS
+    )
     with NativeBus() as bus:
-        story = Story(bus, folder, sabotaged)
-        # Both start at once: a session takes seconds to begin, and most of them waiting.
-        with story.driver() as first, story.driver() as second:
-            calm(story, first)
-            kill_all(story, first, points, chance)
-            finish(story, second)
-        compare(story)
+        scenario = PipelineScenario(bus, folder, sabotaged)
+        # Both drivers start at once, because the start of a session takes seconds.
+        with scenario.driver() as first, scenario.driver() as second:
+            calm(scenario, first)
+            kill_all(scenario, first, points, rng)
+            finish(scenario, second)
+        compare(scenario)
 
 
-@pytest.mark.sabotage("stamps-off", expects=r"(route|replay): \d+ are there twice")
-@pytest.mark.sabotage("marks-off", expects=r"dead_letters: \d+ are there twice")
+@pytest.mark.sabotage("stamps-off", expects=r"(route|replay): \d+ rows are duplicated")
+@pytest.mark.sabotage("marks-off", expects=r"dead_letters: \d+ rows are duplicated")
 @pytest.mark.sabotage("parts-add", expects=r"assert \{'windows': .* == \{'windows': ")
 @pytest.mark.timeout(900)
-def test_results_are_those_of_an_undisturbed_run(tmp_path, sabotaged):
+def test_killed_pipelines_give_the_results_of_an_undisturbed_run(tmp_path, sabotaged):
     seed = random.randrange(1 << 30)
     try:
-        tell(tmp_path, seed, sabotaged)
+        run_scenario(tmp_path, seed, sabotaged)
     except BaseException as error:
         error.add_note(f"seed {seed}")
         raise
@@ -182,5 +186,5 @@ def test_results_are_those_of_an_undisturbed_run(tmp_path, sabotaged):
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("number", range(SOAK_ROUNDS))
-def test_the_same_at_other_points(tmp_path, number):
-    tell(tmp_path, number)
+def test_killed_pipelines_give_the_same_results_soak(tmp_path, number):
+    run_scenario(tmp_path, number)

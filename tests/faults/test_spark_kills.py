@@ -1,13 +1,11 @@
-"""Drivers and tasks of Spark die at every step of the sink, and each row is there once.
+"""Kill drivers and tasks at every step of the sink: each row is published exactly once.
 
-A query copies a topic to two others. Its driver is killed at each point, six times, and is
-started again on the same checkpoint, each time with other partitions, so that the epoch that
-it replays is planned anew. Then tasks are killed and fail, one ends early beside one that
-fails, and a stage is lost before it is published. In the end the outputs hold the rows of
-the input: none twice, none missing.
+A query copies a topic to two others. Its driver is killed once at each point and started again with
+the same checkpoint and other partition sizes, so that the replayed epoch is planned differently.
+Then tasks are killed and fail, one task ends early because another fails, and a stage is lost
+before the publish. At the end the outputs must have each row of the input exactly once.
 
-Each kill leaves a file that says at which point, and what stands in Spark's logs and in the
-topics then must fit it.
+Each kill leaves a file that names its point. Spark's logs and the topics must match that point.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from polybus.errors import DoesNotExist
 from tests.rig.native_bus import NativeBus
 from tests.rig.observer import until
 from tests.rig.points import SPARK
-from tests.rig.spark.kill_points import Orders
+from tests.rig.spark.kill_points import FaultOrders
 from tests.rig.spark.query_driver import OUTPUTS, SOURCE, Copy, Driver
 
-# Where the driver dies, and at which passing: in the second epoch of its life or later, since
-# the first is the one that the driver before it has left.
+# Point of the kill → at which passing: in the second epoch of the driver or later, because its
+# first epoch is the one that the previous driver has left.
 KILLS = {
     "begun": 3,
     "mid-stage": 25,
@@ -40,20 +38,19 @@ KILLS = {
 }
 ROWS_PER_EPOCH = 40
 SOAK_ROUNDS = 3
-PATIENCE_S = 1200.0  # a driver starts meanwhile, and the machine may stand still
+PATIENCE_S = 1200.0  # includes the start of a driver on a busy machine
 
 
-class Story:
-    """A bus, a query, and what becomes of them. While a driver runs the next one starts: that
-    takes as long as what it is there for."""
+class SinkScenario:
+    """A bus, a query and its drivers. The next driver starts while one is running."""
 
     def __init__(self, bus: NativeBus, folder: Path, *, drivers: int) -> None:
         self.bus = bus
         self.client = bus.client()
-        self.orders = Orders(folder / "orders")
+        self.orders = FaultOrders(folder / "orders")
         self.checkpoint = folder / "checkpoint"
         self.sent = 0
-        # Not from small to large: the first parts of 7 and of 13 rows can be the same.
+        # Not sorted: the first partitions of 7 and of 13 rows can be the same.
         self.partition_sizes = cycle((20, 7, 13))
         self.client.create_topic(SOURCE, shards=4)
         self._starting = (self._start() for _ in range(drivers))
@@ -71,7 +68,7 @@ class Story:
         return found
 
     def close(self) -> None:
-        """Ends what was started and not needed, since something went wrong."""
+        """Stop the driver that was started in advance."""
         self._next.close()
 
     def _start(self) -> Driver:
@@ -84,7 +81,7 @@ class Story:
         return Driver(copy, self.orders.environment | SPARK.environment)
 
     def found(self) -> Counter[int]:
-        """Rows of the outputs, each by its number."""
+        """Count the rows of the outputs by number."""
         found: Counter[int] = Counter()
         for remainder, topic in enumerate(OUTPUTS):
             for body in self._bodies(topic):
@@ -101,11 +98,11 @@ class Story:
             return []
 
     def epochs(self, log: str) -> int:
-        """How many are in Spark's log of this name."""
+        """Return the number of epochs in Spark's log of this name."""
         return sum(path.name.isdigit() for path in (self.checkpoint / log).glob("*"))
 
     def rows_up_to(self, epoch: int) -> int:
-        """How many rows the epochs before this one have read."""
+        """Return the number of rows that the epochs before this one have read."""
         if epoch == 0:
             return 0
         *_, offsets = (self.checkpoint / "offsets" / str(epoch - 1)).read_text().splitlines()
@@ -115,134 +112,136 @@ class Story:
 # --- the driver
 
 
-def kill_the_driver(story: Story, point: str, passings: int) -> None:
-    story.orders.forget()
-    story.orders.give(point, "kill driver", passings)
-    with story.driver() as driver:
-        told = driver.run()
+def kill_the_driver(scenario: SinkScenario, point: str, passings: int) -> None:
+    scenario.orders.clear()
+    scenario.orders.give(point, "kill driver", passings)
+    with scenario.driver() as driver:
+        result = driver.run()
         code = driver.close()
-    assert (told, code) == (None, -9), f"{point}: the driver was not killed"
-    assert story.orders.done(point, "kill"), f"it died elsewhere than {point}"
+    assert (result, code) == (None, -9), f"{point}: the driver was not killed"
+    assert scenario.orders.done(point, "kill"), f"it died elsewhere than {point}"
 
 
-def check_that_it_died_there(story: Story, point: str) -> None:
-    planned, committed = story.epochs("offsets"), story.epochs("commits")
+def check_that_it_died_there(scenario: SinkScenario, point: str) -> None:
+    planned, committed = scenario.epochs("offsets"), scenario.epochs("commits")
     assert planned == committed + 1, f"{point}: {planned} epochs planned, {committed} committed"
     visible = planned if point == "published" else committed
-    rows = story.found()
+    rows = scenario.found()
     assert max(rows.values(), default=1) == 1
-    assert rows.total() == story.rows_up_to(visible), f"{point}: other rows are visible"
+    assert rows.total() == scenario.rows_up_to(visible), f"{point}: other rows are visible"
 
 
 # --- tasks
 
 
-def break_tasks(story: Story) -> None:
-    """All in one driver: to start one takes longer than all else here."""
-    with story.driver() as driver:
-        end_a_task_early(story, driver)
-        lose_a_stage(story, driver)
-        kill_tasks(story, driver)
+def break_tasks(scenario: SinkScenario) -> None:
+    """Run all task faults in one driver, because its start takes longer than they do."""
+    with scenario.driver() as driver:
+        end_a_task_early(scenario, driver)
+        lose_a_stage(scenario, driver)
+        kill_tasks(scenario, driver)
 
 
-def end_a_task_early(story: Story, driver: Driver) -> None:
-    """One task stands in the middle of its rows while another fails for good, and goes on
-    when Spark has given the job up: what it then gets to see may end early."""
-    story.orders.forget()
-    story.orders.give("mid-stage", "wait")
-    story.orders.give("begun", "fail always", 2)
+def end_a_task_early(scenario: SinkScenario, driver: Driver) -> None:
+    """Hold one task in the middle of its rows until another one has failed.
+
+    Spark has cancelled the job by then, and the held task may see fewer rows.
+    """
+    scenario.orders.clear()
+    scenario.orders.give("mid-stage", "wait")
+    scenario.orders.give("begun", "fail always", 2)
     driver.begin()
-    _carried_out(story, "mid-stage", "wait")
-    _carried_out(story, "begun", "fail")
-    story.orders.go("mid-stage")
-    told = driver.ended()
-    assert told is not None, "the driver has died"
-    assert "as ordered" in str(told["error"])
+    _wait_for(scenario, "mid-stage", "wait")
+    _wait_for(scenario, "begun", "fail")
+    scenario.orders.go("mid-stage")
+    result = driver.ended()
+    assert result is not None, "the driver has died"
+    assert "as ordered" in str(result["error"])
 
 
-def lose_a_stage(story: Story, driver: Driver) -> None:
-    """A lease runs out between a task's end and the publish: nothing of the epoch is there."""
-    story.orders.forget()
-    before = story.found()
-    story.orders.give("staged", "wait")
+def lose_a_stage(scenario: SinkScenario, driver: Driver) -> None:
+    """Discard a stage after its task has ended: nothing of the epoch must be published."""
+    scenario.orders.clear()
+    before = scenario.found()
+    scenario.orders.give("staged", "wait")
     driver.begin()
-    stage = _carried_out(story, "staged", "wait")["detail"]
-    story.client.act("stage.discard", stage=stage)
-    story.orders.go("staged")
-    told = driver.ended()
-    assert told is not None, "the driver has died"
-    assert "nothing of it was published" in str(told["error"])
-    assert story.found() == before
+    stage = _wait_for(scenario, "staged", "wait")["detail"]
+    scenario.client.act("stage.discard", stage=stage)
+    scenario.orders.go("staged")
+    result = driver.ended()
+    assert result is not None, "the driver has died"
+    assert "nothing was published" in str(result["error"])
+    assert scenario.found() == before
 
 
-def kill_tasks(story: Story, driver: Driver) -> None:
-    """Spark tries them again, as often as it was told to."""
-    story.orders.forget()
-    story.orders.give("begun", "kill self", 2)
-    story.orders.give("begun", "fail", 6)
-    story.orders.give("mid-stage", "kill self", 30)
-    story.orders.give("staged", "kill self", 3)
-    told = driver.run()
-    assert told is not None, "the driver has died"
+def kill_tasks(scenario: SinkScenario, driver: Driver) -> None:
+    """Kill and fail tasks, which Spark retries."""
+    scenario.orders.clear()
+    scenario.orders.give("begun", "kill self", 2)
+    scenario.orders.give("begun", "fail", 6)
+    scenario.orders.give("mid-stage", "kill self", 30)
+    scenario.orders.give("staged", "kill self", 3)
+    result = driver.run()
+    assert result is not None, "the driver has died"
     for point, what in (("begun", "kill"), ("begun", "fail"), ("mid-stage", "kill")):
-        assert story.orders.done(point, what), f"nobody came by {point} to {what}"
-    assert story.orders.done("staged", "kill")
-    assert told["error"] is None
+        assert scenario.orders.done(point, what), f"no task reached {point} to {what}"
+    assert scenario.orders.done("staged", "kill")
+    assert result["error"] is None
 
 
-def _carried_out(story: Story, point: str, what: str) -> dict[str, Any]:
-    until(lambda: story.orders.done(point, what), f"{what} at {point}", PATIENCE_S)
-    found = story.orders.done(point, what)
+def _wait_for(scenario: SinkScenario, point: str, what: str) -> dict[str, Any]:
+    until(lambda: scenario.orders.done(point, what), f"{what} at {point}", PATIENCE_S)
+    found = scenario.orders.done(point, what)
     assert found is not None
     return found
 
 
-# --- all of it
+# --- the whole scenario
 
 
-def tell(folder: Path, rounds: int) -> None:
+def run_scenario(folder: Path, rounds: int) -> None:
     drivers = rounds * (len(KILLS) + 1)
-    with NativeBus() as bus, closing(Story(bus, folder, drivers=drivers)) as story:
+    with NativeBus() as bus, closing(SinkScenario(bus, folder, drivers=drivers)) as scenario:
         for _ in range(rounds):
             for point, passings in KILLS.items():
-                story.produce(3)
-                kill_the_driver(story, point, passings)
-                check_that_it_died_there(story, point)
-            story.produce(3)
-            break_tasks(story)
-        check(story)
+                scenario.produce(3)
+                kill_the_driver(scenario, point, passings)
+                check_that_it_died_there(scenario, point)
+            scenario.produce(3)
+            break_tasks(scenario)
+        check(scenario)
 
 
-def tell_in_short(folder: Path) -> None:
-    """The two kills that show whether a replay is known for what it is."""
-    with NativeBus() as bus, closing(Story(bus, folder, drivers=3)) as story:
+def run_two_kills(folder: Path) -> None:
+    """Run the two kills that decide whether a replayed epoch is recognized."""
+    with NativeBus() as bus, closing(SinkScenario(bus, folder, drivers=3)) as scenario:
         for point in ("staged", "published"):
-            story.produce(3)
-            kill_the_driver(story, point, KILLS[point])
-        story.orders.forget()
-        with story.driver() as driver:
+            scenario.produce(3)
+            kill_the_driver(scenario, point, KILLS[point])
+        scenario.orders.clear()
+        with scenario.driver() as driver:
             driver.run()
-        check(story)
+        check(scenario)
 
 
-def check(story: Story) -> None:
-    found = story.found()
+def check(scenario: SinkScenario) -> None:
+    found = scenario.found()
     twice = {n: count for n, count in found.items() if count > 1}
-    lost = set(range(story.sent)) - set(found)
+    lost = set(range(scenario.sent)) - set(found)
     assert (twice, lost) == ({}, set()), f"{len(twice)} twice, {len(lost)} lost"
-    assert found.total() == story.sent
+    assert found.total() == scenario.sent
 
 
 @pytest.mark.sabotage("stamps-off", "tasks-publish", expects=r"[1-9]\d* twice")
 @pytest.mark.timeout(1800)
-def test_each_row_is_there_once_wherever_drivers_and_tasks_die(tmp_path, sabotaged):
+def test_each_row_is_published_once_despite_kills(tmp_path, sabotaged):
     if sabotaged:
-        tell_in_short(tmp_path)
+        run_two_kills(tmp_path)
     else:
-        tell(tmp_path, 1)
+        run_scenario(tmp_path, 1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(6000)
-def test_the_same_three_times_at_each_point(tmp_path):
-    tell(tmp_path, SOAK_ROUNDS)
+def test_each_row_is_published_once_soak(tmp_path):
+    run_scenario(tmp_path, SOAK_ROUNDS)

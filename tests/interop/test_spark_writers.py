@@ -1,7 +1,7 @@
-"""The sink's writers against a running bus, as Spark calls them, and without Spark.
+"""The writers of the sink with a running bus, called as Spark calls them, without Spark.
 
-What one process does after another is here a sequence, so that each order of things that
-Spark may come up with can be tried.
+The steps of several processes run as a sequence here, so that any order that Spark may choose can
+be tested.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def rows(*bodies: bytes, **more: list[object]) -> pa.RecordBatch:
     return pa.record_batch({"body": list(bodies), **more})
 
 
-def found(client: Client, topic: str | None) -> list[bytes]:
+def published(client: Client, topic: str | None) -> list[bytes]:
     assert topic is not None
     try:
         return [b for batch in client.read(topic) for b in batch.column("body").to_pylist()]
@@ -66,44 +66,44 @@ def of_query(message: StagedRows, query: str) -> StagedRows:
     return replace(message, query=query)
 
 
-# --- one task after another
+# --- tasks
 
 
-def test_nobody_sees_anything_before_the_commit(client, settings):
+def test_rows_are_invisible_before_the_commit(client, settings):
     writer = BatchWriter(settings)
     messages = [writer.write(iter([rows(b"a"), rows(b"b")])), writer.write(iter([rows(b"c")]))]
     assert [one.rows for one in messages] == [2, 1]
-    assert found(client, settings.topic) == []
+    assert published(client, settings.topic) == []
     pickle.loads(pickle.dumps(writer)).commit(pickle.loads(pickle.dumps(messages)))
-    assert sorted(found(client, settings.topic)) == [b"a", b"b", b"c"]
+    assert sorted(published(client, settings.topic)) == [b"a", b"b", b"c"]
 
 
-def test_what_was_aborted_is_gone(client, settings):
+def test_aborted_rows_are_discarded(client, settings):
     writer = BatchWriter(settings)
     message = writer.write(iter([rows(b"a")]))
     writer.abort([message, None])
-    with pytest.raises(StageGone, match="nothing of it was published"):
+    with pytest.raises(StageGone, match="nothing was published"):
         writer.commit([message])
-    assert found(client, settings.topic) == []
+    assert published(client, settings.topic) == []
 
 
-def test_an_abort_after_the_commit_takes_nothing_back(client, settings):
+def test_abort_after_the_commit_has_no_effect(client, settings):
     writer = BatchWriter(settings)
     message = writer.write(iter([rows(b"a")]))
     writer.commit([message])
     writer.abort([message])
-    assert found(client, settings.topic) == [b"a"]
+    assert published(client, settings.topic) == [b"a"]
 
 
-def test_a_task_that_is_tried_again_has_a_stage_of_its_own(client, settings):
+def test_retried_task_has_a_new_stage(client, settings):
     writer = BatchWriter(settings)
     first, second = (writer.write(iter([rows(b"a")])) for _ in range(2))
     assert first.stage != second.stage
     writer.commit([second])
-    assert found(client, settings.topic) == [b"a"]
+    assert published(client, settings.topic) == [b"a"]
 
 
-def test_a_task_whose_rows_fail_leaves_no_stage(client, settings, monkeypatch):
+def test_failed_task_discards_its_stage(client, settings, monkeypatch):
     opened = []
     real = Client.stage
 
@@ -125,26 +125,26 @@ def test_a_task_whose_rows_fail_leaves_no_stage(client, settings, monkeypatch):
         client.act("stage.renew", stage=stage)
 
 
-def test_rows_that_end_early_are_published_by_nobody(client, settings, query):
-    """Beside a task that fails: Spark gets both messages, or one, and aborts."""
+def test_incomplete_rows_are_never_published(client, settings, query):
+    """Another task fails: Spark gets both messages, or one, and aborts."""
     writer = StreamWriter(settings)
-    early = of_query(writer.write(iter([rows(b"a")])), query)  # and b"b" never came
+    early = of_query(writer.write(iter([rows(b"a")])), query)  # b"b" never arrives
     writer.abort([early, None], 3)
     whole = of_query(writer.write(iter([rows(b"a"), rows(b"b")])), query)
     writer.commit([whole], 3)
-    assert sorted(found(client, settings.topic)) == [b"a", b"b"]
+    assert sorted(published(client, settings.topic)) == [b"a", b"b"]
 
 
-def test_no_rows_are_no_stage(client, settings, query):
+def test_task_without_rows_opens_no_stage(client, settings, query):
     writer = StreamWriter(settings)
     message = writer.write(iter([rows(b"a")[:0]]))
     assert message.stage is None
     writer.commit([message], 0)
     writer.commit([], 1)
-    assert found(client, settings.topic) == []
+    assert published(client, settings.topic) == []
 
 
-# --- what cannot be written
+# --- errors
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_no_rows_are_no_stage(client, settings, query):
         (rows(b"a", topic=["x" * 300]), InvalidTopic),
     ],
 )
-def test_the_driver_is_told_what_no_other_try_can_mend(client, settings, given, error):
+def test_permanent_error_is_raised_by_the_driver(client, settings, given, error):
     writer = BatchWriter(settings)
     good = writer.write(iter([rows(b"good")]))
     bad = writer.write(iter([rows(b"before"), given]))
@@ -163,37 +163,37 @@ def test_the_driver_is_told_what_no_other_try_can_mend(client, settings, given, 
     with pytest.raises(error):
         writer.commit([good, bad])
     writer.abort([good, bad])
-    assert found(client, settings.topic) == []
+    assert published(client, settings.topic) == []
 
 
-def test_more_tasks_than_one_publish_takes(settings):
+def test_too_many_tasks_for_one_publish(settings):
     many = [StagedRows(f"{n:016x}", None) for n in range(epoch_publication.MAX_STAGES + 1)]
     with pytest.raises(TooLarge, match=r"coalesce\(890\)"):
         BatchWriter(settings).commit(many)
 
 
-def test_as_many_tasks_as_one_publish_takes(client, settings, query):
+def test_most_tasks_of_one_publish(client, settings, query):
     full = stage_rows(settings, iter([rows(b"a")])).stage
     empty = [client.act("stage.new")["stage"] for _ in range(epoch_publication.MAX_STAGES - 1)]
     messages = [StagedRows(stage, query) for stage in (full, *empty)]
     StreamWriter(settings).commit(messages, 0)
-    assert found(client, settings.topic) == [b"a"]
+    assert published(client, settings.topic) == [b"a"]
 
 
 # --- epochs
 
 
-def test_an_epoch_is_published_once_however_it_is_cut(client, settings, query):
+def test_replayed_epoch_with_other_partitions_is_published_once(client, settings, query):
     writer = StreamWriter(settings)
     for parts in ([[b"a", b"b"]], [[b"a"], [b"b"]], [[b"b"], [], [b"a"]]):
         messages = [
             of_query(writer.write(iter([rows(*one)]) if one else iter(())), query) for one in parts
         ]
         writer.commit(messages, 0)
-    assert sorted(found(client, settings.topic)) == [b"a", b"b"]
+    assert sorted(published(client, settings.topic)) == [b"a", b"b"]
 
 
-def test_stages_of_a_replay_are_gone(client, settings, query):
+def test_stages_of_a_replayed_epoch_are_discarded(client, settings, query):
     writer = StreamWriter(settings)
     writer.commit([of_query(writer.write(iter([rows(b"a")])), query)], 0)
     again = of_query(writer.write(iter([rows(b"a")])), query)
@@ -202,28 +202,28 @@ def test_stages_of_a_replay_are_gone(client, settings, query):
         client.act("stage.renew", stage=again.stage)
 
 
-def test_an_epoch_is_over_all_its_topics_at_once(client, settings, query):
+def test_epoch_over_several_topics_is_atomic(client, settings, query):
     other = f"{settings.topic}.other"
     writer = StreamWriter(settings)
     mixed = rows(b"a", b"b", topic=[other, settings.topic])
     message = of_query(writer.write(iter([mixed])), query)
-    assert found(client, other) == found(client, settings.topic) == []
+    assert published(client, other) == published(client, settings.topic) == []
     writer.commit([message], 0)
-    assert (found(client, other), found(client, settings.topic)) == ([b"a"], [b"b"])
+    assert (published(client, other), published(client, settings.topic)) == ([b"a"], [b"b"])
 
 
-def test_a_lost_stage_fails_the_whole_epoch_and_uses_up_nothing(client, settings, query):
+def test_lost_stage_fails_the_epoch_without_effect(client, settings, query):
     writer = StreamWriter(settings)
     kept, lost = (of_query(writer.write(iter([rows(b"a")])), query) for _ in range(2))
     client.act("stage.discard", stage=lost.stage)
     with pytest.raises(StageGone, match="write it again"):
         writer.commit([kept, lost], 0)
-    assert found(client, settings.topic) == []
+    assert published(client, settings.topic) == []
     writer.commit([of_query(writer.write(iter([rows(b"a")])), query)], 0)
-    assert found(client, settings.topic) == [b"a"]
+    assert published(client, settings.topic) == [b"a"]
 
 
-def test_another_query_under_the_same_name(client, settings):
+def test_other_query_with_the_same_producer_is_refused(client, settings):
     named = replace(settings, producer=settings.topic)
     writer = StreamWriter(named)
     writer.commit([of_query(writer.write(iter([rows(b"a")])), "first")], 0)
@@ -232,21 +232,21 @@ def test_another_query_under_the_same_name(client, settings):
             writer.commit([of_query(writer.write(iter([rows(b"b")])), "second")], epoch)
     writer = StreamWriter(replace(named, on_new="continue"))
     writer.commit([of_query(writer.write(iter([rows(b"b")])), "second")], 0)
-    assert found(client, settings.topic) == [b"a", b"b"]
+    assert published(client, settings.topic) == [b"a", b"b"]
 
 
-def test_a_batch_with_no_query_is_no_epoch(settings, query):
+def test_epoch_without_a_query_is_refused(settings, query):
     writer = StreamWriter(settings)
     with pytest.raises(UsageError, match="queries"):
         writer.commit([writer.write(iter([rows(b"a")]))], 0)
 
 
-def test_a_transaction_is_its_producers(client, settings):
+def test_transactions_of_different_producers_are_independent(client, settings):
     for producer in (None, "p", "p", "q"):
         one = replace(settings, transaction=f"{settings.topic}.tx", producer=producer)
         writer = BatchWriter(one)
         writer.commit([writer.write(iter([rows(b"a")]))])
-    assert found(client, settings.topic) == [b"a"] * 3
+    assert published(client, settings.topic) == [b"a"] * 3
 
 
 # --- long tasks
@@ -269,7 +269,7 @@ def _port_rows(*bodies: bytes) -> pa.RecordBatch:
     )
 
 
-def test_a_lease_is_renewed_while_its_task_works():
+def test_lease_is_renewed_while_the_task_runs():
     times = count()
     renewing = LeaseRenewer(lambda: next(times), 0.001)
     until(lambda: next(times) > 10, "renewals")
@@ -277,7 +277,7 @@ def test_a_lease_is_renewed_while_its_task_works():
     assert not renewing._thread.is_alive()
 
 
-def test_a_renewal_that_fails_is_followed_by_another():
+def test_failed_renewal_is_retried():
     seen: list[int] = []
 
     def fail() -> None:
@@ -289,8 +289,8 @@ def test_a_renewal_that_fails_is_followed_by_another():
     renewing.end()
 
 
-def test_a_task_outlives_its_first_lease(client, settings):
-    """Its stage would be gone long before: the others, without renewals, are."""
+def test_task_outlives_its_first_lease(client, settings):
+    """The stage must outlive its lease by renewal; another one without renewal expires."""
     lease_s = 0.3
     abandoned = client.stage(lease_s)
     with staging_of(client, lease_s) as staging:
@@ -298,13 +298,14 @@ def test_a_task_outlives_its_first_lease(client, settings):
         until(lambda: _is_gone(client, abandoned.name), "the end of a lease")
         staging.put(str(settings.topic), _port_rows(b"b"))
         assert staging._stage is not None
-        client.act("stage.renew", stage=staging._stage.name)  # what follows may take a while
+        # the rest of the test may take a while
+        client.act("stage.renew", stage=staging._stage.name)
         client.publish([str(staging.finish())])
-    assert sorted(found(client, settings.topic)) == [b"a", b"b"]
+    assert sorted(published(client, settings.topic)) == [b"a", b"b"]
 
 
 def _is_gone(client: Client, stage: str) -> bool:
-    """By publishing nothing new of it: to renew it would keep it."""
+    """Return whether the stage has expired, by a publish that fails. A renewal would keep it."""
     try:
         client.publish([stage, "0" * 16])
     except StageGone as error:
@@ -312,7 +313,7 @@ def _is_gone(client: Client, stage: str) -> bool:
     raise AssertionError("a stage that never was has been published")
 
 
-def test_many_batches_and_topics_in_one_stage(client, settings):
+def test_stage_with_many_batches_and_topics(client, settings):
     names = [f"{settings.topic}.{n}" for n in range(40)]
     with staging_of(client) as staging:
         for turn in range(3):
@@ -322,4 +323,4 @@ def test_many_batches_and_topics_in_one_stage(client, settings):
         assert stage is not None
         client.publish([stage])
     for name in names:
-        assert sorted(found(client, name)) == [b"0", b"1", b"2"]
+        assert sorted(published(client, name)) == [b"0", b"1", b"2"]

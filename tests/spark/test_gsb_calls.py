@@ -32,7 +32,7 @@ def test_each_call_is_one_row(spark):
 def make_calls(service: gsb_peer.Peer, caller: gsb_peer.Peer) -> None:
     for n in range(CALLS):
         caller.send(gsb_peer.call("greeter/many", str(n), b"x"))
-    caller.send(gsb_peer.call("nobody", "x"))
+    caller.send(gsb_peer.call("unknown", "x"))
     for _ in range(CALLS):
         service.send(gsb_peer.reply(service.call().request_id, b"hi"))
     for _ in range(CALLS + 1):

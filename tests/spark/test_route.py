@@ -154,7 +154,7 @@ def test_invalid_arguments_are_reported(feed, run, client, given, message):
 
 
 def test_missing_topic_is_reported(run, client):
-    with pytest.raises(DoesNotExist, match="there is no durable topic 'nowhere': polybus topic ls"):
+    with pytest.raises(DoesNotExist, match="there is no durable topic 'nowhere'; polybus topic ls"):
         run(topic="nowhere", into="x")
 
 
@@ -165,9 +165,9 @@ def test_missing_bus_is_reported(run):
 
 def test_loop_is_refused(feed, run, topic):
     feed(1)
-    with pytest.raises(UsageError, match="for ever"):
+    with pytest.raises(UsageError, match="loop forever"):
         run(into=topic)
-    with pytest.raises(UsageError, match="for ever"):
+    with pytest.raises(UsageError, match="loop forever"):
         run(topic=f"{topic}*", into=f"{topic}.out")
     with pytest.raises(UsageError, match=f"loop forever: {topic}"):
         run(select="body, topic")
@@ -177,7 +177,7 @@ def test_checkpoint_of_another_route_is_refused(feed, run, client, topic):
     feed(1)
     run(into=f"{topic}.out")
     client.create_topic(f"{topic}.other")
-    with pytest.raises(UsageError, match="this checkpoint is of a query over topic"):
+    with pytest.raises(UsageError, match="this checkpoint belongs to a query over topic"):
         run(topic=f"{topic}.other", into=f"{topic}.out")
 
 

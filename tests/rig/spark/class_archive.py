@@ -2,8 +2,8 @@
 
     python -m tests.rig.spark.class_archive
 
-Java keeps those that were used, so it is given a bit of everything: a table that is read and
-grouped, Parquet, a stream from topic to topic.
+Java archives the classes that were loaded, so the session runs one query of each kind: a table that
+is read and grouped, Parquet, a stream from topic to topic.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ END_S = 120.0
 
 def main() -> None:
     ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
-    ARCHIVE.unlink(missing_ok=True)  # Java takes one or leaves one
+    ARCHIVE.unlink(missing_ok=True)  # Java cannot use and write an archive in one process
     with tempfile.TemporaryDirectory(dir=ARCHIVE.parent) as folder:
         made = Path(folder) / ARCHIVE.name
         settings = {**SETTINGS, DRIVERS_JAVA: f"{SETTINGS[DRIVERS_JAVA]} {dump_flags(made)}"}
         session = polybus.spark.session("local[2]", name="classes", settings=settings)
         with NativeBus() as bus:
-            use(session, bus, Path(folder))
+            run_queries(session, bus, Path(folder))
         session.stop()
         _end_java()
         made.replace(ARCHIVE)
 
 
-def use(session: SparkSession, bus: NativeBus, folder: Path) -> None:
+def run_queries(session: SparkSession, bus: NativeBus, folder: Path) -> None:
+    """Run one query of each kind."""
     with bus.client() as client, client.producer() as producer:
         producer.produce(SOURCE, [b"%d" % n for n in range(100)]).result()
     rows = session.read.format("polybus").options(bus=bus.url, topic=SOURCE).load()
     files = str(folder / "rows")
     rows.write.parquet(files)
     session.read.parquet(files).where("id > 1").groupBy("shard").count().collect()
-    told = run(session, Copy(bus.url, str(folder / "checkpoint")))
-    assert told["error"] is None
+    result = run(session, Copy(bus.url, str(folder / "checkpoint")))
+    assert result["error"] is None
 
 
 def _end_java() -> None:
-    """It ends when nobody writes to it any more."""
+    """End Java by closing its stdin, so that it writes the archive."""
     java = SparkContext._gateway.proc  # type: ignore[union-attr]
     java.stdin.close()
     java.wait(END_S)

@@ -1,10 +1,10 @@
-"""A cluster of Spark on this machine: a standalone master and workers, from the pip package.
+"""A Spark cluster on this machine: a standalone master and workers, from the pip package.
 
 with Cluster(workers=2) as cluster:
     polybus.spark.session(cluster.url)
 
-Each is a process of its own, with a folder of its own: tasks run in the folder of the worker
-that was given them, which tells a test where that was.
+Each is a process with its own folder. Tasks run in the folder of their worker, so a test can tell
+where a task ran.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ HOST = "127.0.0.1"
 START_S = 120.0
 STARTED = re.compile(r"Starting Spark master at (spark://\S+)")
 REGISTERED = "Successfully registered with master"
-# Short-lived Java: what it saves by compiling more it never gets back.
+# Java runs for a short time: no optimized compilation.
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.master.rest.enabled=false"
 
 
-class Part:
-    """A master or a worker; `said` is all it has written so far."""
+class ClusterProcess:
+    """A master or a worker. `output` is everything it has written."""
 
     def __init__(self, folder: Path, kind: str, *args: str) -> None:
         folder.mkdir(parents=True)
@@ -60,21 +60,23 @@ class Part:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._log.read_text(errors="replace")
 
     def close(self) -> None:
         try:
-            os.killpg(self._process.pid, signal.SIGKILL)  # and the executors it has started
+            os.killpg(self._process.pid, signal.SIGKILL)  # with the executors that it has started
         except ProcessLookupError:
             pass
         self._process.wait()
 
 
 class Cluster:
+    """A running cluster, stopped at the end of the `with` block."""
+
     def __init__(self, folder: Path, workers: int = 2) -> None:
         self.folders = [folder / f"worker-{number}" for number in range(workers)]
-        self._parts: list[Part] = []
+        self._parts: list[ClusterProcess] = []
         try:
             self._start(folder)
         except BaseException:
@@ -82,16 +84,16 @@ class Cluster:
             raise
 
     def _start(self, folder: Path) -> None:
-        master = Part(folder / "master", MASTER, "--port", "0")
+        master = ClusterProcess(folder / "master", MASTER, "--port", "0")
         self._parts.append(master)
-        until(lambda: STARTED.search(master.said), "the master's start", START_S)
-        found: Any = STARTED.search(master.said)
+        until(lambda: STARTED.search(master.output), "the master's start", START_S)
+        found: Any = STARTED.search(master.output)
         self.url = str(found[1])
-        for place in self.folders:
-            limits = ("--cores", "1", "--memory", "600m", "--work-dir", str(place / "work"))
-            self._parts.append(Part(place, WORKER, *limits, self.url))
+        for worker_folder in self.folders:
+            limits = ("--cores", "1", "--memory", "600m", "--work-dir", str(worker_folder / "work"))
+            self._parts.append(ClusterProcess(worker_folder, WORKER, *limits, self.url))
         for part in self._parts[1:]:
-            until(lambda part=part: REGISTERED in part.said, "a worker's start", START_S)  # type: ignore[misc]
+            until(lambda part=part: REGISTERED in part.output, "a worker's start", START_S)  # type: ignore[misc]
 
     def close(self) -> None:
         for part in reversed(self._parts):
@@ -108,5 +110,5 @@ class Cluster:
     ) -> None:
         if error is not None:
             for part in self._parts:
-                error.add_note(part.said[-2000:])
+                error.add_note(part.output[-2000:])
         self.close()

@@ -1,40 +1,40 @@
-"""Orders for processes of Spark that come by a point of the sink, and the proof of each.
+"""Faults at points of the Spark processes, ordered by a test, with a proof of each.
 
-An order is a file in $POLYBUS_ORDERS: the point, what is to be done, and at which passing,
-`staged.kill.3`. Whoever comes by renames it to `staged.kill.2`, and so on, whatever process
-it is; the one that counts to zero carries it out. `staged.kill.done` then holds who that was,
-so a test can prove that it happened there, and once.
+An order is a file in $POLYBUS_ORDERS with the point, the action and the number of passings, such as
+`staged.kill.3`. A process that passes the point renames it to `staged.kill.2`, and so on, in any
+process. The process that counts to zero executes the order. `staged.kill.done` then has its process
+id, so that a test can prove that the fault happened at this point, once.
 
-    kill self       SIGKILL: nobody gets a chance to tidy up
-    kill driver     the same for the processes in the file `driver`, then for itself
-    fail            raises
-    fail always     raises, and so do all who come by later
-    wait            goes on once the file `staged.go` is there
+    kill self       SIGKILL: no cleanup runs
+    kill driver     SIGKILL to the processes in the file `driver`, then to itself
+    fail            raise an error
+    fail always     raise an error, here and at all later passings
+    wait            continue when the file `staged.go` exists
 
-The points are calls of `passing` that a patch adds to a copy of `polybus.spark`. Of the sink:
+The points are calls of `passing` that a patch adds to a copy of `polybus.spark`. In the sink:
 
-    planned     the driver prepares an epoch: the last one is in Spark's commit log
-    begun       a task has its first rows, and no stage yet
-    mid-stage   it has put rows into its stage
-    staged      all of them are on disk, and the task has not reported to the driver
+    planned     the driver prepares an epoch; the previous one is in Spark's commit log
+    begun       a task has its first rows and no stage
+    mid-stage   a task has put rows into its stage
+    staged      all rows are on disk, and the task has not reported to the driver
     publishing  the driver is about to publish
-    published   it has, and the epoch is not in Spark's commit log
+    published   the driver has published, and the epoch is not in Spark's commit log
 
-Of the archive:
+In the archive:
 
     mid-file    a task has written a part of a file
-    written     all of its files are on disk, and the task has not reported to the driver
+    written     all files of a task are on disk, and it has not reported to the driver
     archiving   the driver is about to add the files of a batch to the archive
-    archived    it has, and the batch is not in Spark's commit log
-    compacted   a large file is written, and the small ones still count
+    archived    the driver has added them, and the batch is not in Spark's commit log
+    compacted   a merged file is written, and the small ones are still listed
     trimming    retain is about to trim a topic
-    trimmed     it has
+    trimmed     retain has trimmed it
 
-Of the source, and of stats:
+In the source and in stats:
 
-    reading     a task has handed a few rows to Spark
+    reading     a task has given some rows to Spark
     counting    a batch is about to be counted
-    counted     its sums are on disk, and the batch is not in Spark's commit log
+    counted     the sums are on disk, and the batch is not in Spark's commit log
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ PATIENCE_S = 120.0
 
 
 class OrderedFailure(Exception):
-    """A test wanted this."""
+    """Raised by order of a test."""
 
 
-# --- in the process that comes by
+# --- in the process under test
 
 
 def passing(point: str, detail: str = "") -> None:
@@ -72,14 +72,14 @@ def passing(point: str, detail: str = "") -> None:
     for what in ("kill", "fail", "wait"):
         order = _count_down(folder, f"{point}.{what}")
         if order is not None:
-            _done(folder / f"{point}.{what}.{DONE}", order, detail)
-            _carry_out(folder, point, order)
+            _record_done(folder / f"{point}.{what}.{DONE}", order, detail)
+            _execute(folder, point, order)
 
 
-def _carry_out(folder: Path, point: str, order: str) -> None:
+def _execute(folder: Path, point: str, order: str) -> None:
     what, *how = order.split()
     if what == "wait":
-        until((folder / f"{point}.{GO}").exists, f"the word to go on at {point}", PATIENCE_S)
+        until((folder / f"{point}.{GO}").exists, f"permission to continue at {point}", PATIENCE_S)
     elif what == "fail":
         if how == [ALWAYS]:
             (folder / f"{point}.{ALWAYS}").touch()
@@ -91,20 +91,20 @@ def _carry_out(folder: Path, point: str, order: str) -> None:
 
 
 def _count_down(folder: Path, name: str) -> str | None:
-    """The order, if it is this process's to carry out."""
+    """Count a passing. Returns the order if this process must execute it."""
     for order in folder.glob(f"{name}.[0-9]*"):
         left = int(order.suffix[1:]) - 1
         try:
             text = order.read_text()
             order.rename(order.with_suffix(f".{left}" if left else ".taken"))
         except FileNotFoundError:
-            return _count_down(folder, name)  # another was faster
+            return _count_down(folder, name)  # another process counted first
         return text if left == 0 else None
     return None
 
 
-def _done(path: Path, order: str, detail: str) -> None:
-    """On disk before anything is done: a killed process can write no more."""
+def _record_done(path: Path, order: str, detail: str) -> None:
+    """Record the execution on disk before it happens: a killed process can write nothing."""
     taken = path.with_suffix(".taken")
     taken.write_text(json.dumps({"order": order, "pid": os.getpid(), "detail": detail}))
     taken.rename(path)
@@ -113,7 +113,9 @@ def _done(path: Path, order: str, detail: str) -> None:
 # --- in the test
 
 
-class Orders:
+class FaultOrders:
+    """The orders of a test."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +129,7 @@ class Orders:
         (self.folder / f"{point}.{order.split()[0]}.{passings}").write_text(order)
 
     def done(self, point: str, what: str) -> dict[str, Any] | None:
-        """Who carried it out, if anybody did."""
+        """Return the process that executed the order; None if no process did."""
         try:
             found: dict[str, Any] = json.loads((self.folder / f"{point}.{what}.{DONE}").read_text())
         except FileNotFoundError:
@@ -137,12 +139,12 @@ class Orders:
     def go(self, point: str) -> None:
         (self.folder / f"{point}.{GO}").touch()
 
-    def forget(self) -> None:
-        """All orders, carried out or not. Nobody comes by meanwhile."""
+    def clear(self) -> None:
+        """Remove all orders, executed or not. No process may be running."""
         for path in self.folder.glob("*.*"):
             path.unlink()
 
 
-def driver_is(*pids: int) -> None:
-    """Told by the driver: whom `kill driver` means."""
+def set_driver_processes(*pids: int) -> None:
+    """Record the processes that `kill driver` kills. Called by the driver."""
     (Path(os.environ[FOLDER]) / DRIVER).write_text(" ".join(map(str, pids)))

@@ -1,9 +1,9 @@
-"""Pipelines in a driver of their own that may be killed, told what to run line by line.
+"""Pipelines in a driver process that tests kill, started by lines on stdin.
 
     python -m tests.rig.spark.pipeline_driver
 
-Each line on its stdin is JSON, a pipeline and its arguments; it prints what came of it, as one
-line of JSON: rows and facts, or the error.
+Each line on stdin is JSON: a pipeline and its arguments. The driver prints the result as one line
+of JSON: rows and facts, or the error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RETRIES = 4  # how often Spark tries a task
 SETTINGS = {
     **query_driver.SETTINGS,
-    # What runs once or twice is not worth compiling.
+    # Queries run once or twice, so code generation does not pay.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
@@ -38,7 +38,9 @@ def main() -> None:
     session = polybus.spark.session(f"local[2,{RETRIES}]", name="pipelines", settings=SETTINGS)
     java = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
     for line in sys.stdin:
-        kill_points.driver_is(java, os.getpid())  # one of several may be at work
+        kill_points.set_driver_processes(
+            java, os.getpid()
+        )  # at each run: several drivers may be running
         print(MARK + json.dumps(run(session, json.loads(line))), flush=True)  # noqa: T201
 
 
@@ -53,8 +55,8 @@ def run(session: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
 # --- in the test
 
 
-class Pipes(Driver):
-    """The program, running; it ends with all that it has started."""
+class PipelineDriver(Driver):
+    """A running driver, which ends with its child processes."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -66,8 +68,8 @@ class Pipes(Driver):
             start_new_session=True,
         )
 
-    def do(self, pipeline: str, *given: Any, **named: Any) -> dict[str, Any] | None:
-        """What came of it; None if the driver has died."""
+    def run_pipeline(self, pipeline: str, *given: Any, **named: Any) -> dict[str, Any] | None:
+        """Run a pipeline. Returns its result, None if the driver died."""
         assert self._process.stdin is not None
         order = {"pipeline": pipeline, "given": given, "named": named}
         print(json.dumps(order), file=self._process.stdin, flush=True)

@@ -1,9 +1,9 @@
-"""Pipelines side by side in one driver that may be killed, and all of them with it.
+"""Pipelines in parallel in one driver, so that one kill meets all of them.
 
     python -m tests.rig.spark.pipeline_group
 
-As `sparkpipes`, but each line on its stdin is run by a thread of its own: one pipeline can
-stand still at a point while the next is begun, and a single kill meets all of them there.
+Like `pipeline_driver`, but each line on stdin runs in its own thread: one pipeline can wait at a
+point while the next one starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.rig.spark.query_driver import MARK, STOP_S, Driver
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CORES = 8  # a task that stands still keeps its place
+CORES = 8  # a waiting task occupies a core
 UTC = {"spark.sql.session.timeZone": "UTC"}
 
 
@@ -34,22 +34,24 @@ def main() -> None:
     )
     lock = Lock()
     for line in sys.stdin:
-        Thread(target=_answer, args=(session, json.loads(line), lock), daemon=True).start()
+        Thread(target=_run_line, args=(session, json.loads(line), lock), daemon=True).start()
 
 
-def _answer(session: SparkSession, order: dict[str, Any], lock: Lock) -> None:
+def _run_line(session: SparkSession, order: dict[str, Any], lock: Lock) -> None:
     try:
-        told = run(session, order)
-    except Exception as error:  # nobody else would hear of it
-        told = {"error": f"{type(error).__name__}: {error}"}
+        result = run(session, order)
+    except Exception as error:  # a thread's error would be lost
+        result = {"error": f"{type(error).__name__}: {error}"}
     with lock:
-        print(MARK + json.dumps({"pipeline": order["pipeline"], **told}), flush=True)  # noqa: T201
+        print(MARK + json.dumps({"pipeline": order["pipeline"], **result}), flush=True)  # noqa: T201
 
 
 # --- in the test
 
 
-class Crowd(Driver):
+class PipelineGroup(Driver):
+    """A running driver with several pipelines."""
+
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
@@ -68,9 +70,9 @@ class Crowd(Driver):
     def finish(self, count: int = 1) -> None:
         """Until so many of those that were started have ended, without an error."""
         for _ in range(count):
-            told = self.ended()
-            assert told is not None, "the driver has died"
-            assert told.get("error") is None, told
+            result = self.ended()
+            assert result is not None, "the driver has died"
+            assert result.get("error") is None, result
 
     def kill(self) -> None:
         """-9, for the driver, its Java and all workers, at once."""

@@ -1,12 +1,11 @@
-"""A query from one topic to two others, in a driver of its own that may be killed.
+"""A query from one topic to two others, in a driver process that tests kill.
 
     python -m tests.rig.spark.query_driver '{"bus": …, "checkpoint": …}'
 
-For each line on its stdin it runs the query once: all that is there (AvailableNow), some
-rows an epoch; then it prints one line of JSON. What it writes is what it has read, each row
-once: the reference set of a test is the topic `in`, and the outputs `out.0` and `out.1` must
-hold its rows, by their number. How rows are cut into tasks is said anew with each run, so
-that an epoch that is replayed is another plan for the same rows.
+For each line on stdin it runs the query once over all available rows, several rows per epoch, and
+prints one line of JSON. The query copies rows unchanged: topic `in` is the reference, and the
+outputs `out.0` and `out.1` must have its rows by even and odd number. Each run may have other
+partition sizes, so that a replayed epoch is planned differently.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ if TYPE_CHECKING:
 
 SOURCE, OUTPUTS = "in", ("out.0", "out.1")
 STOP_S = 60.0
-MARK = "query: "  # before the line of JSON: others may write to stdout, too
+MARK = "query: "  # before the line of JSON, because other code may write to stdout
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "600m",
-    # Several batches a task, so that there is a middle to be killed in.
+    # Several batches per task, so that a task can be killed between two.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4",
-    # A driver lives for seconds: nothing is compiled twice.
+    # A driver runs for seconds: no optimized compilation.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 
 @dataclass(frozen=True)
 class Copy:
-    """`retries` is how often Spark tries a task."""
+    """Options of the query. `retries` is how often Spark tries a task."""
 
     bus: str
     checkpoint: str
@@ -89,7 +88,9 @@ def main() -> None:
     session = polybus.spark.session(f"local[2,{copy.retries}]", name="copy", settings=SETTINGS)
     java = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
     for _ in sys.stdin:
-        kill_points.driver_is(java, os.getpid())  # now: others may be started meanwhile
+        kill_points.set_driver_processes(
+            java, os.getpid()
+        )  # at each run: several drivers may be running
         print(MARK + json.dumps(run(session, copy)), flush=True)  # noqa: T201
 
 
@@ -98,8 +99,8 @@ def run(session: SparkSession, copy: Copy) -> dict[str, Any]:
     error = None
     try:
         query.awaitTermination()
-    except PySparkException as fault:
-        error = str(fault)
+    except PySparkException as exception:
+        error = str(exception)
     return {"epochs": [one["batchId"] for one in query.recentProgress], "error": error}
 
 
@@ -107,7 +108,7 @@ def run(session: SparkSession, copy: Copy) -> dict[str, Any]:
 
 
 class Driver:
-    """The program, running. Whatever it leaves is ended with it: it has a group of its own."""
+    """A running driver in its own process group, which ends with it."""
 
     def __init__(self, copy: Copy, environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", __name__, json.dumps(asdict(copy))]
@@ -121,25 +122,26 @@ class Driver:
         )
 
     def begin(self) -> None:
-        """Starts the query once more."""
+        """Start the query once."""
         assert self._process.stdin is not None
         print(file=self._process.stdin, flush=True)
 
     def ended(self) -> dict[str, Any] | None:
-        """What the query has to say; None if the driver has died."""
+        """Wait for the query's result; None if the driver died."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(MARK):
-                found: dict[str, Any] = json.loads(line.removeprefix(MARK))
-                return found
+                result: dict[str, Any] = json.loads(line.removeprefix(MARK))
+                return result
         return None
 
     def run(self) -> dict[str, Any] | None:
+        """Start the query and wait for its result; None if the driver died."""
         self.begin()
         return self.ended()
 
     def close(self) -> int:
-        """Ends it, if it has not died; its exit code."""
+        """End the driver if it is running. Returns its exit code."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
