@@ -213,18 +213,26 @@ EMBEDDED = [
 ]
 
 SIGHTINGS = mutants(
-    "native/port/anonymous_producers.py",
+    "native/port/producer_registry.py",
     ("forgotten a day early", "EXPIRY_S: Final = 8 * DAY_S", "EXPIRY_S: Final = 7 * DAY_S"),
-    ("names are forgotten", "if not ANONYMOUS.fullmatch(producer):", "if False:"),
-    ("uses are not noted", "self._store.commit(Commit(changes=changes))", "pass"),
+    (
+        "named producers expire",
+        "if not ANONYMOUS.fullmatch(producer):\n            return ()\n        if len",
+        "if len",
+    ),
+    (
+        "uses are not recorded",
+        "            self._store.commit(Commit(changes=changes))\n\n    def delete",
+        "            pass\n\n    def delete",
+    ),
     (
         "each use is written",
-        "if noted_s is not None and self._clock() - noted_s < DAY_S:",
+        "if recorded_s is not None and self._clock() - recorded_s < DAY_S:",
         "if False:",
     ),
     (
         "the wall clock alone",
-        "if noted_s is not None and self._clock() - noted_s < EXPIRY_S:",
+        "if recorded_s is not None and self._clock() - recorded_s < EXPIRY_S:",
         "if False:",
     ),
     (

@@ -199,28 +199,28 @@ REST = [
     ),
     *mutants(
         "native/port/group_actions.py",
-        ("produced without a right", "    access.check_allowed(identity, PRODUCE, name)\n", ""),
+        ("produced without a right", "        access.check_allowed(caller.identity, PRODUCE, name)\n", ""),
         ("no room for letters is no matter", "    check_dead_letter_name(topic)\n", ""),
         ("changes wake no peer", "waits.wake(number, GROUP_CHANGES)", "pass"),
     ),
 ]
 
 FETCHES = mutants(
-    "native/port/group_fetch_stream.py",
+    "native/port/group_actions.py",
     (
         "no bound of a fetch",
-        'min(given["max_rows"], limits.max_fetch_rows)',
-        'given["max_rows"]',
+        "min(request.max_rows, limits.max_fetch_rows)",
+        "request.max_rows",
     ),
     (
         "a right that is gone is no matter",
-        "            get_group_topic(port, caller, given)  # the",
-        "            # the",
+        "            _get_group_topic(port, caller, request)  # access",
+        "            # access",
     ),
     (
         "a change is not the last",
-        "            if found.is_change or not (found and",
-        "            if not (found and",
+        "            if result.is_change or not (result and",
+        "            if not (result and",
     ),
 )
 

@@ -23,7 +23,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 WAITS = mutants(
     "native/port/shard_waits.py",
     ("waits without end", "if len(self._waiters) >= self._max_waits:", "if False:"),
-    ("shards without end", "if self._places + len(wanted) > MAX_PLACES:", "if False:"),
+    ("shards without end", "if self._places + len(wanted) > MAX_TOTAL_POSITIONS:", "if False:"),
     ("places are not given back", "self._places -= len(wanted)", "pass"),
     (
         "news wakes no peer",
@@ -79,7 +79,7 @@ BINDING = mutants(
 
 STATS = mutants(
     "native/port/topic_statistics.py",
-    ("one group alone is counted", "shard[key] += one[key]", "shard[key] = one[key]"),
+    ("one group alone is counted", "counts[key] += group_shard[key]", "counts[key] = group_shard[key]"),
     ("trimmed is not told", "bounds.start, bounds.size_bytes)", "0, bounds.size_bytes)"),
     (
         "what was trimmed was never there",

@@ -87,3 +87,10 @@ class CommitResult(NamedTuple):
     versions: tuple[int, ...] = ()
     note: bytes = b""
     duplicate: bool = False
+
+    def id_range(self) -> tuple[int, int] | None:
+        """Return the first and the last message id, None if the commit wrote no messages."""
+        if not self.spans:
+            return None
+        last = max(span.first_id + span.count for span in self.spans) - 1
+        return min(span.first_id for span in self.spans), last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -64,13 +64,13 @@ class World:
         self.bob = self.port.new_caller(BOB, lambda: False)
         self.act("topic.create", topic="t", shards=2)
 
-    def act(self, name: str, **request: Any) -> dict[str, Any]:
+    def act(self, name: str, **request: Any) -> Mapping[str, Any]:
         return self.port.act(self.alice, name, request)
 
-    def fetch(self, **request: Any) -> tuple[dict[str, Any], Rows]:
+    def fetch(self, **request: Any) -> tuple[Mapping[str, Any], Rows]:
         return self.fetch_as(self.alice, **request)
 
-    def fetch_as(self, caller: Caller, **request: Any) -> tuple[dict[str, Any], Rows]:
+    def fetch_as(self, caller: Caller, **request: Any) -> tuple[Mapping[str, Any], Rows]:
         answer, rows = next(self.port.stream_fetch(caller, request))
         assert answer is not None
         return answer, rows

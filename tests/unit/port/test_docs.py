@@ -1,25 +1,26 @@
-"""docs/spec/native.md says what the code does: every action, field, kind and code of errors."""
+"""docs/spec/native.md agrees with the code: actions, fields, kinds, error codes, schemas."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polybus import errors
 from polybus.model.arrow import PRODUCE_SCHEMA, READ_SCHEMA
 from polybus.native.port.actions import ACTIONS
-from polybus.native.port.topic_reader import READ_TICKET
-from polybus.native.protocol.fields import KINDS, ActionSchema, Field
+from polybus.native.protocol.fields import KINDS, Field, Request
+from polybus.native.protocol.requests import ReadTicket
 from polybus.transports.flight.flight_status import INTERNAL
 
 PAGE = (Path(__file__).parents[3] / "docs" / "spec" / "native.md").read_text()
 
 
 def section(heading: str) -> str:
-    """What is under a heading, up to the next one."""
+    """Return the text below a heading, up to the next one."""
     (found,) = re.findall(
         rf"^##+ {re.escape(heading)}\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL
     )
@@ -36,28 +37,29 @@ def rows(text: str) -> list[str]:
     return [line for line in text.splitlines() if re.match(r"\| `\w+` \|", line)]
 
 
-@pytest.mark.parametrize("action", [action for action, _ in ACTIONS.values()], ids=lambda a: a.name)
-def test_every_action_is_on_the_page_as_it_is(action: ActionSchema):
-    text = section(f"`{action.name}`")
-    assert rows(text) == [row(field) for field in action.fields]
-    assert f"{action.meaning}." in text
-    assert f"Answers: {action.answers}." in text
+@pytest.mark.parametrize("request_class", ACTIONS, ids=lambda request: request.action_name)
+def test_action_is_documented_as_declared(request_class: type[Request[Any]]):
+    text = section(f"`{request_class.action_name}`")
+    assert rows(text) == [row(field) for field in request_class.fields.values()]
+    assert f"{request_class.meaning}." in text
+    assert f"Answers: {request_class.answer}." in text
 
 
-def test_no_other_action_is_on_the_page():
-    assert re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE) == list(ACTIONS)
+def test_no_other_action_is_documented():
+    documented = re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE)
+    assert documented == [request.action_name for request in ACTIONS]
 
 
-def test_the_ticket():
-    assert rows(section("Read: DoGet")) == [row(field) for field in READ_TICKET.fields]
+def test_fields_of_the_read_ticket_are_documented():
+    assert rows(section("Read: DoGet")) == [row(field) for field in ReadTicket.fields.values()]
 
 
-def test_the_kinds():
+def test_kinds_of_fields_are_documented():
     named = re.findall(r"^\| (\w+) \|", section("Kinds of fields"), re.MULTILINE)
     assert named[1:] == list(KINDS)
 
 
-def test_the_codes_of_errors():
+def test_error_codes_are_documented():
     kinds = [errors.PolybusError]
     for kind in kinds:  # grows while it is walked
         kinds += kind.__subclasses__()
@@ -66,12 +68,12 @@ def test_the_codes_of_errors():
     assert dict(codes) == expected
 
 
-def test_the_schemas():
+def test_arrow_schemas_are_documented():
     produced = rows(
         section('Produce: DoPut, path `["produce", TOPIC]` or `["produce", TOPIC, "existing"]`')
     )
     assert [line.split("`")[1] for line in produced] == PRODUCE_SCHEMA.names
     (columns,) = re.findall(r"Batches come with `(.+?)`", PAGE)
     wanted = [f"{field.name} {field.type}" for field in READ_SCHEMA]
-    told = columns.replace("utf8", "string").replace("map<string, binary>", wanted[-1][8:])
-    assert told == ", ".join(wanted)
+    documented = columns.replace("utf8", "string").replace("map<string, binary>", wanted[-1][8:])
+    assert documented == ", ".join(wanted)

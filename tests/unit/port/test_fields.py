@@ -1,4 +1,4 @@
-"""What an action takes: checked by its table, named in the error."""
+"""Requests are checked against their table of fields; errors name the field."""
 
 from __future__ import annotations
 
@@ -7,20 +7,35 @@ from typing import Any
 import pytest
 
 from polybus.errors import MalformedRequest
-from polybus.native.protocol.fields import KINDS, MAX_INTEGER, ActionSchema, Field
+from polybus.native.protocol.answers import Empty
+from polybus.native.protocol.fields import KINDS, MAX_INTEGER, Request, action, param
 
-ACTION = ActionSchema(
-    "do",
-    "Does",
-    (Field("name", "text", "whose"), Field("count", "count", "how many", 7)),
-    "nothing",
-)
+
+@action("do", "Do it", answer="nothing")
+class Do(Request[Empty]):
+    name: str = param("text", "whose")
+    count: int = param("count", "how many", default=7)
+    start: int | None = param("count", "where", default=None, wire="from")
 
 
 def test_defaults_are_filled_in():
-    assert ACTION.read({"name": "x"}) == {"name": "x", "count": 7}
-    assert ACTION.read({"name": "x", "count": None}) == {"name": "x", "count": 7}
-    assert ACTION.read({"name": "", "count": 0}) == {"name": "", "count": 0}
+    assert Do.decode({"name": "x"}) == Do(name="x", count=7)
+    assert Do.decode({"name": "x", "count": None}) == Do(name="x", count=7)
+    assert Do.decode({"name": "", "count": 0}) == Do(name="", count=0)
+    assert Do.decode({"name": "", "from": 0}) == Do(name="", start=0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "wire"),
+    [
+        (Do(name="x"), {"name": "x"}),
+        (Do(name="", count=0, start=0), {"name": "", "count": 0, "from": 0}),
+        (Do(name="x", count=7), {"name": "x"}),
+    ],
+)
+def test_encoded_request_omits_defaults_and_decodes_to_itself(request_, wire):
+    assert request_.encode() == wire
+    assert Do.decode(wire) == request_
 
 
 @pytest.mark.parametrize(
@@ -28,14 +43,14 @@ def test_defaults_are_filled_in():
     [
         ({}, "do needs name: whose"),
         ({"name": None}, "do needs name: whose"),
-        ({"name": 1}, "do: name is a string, not 1"),
+        ({"name": 1}, "do: name must be a string, got 1"),
         ({"name": "x", "more": 1}, "do takes no 'more'"),
-        ({"name": "x", "count": "9" * 100}, "do: count is an integer from 0 on, not '999"),
+        ({"name": "x", "count": "9" * 100}, "do: count must be an integer >= 0, got '999"),
     ],
 )
-def test_what_is_wrong_is_named(request_, says):
+def test_error_names_the_malformed_field(request_, says):
     with pytest.raises(MalformedRequest) as caught:
-        ACTION.read(request_)
+        Do.decode(request_)
     assert str(caught.value).startswith(says)
     assert len(str(caught.value)) < 200
 
@@ -65,7 +80,7 @@ BAD: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds(kind):
+def test_kind_accepts_and_refuses(kind):
     _, check = KINDS[kind]
     assert all(check(value) for value in GOOD[kind])
     assert not any(check(value) for value in BAD[kind])

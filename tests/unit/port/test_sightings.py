@@ -10,9 +10,15 @@ from polybus.errors import UnknownProducer
 from polybus.model.commit import Commit, RecordChange
 from polybus.model.identity import Identity
 from polybus.model.stamp import ProducerOptions, Stamp
-from polybus.native.port import anonymous_producers
-from polybus.native.port.anonymous_producers import DAY_S, LAST_USE, NS, SCAN_INTERVAL_S, SCAN_LIMIT
-from polybus.native.port.producer_registry import ProducerRegistry
+from polybus.native.port import producer_registry
+from polybus.native.port.producer_registry import (
+    DAY_S,
+    LAST_USE,
+    NS,
+    SCAN_INTERVAL_S,
+    SCAN_LIMIT,
+    ProducerRegistry,
+)
 from polybus.store.contract import Store
 from polybus.store.memory.memory_store import MemoryStore
 
@@ -42,7 +48,7 @@ class Bus:
         self.wall_s += seconds
 
     def open(self, name: str) -> int:
-        self.owners.forget_unused()
+        self.owners.close_expired()
         self.owners.claim(ALICE, name)
         return self.store.open_producer(name, ProducerOptions()).epoch
 
@@ -59,7 +65,7 @@ class Bus:
 
     def look(self) -> None:
         self.pass_time(SCAN_INTERVAL_S)
-        self.owners.forget_unused()
+        self.owners.close_expired()
 
 
 @pytest.fixture
@@ -155,7 +161,7 @@ def test_not_all_are_looked_at_at_once_nor_too_often(
             RecordChange(LAST_USE + name.encode(), b"0") for name in names[start : start + 500]
         )
         bus.store.commit(Commit(changes=changes)).result()
-    found = bus.owners._sightings
+    found = bus.owners._anonymous
     assert len(found.list_expired()) == SCAN_LIMIT
     assert found.list_expired() == []
     counts = []
@@ -166,7 +172,7 @@ def test_not_all_are_looked_at_at_once_nor_too_often(
 
 
 def test_what_is_remembered_is_bounded(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anonymous_producers, "MAX_REMEMBERED", 10)
+    monkeypatch.setattr(producer_registry, "MAX_REMEMBERED", 10)
     for n in range(100):
         bus.open(f"anonymous-{n:032x}")
-    assert len(bus.owners._sightings._recorded_s) <= 10
+    assert len(bus.owners._anonymous._recorded_s) <= 10

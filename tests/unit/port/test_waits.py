@@ -92,7 +92,7 @@ def test_one_too_many(store, waits, pool):
 
 def test_shards_are_bounded_over_all(store, waits, monkeypatch):
     topic = store.create("t", 3, {}).number
-    monkeypatch.setattr(module, "MAX_PLACES", 2)
+    monkeypatch.setattr(module, "MAX_TOTAL_POSITIONS", 2)
     with pytest.raises(LimitReached):
         waits.wait(dict.fromkeys([(topic, shard) for shard in range(3)], 0), LONG_S)
     for _ in range(2):  # who waits no more leaves room for the next

@@ -134,10 +134,9 @@ class Producer:
 
     def _on_stored(self, future: Future[Produced], done: Future[CommitResult]) -> None:
         try:
-            spans = done.result().spans
-            first_id = min(span.first_id for span in spans)
-            last_id = max(span.first_id + span.count - 1 for span in spans)
-            future.set_result(Produced(first_id, last_id, False))
+            ids = done.result().id_range()
+            assert ids is not None  # a batch has at least one message
+            future.set_result(Produced(*ids, False))
         except Exception as error:
             self._fail(future, error)
         finally:

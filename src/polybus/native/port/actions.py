@@ -1,100 +1,92 @@
-"""The table of actions. A new one is a row in one of the files named here."""
+"""The table of actions: request class to handler, and the two actions of the whole bus."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from polybus.durable import query_progress
 from polybus.errors import LimitReached, MalformedRequest
 from polybus.model.access_rule import SUBSCRIBE
 from polybus.native.port import (
     acl_actions,
     group_actions,
     producer_registry,
+    query_actions,
     stage_actions,
     topic_actions,
     topic_statistics,
 )
-from polybus.native.protocol.fields import ActionSchema, Answer, Arguments, Field, is_count
+from polybus.native.port.shard_waits import MAX_WAIT_POSITIONS
+from polybus.native.protocol.answers import Answer, WaitResult
+from polybus.native.protocol.fields import Request, is_count
+from polybus.native.protocol.requests import ShardsWait, StatsGet
 
 if TYPE_CHECKING:
     from polybus.native.port.native_port import Caller, NativePort
 
-Perform = Callable[["NativePort", "Caller", Arguments], Answer]
-MAX_WAIT_POSITIONS = 16_384  # of one wait: four topics with as many shards as there can be
+Handler = Callable[["NativePort", "Caller", Any], Answer]
+RequestClass = type[Request[Any]]
+Handlers = dict[RequestClass, Handler]
 
 
-def _wait(port: NativePort, caller: Caller, given: Arguments) -> Answer:
-    places = given["positions"]
+def _wait(port: NativePort, caller: Caller, request: ShardsWait) -> WaitResult:
+    positions = request.positions
     port.waits.check_room()
-    if not 1 <= len(places) <= MAX_WAIT_POSITIONS:
-        raise LimitReached("max_places", f"a wait is for 1 to {MAX_WAIT_POSITIONS} shards")
-    wanted: dict[tuple[int, int], int] = {}
-    topics_by_name = port.access.get_topics(caller.identity, SUBSCRIBE, _check_positions(places))
-    for place in places:
-        topic = topics_by_name[place["topic"]]
-        if place["shard"] not in topic.shards:
-            raise MalformedRequest(f"topic {topic.name} has no shard {place['shard']}")
-        wanted[topic.number, place["shard"]] = place["offset"]
-    timeout_s = min(given["timeout_ms"] / 1000, port.limits.max_wait_s)
-    found = port.waits.wait(wanted, timeout_s, caller.is_gone)
+    if not 1 <= len(positions) <= MAX_WAIT_POSITIONS:
+        text = f"positions must have 1 to {MAX_WAIT_POSITIONS} entries, got {len(positions)}"
+        raise LimitReached("max_places", text)
+    topics_by_name = port.access.get_topics(caller.identity, SUBSCRIBE, _check_positions(positions))
+    offsets: dict[tuple[int, int], int] = {}
+    for position in positions:
+        topic = topics_by_name[position["topic"]]
+        if position["shard"] not in topic.shards:
+            raise MalformedRequest(f"topic {topic.name} has no shard {position['shard']}")
+        offsets[topic.number, position["shard"]] = position["offset"]
+    timeout_s = min(request.timeout_ms / 1000, port.limits.max_wait_s)
+    ends = port.waits.wait(offsets, timeout_s, caller.is_gone)
     names = {topic.number: name for name, topic in topics_by_name.items()}
-    news = [
-        {"topic": names[number], "shard": shard, "end": end}
-        for (number, shard), end in found.items()
-    ]
-    return {"news": news}
+    return {
+        "news": [
+            {"topic": names[number], "shard": shard, "end": end}
+            for (number, shard), end in ends.items()
+        ]
+    }
 
 
-def _check_positions(places: list[dict[str, object]]) -> set[str]:
-    for place in places:
-        whole = set(place) == {"topic", "shard", "offset"}
-        if not whole or not isinstance(place["topic"], str):
-            raise MalformedRequest("a position has topic, shard and offset, and nothing else")
+def _check_positions(positions: list[dict[str, Any]]) -> set[str]:
+    """Return the names of the topics; raise `MalformedRequest` if a position is malformed."""
+    for position in positions:
+        is_complete = position.keys() == {"topic", "shard", "offset"}
+        if not is_complete or not isinstance(position["topic"], str):
+            raise MalformedRequest("a position must have topic, shard and offset, nothing else")
         for key in ("shard", "offset"):
-            if not is_count(place[key]):
-                raise MalformedRequest(f"of a position, {key} is an integer from 0 on")
-    return {str(place["topic"]) for place in places}
+            if not is_count(position[key]):
+                raise MalformedRequest(f"position.{key} must be an integer >= 0")
+    return {position["topic"] for position in positions}
 
 
-def _stats(port: NativePort, caller: Caller, given: Arguments) -> Answer:
+def _stats(port: NativePort, caller: Caller, request: StatsGet) -> Answer:
     return port.stats()
 
 
-ACTIONS: dict[str, tuple[ActionSchema, Perform]] = {
-    action.name: (action, perform)
-    for table in (
-        producer_registry.ACTIONS,
-        topic_actions.ACTIONS,
-        topic_statistics.ACTIONS,
-        group_actions.ACTIONS,
-        query_progress.ACTIONS,
-        stage_actions.ACTIONS,
-        acl_actions.ACTIONS,
-    )
-    for action, perform in table.items()
+ACTIONS: Handlers = {
+    **producer_registry.ACTIONS,
+    **topic_actions.ACTIONS,
+    **topic_statistics.ACTIONS,
+    **group_actions.ACTIONS,
+    **query_actions.ACTIONS,
+    **stage_actions.ACTIONS,
+    **acl_actions.ACTIONS,
+    ShardsWait: _wait,
+    StatsGet: _stats,
 }
-ACTIONS["wait"] = (
-    ActionSchema(
-        "wait",
-        "Waits until a shard reaches beyond an offset, or time is up",
-        (
-            Field("positions", "objects", "topic, shard, offset each"),
-            Field("timeout_ms", "count", "at most 30000", 30_000),
-        ),
-        "news: topic, shard, end each; empty if time is up",
-    ),
-    _wait,
-)
-ACTIONS["stats"] = (
-    ActionSchema("stats", "The bus's counters", (), "as polybus stats --json"),
-    _stats,
-)
+_BY_NAME = {request.action_name: (request, handler) for request, handler in ACTIONS.items()}
 
 
-def find_action(name: str) -> tuple[ActionSchema, Perform]:
-    found = ACTIONS.get(name)
+def find_action(name: str) -> tuple[RequestClass, Handler]:
+    """Return request class and handler of an action; raise `MalformedRequest` if unknown."""
+    found = _BY_NAME.get(name)
     if found is None:
-        raise MalformedRequest(f"unknown action {name[:64]!r}: {', '.join(sorted(ACTIONS))}")
+        text = f"unknown action {name[:64]!r}: expected one of {', '.join(sorted(_BY_NAME))}"
+        raise MalformedRequest(text)
     return found

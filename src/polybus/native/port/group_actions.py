@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from polybus.model.limits import NativeLimits
     from polybus.model.rows import Rows
     from polybus.model.topic import Topic
+    from polybus.native.port.actions import Handlers
     from polybus.native.port.native_port import Caller, NativePort
     from polybus.native.port.shard_waits import ShardWaits
     from polybus.native.port.topic_access import TopicAccess
@@ -284,7 +285,7 @@ def _can_subscribe(port: NativePort, caller: Caller, topic: Topic) -> bool:
     return True
 
 
-ACTIONS = {
+ACTIONS: Handlers = {
     GroupJoin: _join,
     GroupHeartbeat: _heartbeat,
     GroupFetch: _fetch,

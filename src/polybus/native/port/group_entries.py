@@ -11,7 +11,7 @@ from polybus.errors import LimitReached, MalformedRequest
 from polybus.groups.member_fetch import HeldPosition
 from polybus.groups.message_block import OutputMessage
 from polybus.groups.shard_progress import FailureReport, ShardReport
-from polybus.native.protocol.fields import is_count, is_text
+from polybus.native.protocol.fields import is_count, is_text, parse_shard_number
 
 # Shards of one ack: with their dead letters they fit into one commit.
 MAX_ENTRIES: Final = 256
@@ -110,10 +110,7 @@ def _has_common_types(held: dict[str, Any]) -> bool:
 
 def read_by_shard(field: str, given: Mapping[str, Any]) -> dict[int, Any]:
     """{"0": …, "1": …} with numbers for keys."""
-    for text in given:
-        if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise MalformedRequest(f"{field}: {text[:64]!r} is no shard's number")
-    return {int(text): value for text, value in given.items()}
+    return {parse_shard_number(text, field): value for text, value in given.items()}
 
 
 def read_running(given: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:

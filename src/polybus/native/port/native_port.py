@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any
 from polybus.errors import DoesNotExist
 from polybus.groups.coordinator import CoordinatorTimer
 from polybus.groups.shard_ends import ShardEnds
-from polybus.native.port import actions, group_actions, group_fetch_stream
+from polybus.native.port import actions, group_actions
 from polybus.native.port.produce_stream import ProduceStream, UncommittedBudget
 from polybus.native.port.producer_registry import ProducerRegistry
 from polybus.native.port.shard_waits import ShardWaits
 from polybus.native.port.topic_access import TopicAccess
 from polybus.native.port.topic_reader import TopicReader
-from polybus.native.protocol.fields import ActionSchema, Answer
+from polybus.native.protocol.requests import GroupFetch
 
 if TYPE_CHECKING:
+    from polybus.model.commit import CommitResult
     from polybus.model.identity import Identity
     from polybus.model.limits import NativeLimits
-    from polybus.model.rows import Rows
     from polybus.model.topic import Topic
+    from polybus.native.protocol.answers import Answer, Committed, WrittenSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +81,38 @@ class NativePort:
         return TopicReader(self, caller, dict(ticket))
 
     def act(self, caller: Caller, name: str, request: Mapping[str, object]) -> Answer:
-        action, perform = actions.find_action(name)
-        return perform(self, caller, action.read(request))
+        request_class, handler = actions.find_action(name)
+        return handler(self, caller, request_class.decode(request))
 
     def stream_fetch(
         self, caller: Caller, request: Mapping[str, object]
-    ) -> Iterator[tuple[Answer | None, Rows]]:
-        """`group.fetch`: what it says, if that is more than rows, and the rows."""
-        return group_fetch_stream.stream_fetch(self, caller, group_actions.FETCH.read(request))
+    ) -> Iterator[group_actions.FetchPart]:
+        """Run `group.fetch`: yield its object, None if there are only rows, and the rows."""
+        return group_actions.stream_fetch(self, caller, GroupFetch.decode(request))
 
-    def actions(self) -> list[ActionSchema]:
-        return [action for action, _ in actions.ACTIONS.values()]
+    def is_streamed(self, name: str) -> bool:
+        """Return whether an action returns several results, by `stream_fetch`."""
+        return name == GroupFetch.action_name
+
+    def list_actions(self) -> list[tuple[str, str]]:
+        """Return name and meaning of every action."""
+        return [(request.action_name, request.meaning) for request in actions.ACTIONS]
+
+    def describe_commit(self, done: CommitResult) -> Committed:
+        """Return the result of a commit as the port answers it."""
+        spans: list[WrittenSpan] = []
+        for span in done.spans:
+            topic = self.access.durable.find_by_number(span.topic)
+            spans.append(
+                {
+                    "topic": topic.name if topic else None,
+                    "shard": span.shard,
+                    "first_offset": span.first_offset,
+                    "first_id": span.first_id,
+                    "count": span.count,
+                }
+            )
+        return {"duplicate": done.duplicate, "spans": spans, "timestamp_ns": done.timestamp_ns}
 
     def find_visible_topic(self, caller: Caller, name: str) -> Topic:
         """A topic that the caller may know of."""

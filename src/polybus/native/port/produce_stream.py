@@ -133,8 +133,7 @@ class ProduceStream:
             self._generation = generation
         if self._shards is None:
             return self._access.durable.get(self._name)
-        topic = self._access.durable.find(self._name)
-        return topic or self._access.find_or_create(self._caller, self._name, self._shards, {})[0]
+        return self._access.get_or_create(self._caller, self._name, self._shards)
 
     def produce(self, block: Block, stamp: Stamp | None) -> Future[CommitResult]:
         topic = self.open()

@@ -23,8 +23,10 @@ T = TypeVar("T")
 Place = tuple[int, int]  # topic number, shard
 # How often it is looked whether clients are still there.
 CALLER_CHECK_INTERVAL_S = 1.0
-# Of all waits together: some 200 bytes each, so they take about 200 MB at most.
-MAX_PLACES = 1 << 20
+# Positions of one wait: four topics with the maximum number of shards.
+MAX_WAIT_POSITIONS = 16_384
+# Positions of all waits together, about 200 bytes each: at most about 200 MB.
+MAX_TOTAL_POSITIONS = 1 << 20
 
 
 class ShardWaiter:
@@ -163,7 +165,7 @@ class ShardWaits:
             if self._closed.is_set():
                 raise StoreClosed("the bus is stopping")
             self.check_room()
-            if self._places + len(wanted) > MAX_PLACES:
+            if self._places + len(wanted) > MAX_TOTAL_POSITIONS:
                 text = f"all who wait do so for {self._places} shards already: try again later"
                 raise LimitReached("max_waits", text)
             self._waiters.add(waiter)

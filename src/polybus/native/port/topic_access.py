@@ -91,6 +91,10 @@ class TopicAccess:
             return _wait_for_topic(found), False
         return self._create_topic(found, shards, settings), True
 
+    def get_or_create(self, caller: Identity, name: str, shards: int) -> Topic:
+        """Return the topic of this name, created without settings if it is missing."""
+        return self.durable.find(name) or self.find_or_create(caller, name, shards, {})[0]
+
     def drop(self, caller: Identity, name: str) -> None:
         with self._exclusive_topic(caller, name) as topic:
             self.durable.store.drop(name)

@@ -1,14 +1,14 @@
-"""`topic.stats`: what was written to a topic, who has read how much of it, and who is behind.
+"""`topic.stats`: counts of a topic, of its shards and of its readers.
 
-Everything is computed from what the store keeps, so it is the same on a running bus, after
-a restart, and on the files alone (`polybus inspect`):
+All counts are computed from the store, so they are the same on a running bus, after a
+restart, and on the data folder alone (`polybus inspect`):
 
-- `inserted` and `routed` are where a shard ends, `trimmed` where it begins: offsets start at
-  0 and never start anew. Routed is the same number, since a message is in its shard the
-  moment it is there at all.
-- `emitted`, `acked`, `redelivered` and `dead_lettered` are each group's own; of a shard, and
-  of the topic, they are sums over the groups.
-- A group's lag in messages is the sum over its shards, in seconds that of its slowest one.
+- `inserted` and `routed` are the end of a shard, `trimmed` is its start, because offsets
+  begin at 0 and are never reused. `routed` equals `inserted` because a commit assigns the
+  shard.
+- `emitted`, `acked`, `redelivered` and `dead_lettered` belong to a group; those of a shard
+  or a topic are sums over the groups.
+- The lag of a group in messages is the sum over its shards, in seconds that of its slowest.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polybus.dialects.pirate.server.subscriber_lags import read_subscriber_lags
+from polybus.bus.dialect_registry import installed_dialects
 from polybus.durable.query_progress import list_query_progress
 from polybus.errors import DoesNotExist
-from polybus.native.protocol.fields import ActionSchema, Answer, Arguments, Field
+from polybus.native.protocol.requests import TopicStatsGet
 
 if TYPE_CHECKING:
     from polybus.groups.coordinator import Coordinator
     from polybus.model.topic import Bounds, ShardBounds, Topic
+    from polybus.native.port.actions import Handlers
     from polybus.native.port.native_port import Caller, NativePort
+    from polybus.native.protocol.answers import TopicStats
 
 SHARD_COUNTS = ("inserted", "routed", "trimmed", "bytes")
 SUMMED_GROUP_COUNTS = ("emitted", "acked", "redelivered", "dead_lettered")
@@ -38,19 +40,21 @@ def compose_topic_stats(
     groups: Sequence[Mapping[str, Any]],
     queries: Sequence[Mapping[str, Any]],
     subscribers: Sequence[Mapping[str, Any]] = (),
-) -> Answer:
-    """All that `topic.stats` answers, of what the store tells of the topic and its readers."""
-    shards = [{"shard": number, **_count_shard(one)} for number, one in enumerate(bounds.shards)]
+) -> TopicStats:
+    """Return the answer of `topic.stats` from the state of a topic and its readers."""
+    shards = [
+        {"shard": number, **_count_shard(shard)} for number, shard in enumerate(bounds.shards)
+    ]
     for group in groups:
-        for one in group["shards"]:
-            shard = shards[one["shard"]]
+        for group_shard in group["shards"]:
+            counts = shards[group_shard["shard"]]
             for key in SUMMED_GROUP_COUNTS:
-                shard[key] += one[key]
+                counts[key] += group_shard[key]
     return {
         "topic": topic.name,
         "all": _sum_counts(shards, COUNTS),
         "shards": shards,
-        "groups": [add_group_totals(one) for one in groups],
+        "groups": [add_group_totals(group) for group in groups],
         "queries": list(queries),
         "subscribers": list(subscribers),
     }
@@ -61,9 +65,9 @@ def _count_shard(bounds: ShardBounds) -> dict[str, int]:
     return dict(zip(SHARD_COUNTS, stored, strict=True)) | dict.fromkeys(SUMMED_GROUP_COUNTS, 0)
 
 
-def add_group_totals(group: Mapping[str, Any]) -> Answer:
-    """A group, and what its shards come to together."""
-    slowest_s = max((one["lag_s"] for one in group["shards"]), default=0.0)
+def add_group_totals(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group with the sums over its shards."""
+    slowest_s = max((shard["lag_s"] for shard in group["shards"]), default=0.0)
     return {**group, **_sum_counts(group["shards"], GROUP_COUNTS), "lag_s": slowest_s}
 
 
@@ -71,33 +75,24 @@ def _sum_counts(shards: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dic
     return {key: sum(shard[key] for shard in shards) for key in keys}
 
 
-def list_group_infos(groups: Coordinator, topic: Topic) -> list[Answer]:
-    """All that there are, as `group.info` tells each."""
-    found = []
+def list_group_infos(groups: Coordinator, topic: Topic) -> list[dict[str, Any]]:
+    """Return all groups of a topic, each as `group.info` describes it."""
+    infos = []
     for name in groups.names(topic):
         try:
-            found.append(groups.info(topic, name))
-        except DoesNotExist:  # since it was listed
+            infos.append(groups.info(topic, name))
+        except DoesNotExist:  # removed since it was listed
             continue
-    return found
+    return infos
 
 
-def _stats(port: NativePort, caller: Caller, given: Arguments) -> Answer:
-    topic = port.find_visible_topic(caller, given["topic"])
+def _stats(port: NativePort, caller: Caller, request: TopicStatsGet) -> TopicStats:
+    topic = port.find_visible_topic(caller, request.topic)
     groups = list_group_infos(port.groups, topic)
-    bounds = port.store.bounds(topic.number)  # after them: what is acked is inserted
+    bounds = port.store.bounds(topic.number)  # after the groups, so that acked <= inserted
     queries = list_query_progress(port.store, topic, bounds)
-    return compose_topic_stats(
-        topic, bounds, groups, queries, read_subscriber_lags(port.store, topic, bounds)
-    )
+    subscribers = installed_dialects().read_subscribers(port.store, topic, bounds)
+    return compose_topic_stats(topic, bounds, groups, queries, subscribers)
 
 
-ACTIONS = {
-    ActionSchema(
-        "topic.stats",
-        "Counts of messages, for the whole topic and by shard; its groups, Spark's queries and "
-        "pirate's subscribers, and how far they are behind",
-        (Field("topic", "text", "its name"),),
-        "topic, all, shards, groups, queries, subscribers: see below",
-    ): _stats,
-}
+ACTIONS: Handlers = {TopicStatsGet: _stats}

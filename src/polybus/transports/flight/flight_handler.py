@@ -7,7 +7,7 @@ lie on the queue, and `putting.Intake` takes them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 PRODUCE, STAGE = "produce", "stage"
 EXISTING = "existing"  # behind the topic: it is not made
-FETCH = "group.fetch"
 # A stream of Arrow IPC: its schema, batches, the mark of its end.
 SCHEMA, END = arrow.READ_SCHEMA.serialize().to_pybytes(), b"\xff\xff\xff\xff\0\0\0\0"
 SMALL_BYTES = 64 << 10
@@ -108,7 +107,7 @@ class FlightHandler:
         return schema, self._batches(iter(reading), schema)
 
     def actions(self) -> list[tuple[str, str]]:
-        return [(one.name, one.meaning) for one in self._verbs.actions()]
+        return self._verbs.list_actions()
 
     def on_malformed(self, text: str) -> Exception:
         return MalformedRequest(text)
@@ -130,7 +129,7 @@ class FlightHandler:
 
     def _results(self, caller: PortCaller, name: str, request: Any) -> Iterable[bytes | pa.Buffer]:
         """One in JSON; of a fetch those in JSON, and rows, as they come."""
-        if name != FETCH:
+        if not self._verbs.is_streamed(name):
             return [json.dumps(self._verbs.act(caller, name, request)).encode()]
         return _encode_fetch(self._verbs.stream_fetch(caller, request))
 
@@ -143,7 +142,7 @@ class FlightHandler:
 
 
 def _encode_fetch(
-    found: Iterator[tuple[dict[str, Any] | None, Rows]],
+    found: Iterator[tuple[Mapping[str, Any] | None, Rows]],
 ) -> Iterator[bytes | pa.Buffer]:
     for answer, rows in found:
         if answer is not None:
@@ -178,10 +177,7 @@ def _encode_produced(counter: int | None, done: Any) -> bytes:
 
     Written by hand: it is done for every batch, and json.dumps takes three times as long.
     """
-    first = last = NULL
-    if done.spans:
-        first = min(span.first_id for span in done.spans)
-        last = max(span.first_id + span.count for span in done.spans) - 1
+    first, last = done.id_range() or (NULL, NULL)
     number = NULL if counter is None else counter
     duplicate = "true" if done.duplicate else "false"
     ids = f'"first_id": {first}, "last_id": {last}'
