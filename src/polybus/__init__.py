@@ -15,7 +15,7 @@ import os
 from polybus.errors import PolybusError
 from polybus.lazy_exports import lazy_exports
 
-# True for type checkers only. `typing` itself would be most of this import's cost.
+# True for type checkers only. Importing `typing` would be most of the cost of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from polybus import native as native
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _FOLDER = os.path.join(__path__[0], "dialects")  # noqa: PTH118 - pathlib would double the cost
-# A dialect is its folder: without the folder there is no such name.
+# A dialect is its folder; a deleted folder must leave no name behind.
 _DIALECTS = [
     name
     for name in sorted(os.listdir(_FOLDER))  # noqa: PTH208

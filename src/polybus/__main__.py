@@ -1,4 +1,4 @@
-"""`python -m polybus` is the `polybus` command."""
+"""Run the `polybus` command by `python -m polybus`."""
 
 from polybus.cli.main import main
 

@@ -1,8 +1,8 @@
 """Public names of a package, loaded on first use.
 
-The server needs only the codec of a dialect, and `polybus --help` needs nothing of it, so
-neither pays for the client. A package lists where its names are, relative to itself or not,
-and which of them are modules:
+The server needs only the codec of a dialect, and `polybus --help` needs none of it, so
+neither should import the client. A package lists the modules of its names, and which names
+are modules themselves:
 
     __all__ = ["Client", "blocking"]
     __getattr__, __dir__ = lazy(
@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-# True for type checkers only. `typing` itself would be most of this import's cost.
+# True for type checkers only. Importing `typing` would be most of the cost of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def lazy_exports(
     package: str, places: Mapping[str, str], modules: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """What a package takes as `__getattr__` and `__dir__`."""
+    """Return the `__getattr__` and `__dir__` of a package."""
 
     def load(name: str) -> Any:
         if modules and name in modules:
@@ -36,7 +36,7 @@ def lazy_exports(
             value = getattr(import_module(places[name], package), name)
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        setattr(sys.modules[package], name, value)  # from now on a plain attribute
+        setattr(sys.modules[package], name, value)  # a plain attribute from the next access on
         return value
 
     def names() -> list[str]:

@@ -1,13 +1,13 @@
-"""Rules as people write them, one a line:
+"""Access rules in text form, one per line:
 
     allow user:alice produce,subscribe orders.*
     deny  group:interns subscribe salaries
     EFFECT WHO VERBS PATTERN
 
 WHO is `user:NAME` or `user:UID`, `group:NAME` or `group:GID`, `service:UNIT` or
-`service:/PATH/OF/EXECUTABLE`, `key:KEY`, `anonymous`, or `everyone`. A word with
-a space in it is quoted as in a shell. What rules mean together is the policy's
-(`bus.policy`); which number a user's name stands for is the host's.
+`service:/PATH/OF/EXECUTABLE`, `key:KEY`, `anonymous`, or `everyone`. A word with a space
+must be quoted as in a shell. `bus.policy` decides by all rules together; the host resolves
+names of users and groups.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ VERBS = (CREATE, PRODUCE, SUBSCRIBE, DELETE, CALL, ADMIN)
 
 USER, GROUP, SERVICE, KEY = "user", "group", "service", "key"
 ANONYMOUS, EVERYONE = "anonymous", "everyone"
-NAMED = (USER, GROUP, SERVICE, KEY)  # kinds that are written with a name
-NUMBERED = (USER, GROUP)  # kinds that the host knows by a number
+NAMED = (USER, GROUP, SERVICE, KEY)  # kinds with a name
+NUMBERED = (USER, GROUP)  # kinds for which a number is allowed
 
-MAX_WHO_BYTES = 4096  # the path of an executable is no longer
-MAX_NUMBER = 2**32 - 2  # of a user or group; the one above stands for "no change" in Linux
+MAX_WHO_BYTES = 4096  # PATH_MAX: the longest path of an executable
+MAX_NUMBER = 2**32 - 2  # largest uid or gid; 2**32 - 1 means "no change" in Linux
 WORDS = "EFFECT WHO VERBS PATTERN, as in: allow user:alice produce,subscribe orders.*"
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whom a rule names."""
+    """The subject of a rule."""
 
     kind: str
     name: str = ""
@@ -57,7 +57,7 @@ class Principal:
 
     @property
     def number(self) -> int | None:
-        """The uid or gid, if it is written as one."""
+        """Return the uid or gid, or None if the name is not a number."""
         numeric = self.kind in NUMBERED and self.name.isascii() and self.name.isdigit()
         return int(self.name) if numeric else None
 
@@ -67,7 +67,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of the table. Two that print alike are the same rule."""
+    """One access rule. Rules with the same text are equal."""
 
     effect: str
     who: Principal
@@ -76,7 +76,7 @@ class Rule:
 
     @classmethod
     def parse(cls, line: str) -> Rule:
-        """The rule that a line spells, or `InvalidRule` saying what is wrong with it."""
+        """Parse a line. Raises InvalidRule with the reason."""
         try:
             words = shlex.split(line)
         except ValueError as error:
@@ -87,14 +87,14 @@ class Rule:
 
     @classmethod
     def from_words(cls, effect: str, who: str, verbs: str, pattern: str) -> Rule:
-        """The rule of four words."""
+        """Make a rule of its four words. Raises InvalidRule."""
         if effect not in (ALLOW, DENY):
             raise InvalidRule(f"a rule starts with {ALLOW} or {DENY}, not {_short(effect)}")
         return cls(effect, Principal.parse(who), _verbs(verbs), _pattern(pattern))
 
     @property
     def is_exact(self) -> bool:
-        """Does it speak of one topic alone?"""
+        """Return whether the pattern matches a single topic."""
         return STAR not in self.pattern
 
     def __str__(self) -> str:
@@ -138,6 +138,6 @@ def _short(text: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Bare unless a shell's word rules need quotes; `*` is only a star here."""
+    """Quote a word if a shell would need it; `*` needs no quotes here."""
     plain = not any(char.isspace() or char in "'\"\\" for char in word)
     return word if plain else shlex.quote(word)

@@ -1,13 +1,13 @@
-"""Addresses: where something listens, or where to reach it.
+"""Addresses of listeners and peers.
 
     tcp://127.0.0.1:6567     tls://bus.example:6567     tls+tcp://[::1]:6569
     grpc://127.0.0.1:6570    http://127.0.0.1:6580      (and grpc+tls, https)
     unix:/run/polybus/admin.sock                        ipc:///run/polybus/gsb.sock
 
-An address is a scheme with either host and port, or a path. Parsing touches
-nothing: no name is resolved, no file looked at. Port 0 means "any free port".
-What is loopback is decided from the text alone, and in doubt the answer is no,
-because a listener beyond loopback needs TLS.
+An address is a scheme with either host and port, or a path. Parsing does no I/O: it
+resolves no name and reads no file. Port 0 means any free port. Whether an address is
+loopback is decided by its text alone, and if unsure it is not, because a listener beyond
+loopback must use TLS.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from polybus.errors import AddressError
 
-# scheme → does it encrypt?
+# scheme → whether it uses TLS
 HOST_SCHEMES = {
     "tcp": False,
     "tls": True,
@@ -31,7 +31,7 @@ HOST_SCHEMES = {
 PATH_SCHEMES = ("unix", "ipc")
 
 MAX_PORT = 65535
-# sockaddr_un holds 108 bytes on Linux, the last one a NUL.
+# sockaddr_un has 108 bytes on Linux, with the terminating NUL.
 MAX_UNIX_PATH_BYTES = 107
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
@@ -48,7 +48,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """The address that `text` spells, or `AddressError` saying what is wrong with it."""
+        """Parse an address. Raises AddressError with the reason."""
         scheme, colon, rest = text.partition(":")
         if not colon:
             likely = "unix:" if "/" in text else "tcp://"
@@ -81,7 +81,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Can only this machine reach it?"""
+        """Return whether only this machine can reach the address."""
         if self.is_unix or self.host == "localhost":
             return True
         ip = _ip(self.host)
@@ -90,7 +90,7 @@ class Address:
         return ip is not None and ip.is_loopback
 
     def with_port(self, port: int) -> Address:
-        """The same address at the port that was really bound."""
+        """Return the address with the bound port."""
         return replace(self, port=port)
 
 

@@ -1,9 +1,9 @@
-"""Blocks and rows as Arrow's record batches: the only file here that needs pyarrow.
+"""Blocks and rows as Arrow record batches: the only module of `model` that needs pyarrow.
 
-Both ways are per column: `batch_of` wraps the columns of a read without copying;
-`block_of` hands the buffers of a batch to the kernel, which checks each offset, each
-null and each string. A batch may come from anybody, so nothing in it is believed:
-Arrow's own structural check comes first, since its accessors trust what they read.
+Both directions work per column: `batch_of` wraps the columns of a read without copying;
+`block_of` passes the buffers of a batch to the kernel, which checks every offset, null and
+string. Batches come from untrusted clients, so Arrow's structural check comes first: its
+accessors trust the buffers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ READ_SCHEMA = pa.schema(
     ]
 )
 
-# A column of nulls costs no memory in batches of up to this size: that of a usual read.
+# A column of nulls takes no memory in batches of up to this size, that of a usual read.
 MAX_SHARED_NULLS = 65_536
 _NO_ENTRIES = pa.array([], pa.struct([HEADERS_TYPE.key_field, HEADERS_TYPE.item_field]))
 _ZEROES = pa.py_buffer(bytes((MAX_SHARED_NULLS + 1) * 4))
@@ -53,7 +53,10 @@ _ZEROES = pa.py_buffer(bytes((MAX_SHARED_NULLS + 1) * 4))
 
 
 def read_schema(columns: Collection[str] | None) -> pa.Schema:
-    """That of a read that asks for these columns, in their usual order; None: for all."""
+    """Return the schema of a read of these columns (None: all), in their usual order.
+
+    Raises MalformedRequest if a column is unknown.
+    """
     if columns is None:
         return READ_SCHEMA
     unknown = sorted(set(columns) - set(READ_SCHEMA.names))
@@ -64,7 +67,7 @@ def read_schema(columns: Collection[str] | None) -> pa.Schema:
 
 
 def batch_of(rows: Rows) -> pa.RecordBatch:
-    """The rows as a batch of READ_SCHEMA, which refers to the same memory."""
+    """Return the rows as a batch of READ_SCHEMA, without copying."""
     count = rows.count
     columns = [
         _plain(pa.int64(), count, rows.ids),
@@ -108,7 +111,7 @@ def _maps(rows: Rows) -> pa.Array:
 
 
 def _nothing(count: int) -> list[pa.Buffer]:
-    """Validity and offsets of so many nulls: zeroes, the same ones for every batch."""
+    """Return validity and offsets of a column of nulls: zeroes that all batches share."""
     zeroes = _ZEROES if count <= MAX_SHARED_NULLS else pa.py_buffer(bytes((count + 1) * 4))
     return [zeroes, zeroes]
 
@@ -121,10 +124,10 @@ def _buffer(column: Column | None) -> pa.Buffer | None:
 
 
 def block_of(batch: pa.RecordBatch, now_ms: int) -> Block:
-    """The block of a batch of PRODUCE_SCHEMA; columns after `body` may be missing.
+    """Return the block of a batch of PRODUCE_SCHEMA; columns after `body` may be missing.
 
-    A missing insertion time is `now_ms`. `MalformedRequest` names the column that is
-    wrong, `TooLarge` says that it is all too much for one block.
+    A missing insertion time is `now_ms`. Raises MalformedRequest with the name of the
+    invalid column, TooLarge if the batch does not fit one block.
     """
     check_schema(batch.schema)
     if batch.num_rows == 0:
@@ -135,7 +138,7 @@ def block_of(batch: pa.RecordBatch, now_ms: int) -> Block:
 
 
 class BatchErrorTranslator:
-    """What is wrong with somebody's columns, as an answer to whoever sent them."""
+    """Context manager that turns errors about columns into MalformedRequest."""
 
     def __enter__(self) -> None:
         pass
@@ -148,7 +151,7 @@ class BatchErrorTranslator:
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """Can batches of this schema become blocks? `MalformedRequest` names the column if not."""
+    """Check that batches of this schema can become blocks. Raises MalformedRequest."""
     for name in schema.names:
         if name not in PRODUCE_SCHEMA.names:
             raise MalformedRequest(f"{name}: no such column; there are {_known()}")
@@ -167,7 +170,7 @@ def _known() -> str:
 
 
 def _is_type(given: pa.DataType, expected: pa.DataType) -> bool:
-    """Maps are equal by what they map, whatever their entries are called."""
+    """Return whether the types match; the names of a map's entries do not matter."""
     if not pa.types.is_map(expected) or not pa.types.is_map(given):
         return bool(given == expected)
     kinds = given.key_type, given.item_type
@@ -177,7 +180,7 @@ def _is_type(given: pa.DataType, expected: pa.DataType) -> bool:
 def _block(columns: dict[str, pa.Array], now_ms: int) -> Block:
     bodies = columns["body"]
     if bodies.null_count:
-        raise MalformedRequest("body: a message has none")
+        raise MalformedRequest("body: a body must not be null")
     headers = columns.get("headers")
     _, offsets, data = _string_buffers(bodies)
     return Block.from_columns(
@@ -211,9 +214,9 @@ def _headers(column: pa.Array) -> Headers | None:
     column = _without_hidden_content(column)
     names, values = column.keys, column.items
     if values.null_count:
-        raise MalformedRequest("headers: a value is null")
+        raise MalformedRequest("headers: a value must not be null")
     if names.null_count:
-        raise MalformedRequest("headers: a name is null")
+        raise MalformedRequest("headers: a name must not be null")
     _, name_offsets, name_data = _string_buffers(names)
     _, value_offsets, value_data = _string_buffers(values)
     return Headers(
@@ -228,7 +231,7 @@ def _headers(column: pa.Array) -> Headers | None:
 
 
 def _without_hidden_content(column: pa.Array) -> pa.Array:
-    """Arrow lets a null have bytes that nobody sees, and blocks do not: then a copy without."""
+    """Return the column, copied if a null has bytes: Arrow allows that, blocks do not."""
     if column.null_count and pc.any(pc.and_(column.is_null(), _has_content(column))).as_py():
         column.validate(full=True)
         return column.take(pa.array(range(len(column)), pa.int64()))
@@ -243,7 +246,7 @@ def _has_content(column: pa.Array) -> pa.Array:
 
 
 def _string_buffers(column: pa.Array) -> tuple[memoryview | None, memoryview, memoryview]:
-    """The validity (which begins at bit `column.offset`), the offsets, and the data."""
+    """Return validity (from bit `column.offset`), offsets and data of a column."""
     return _validity(column), _offsets(column), _bytes(column.buffers()[2])
 
 

@@ -1,9 +1,9 @@
-"""Blocks: batches of messages as the store keeps them; the bytes are docs/spec/block.md's.
+"""Blocks: batches of messages as the store keeps them; docs/spec/block.md has the format.
 
-The kernel makes and reads them; here its faults become the errors of polybus, with
-the column or the reason in their text. `Block` owns its bytes. `Layout` is a look
-into bytes of somebody else, such as a database's mapped page; `gather` copies what
-a read wants out of layouts, so that nothing refers to them afterwards.
+The kernel encodes and checks blocks; this module turns its errors into those of polybus,
+with the column or the reason in the text. `Block` owns its bytes. `Layout` is a view of
+foreign bytes, such as a mapped page of a database; `gather` copies the messages of a read
+out of layouts, so that nothing refers to them afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polybus.errors import Damaged, PolybusError, TooLarge, UsageError, WrongFor
 from polybus.kernel import block_gather
 from polybus.kernel import blocks as kernel
 from polybus.kernel.blocks import HeadroomBlock
-from polybus.kernel.blocks import Layout as Layout  # the engines know it by this face
+from polybus.kernel.blocks import Layout as Layout  # re-exported for the engines
 from polybus.model.rows import Rows
 
 MAX_BLOCK_BYTES = kernel.MAX_BYTES
@@ -25,16 +25,16 @@ MAX_ID = 2**63 - 1
 
 
 class Keys(NamedTuple):
-    """The messages' keys, UTF-8: int32 offsets into data. A null key has no bytes."""
+    """The keys of messages: UTF-8 data with int32 offsets. A null key has no bytes."""
 
     data: Buffer
     offsets: Buffer
     validity: Buffer | None = None  # Arrow's bitmap; None: every message has a key
-    first_bit: int = 0  # the bitmap's bit of message 0
+    first_bit: int = 0  # index of the bit of message 0
 
 
 class Headers(NamedTuple):
-    """The messages' headers: offsets into entries, each a name (UTF-8) and a value."""
+    """The headers of messages: offsets into entries, each a name (UTF-8) and a value."""
 
     offsets: Buffer
     names: Buffer
@@ -46,10 +46,10 @@ class Headers(NamedTuple):
 
 
 class BlockSlice(NamedTuple):
-    """Messages `start` to `end` of a block whose message 0 stands at `first_offset`."""
+    """Messages `start` to `end` (exclusive) of a block whose message 0 has `first_offset`."""
 
     layout: Layout
-    runs: Buffer  # polybus.model.run_table: of the whole block
+    runs: Buffer  # run table of the whole block
     first_offset: int
     shard: int
     start: int
@@ -57,10 +57,10 @@ class BlockSlice(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One message or more. Made by `open`, `from_columns`, `concat` or `slice` alone."""
+    """A block of one message or more, made by `open`, `from_columns`, `concat` or `slice`."""
 
     data: bytes | HeadroomBlock
-    count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
 
     @property
     def size_bytes(self) -> int:
@@ -76,11 +76,11 @@ class Block(NamedTuple):
         keys: Keys | None = None,
         headers: Headers | None = None,
     ) -> Block:
-        """A block of columns in Arrow's layout, which are copied.
+        """Copy columns in Arrow's layout into a block.
 
-        Offsets are int32, one more than there are messages, and begin anywhere in the
-        data. `insertion_ms` is one time for all, or a column of int64. `UsageError` names
-        the column that is wrong; `TooLarge` if it all is over `MAX_BLOCK_BYTES`.
+        Offsets are int32, one more than messages; the first need not be 0. `insertion_ms` is
+        one time for all messages, or a column of int64. Raises UsageError with the name of
+        the invalid column, TooLarge if the block exceeds `MAX_BLOCK_BYTES`.
         """
         try:
             data = kernel.build(insertion_ms, bodies, body_offsets, keys, headers)
@@ -90,22 +90,22 @@ class Block(NamedTuple):
 
     @classmethod
     def open(cls, data: Buffer) -> Block:
-        """The block in these bytes. `Damaged` if they are none, or changed since."""
+        """Return the block in these bytes. Raises Damaged if they are not an intact block."""
         owned = bytes(data)
         with open_layout(owned) as layout:
             return cls(owned, layout.count)
 
     @classmethod
     def concat(cls, blocks: Iterable[Block]) -> Block:
-        """One block of all messages, in order. `TooLarge` if it would be too large."""
+        """Return one block of all messages, in order. Raises TooLarge."""
         return concat_layouts(block.layout() for block in blocks)
 
     def slice(self, start: int, end: int) -> Block:
-        """The block of messages `start` to `end` (exclusive): at least one."""
+        """Return the block of messages `start` to `end` (exclusive), at least one."""
         return cut_layout(self.layout(), start, end)
 
     def split(self, shards: int, keyless: int) -> list[tuple[int, Block]]:
-        """The messages by shard, in their order within each: pairs of a shard and its block.
+        """Split the messages by shard, in order. Returns pairs of shard and block.
 
         A key's shard is its XXH64 modulo `shards`; messages without a key go to `keyless`.
         """
@@ -113,15 +113,16 @@ class Block(NamedTuple):
         return [(shard, self if data is None else _made(data)) for shard, data in parts]
 
     def layout(self) -> Layout:
-        """A look into this block, whose checksum was verified or made here already."""
+        """Return the layout of this block without verifying the checksum again."""
         return open_layout(self.data, checksum=False)
 
 
 def open_layout(data: Buffer, *, checksum: bool = True, later: bool = False) -> Layout:
-    """A look into bytes that are held until it is closed, their structure and checksum verified.
+    """Return the layout of a block after checking structure and checksum.
 
-    `Damaged` if they are no block; `WrongFormat` if they are one of another version. With
-    `later` the checksum is compared by `gather`, which reads the bytes anyway.
+    It holds the bytes until it is closed. With `later`, `gather` verifies the checksum,
+    because it reads the bytes anyway. Raises Damaged if the bytes are not an intact block,
+    WrongFormat if they are a block of another version.
     """
     try:
         return Layout(data, checksum=checksum, later=later)
@@ -154,13 +155,12 @@ def gather(
     max_bytes: int,
     by_piece: bool = False,
 ) -> Rows:
-    """The messages of some pieces, with their positions, as columns of their own.
+    """Copy the messages of pieces, with their positions, into new columns.
 
-    Pieces of one shard come in its order; those of several are merged by id, or with
-    `by_piece` come as they are given. At most
-    `max_rows`, with `max_bytes` of bodies, keys and headers, but at least one if there is
-    any. `Damaged` if a run table does not fit its block, or a checksum that was left for
-    later is another.
+    Pieces of one shard must be in order; those of several shards are merged by id, or with
+    `by_piece` kept in the given order. Returns at most `max_rows` messages with `max_bytes`
+    of bodies, keys and headers, but at least one if there is any. Raises Damaged if a run
+    table does not fit its block, or a checksum does not match.
     """
     try:
         return Rows(*block_gather.gather(pieces, from_id, below_id, max_rows, max_bytes, by_piece))
@@ -172,7 +172,7 @@ def _made(data: bytes | HeadroomBlock) -> Block:
     return Block(data, kernel.read_message_count(data))
 
 
-# By try and except where they are raised: a context manager would take longer than a block.
+# Callers use try/except: a context manager would cost more than a small block.
 _FAULTS = (kernel.BadColumns, kernel.BadBlock, OverflowError, IndexError)
 
 

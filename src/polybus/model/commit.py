@@ -1,10 +1,9 @@
-"""The one write verb, as a value: what is to be done, and what became of it.
+"""The one write operation of a store, as values: the commit and its result.
 
-A commit is atomic: all of it becomes visible at once and outlives a crash, or
-none. Appends over any topics, publishing of stages and changes of records may
-stand in one commit. Messages of one shard keep the order: the commit's appends
-in the order given, then its stages in the order given. Ids run topic by topic,
-shard by shard, by their numbers.
+A commit is atomic: all of it becomes visible at once and survives a crash, or none of it.
+It may append to any topics, publish stages and change records. Messages of one shard keep
+their order: the appends in the order given, then the stages in the order given. Ids are
+assigned topic by topic, shard by shard, in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ if TYPE_CHECKING:
     from polybus.model.block import Block
     from polybus.model.stamp import Stamp
 
-MAX_KEY_BYTES = 480  # LMDB's own limit is 511, and engines put a little before a key
-MAX_RECORD_BYTES = 1 << 19  # with its headers it fits a message of JetStream's default 1 MiB
+MAX_KEY_BYTES = 480  # engines with keys of 511 bytes still have room for a prefix
+MAX_RECORD_BYTES = 1 << 19  # fits a replicated log message of 1 MiB with its headers
 MAX_NOTE_BYTES = 1024
 MAX_APPENDS = 4096
-# Shards and their topics, records and stages that one commit touches, together: an atomic
-# batch of JetStream has 1000 messages, and a few are the engine's own.
+# Shards, topics, records and stages that one commit may touch, together. A replicated log
+# allows 1000 messages in an atomic batch, and the engine needs a few of its own.
 MAX_COMMIT_KEYS = 900
 MAX_RECORD_CHANGES = MAX_COMMIT_KEYS
 
 
 class Append(NamedTuple):
-    """A block for the end of a shard."""
+    """A block to append to a shard."""
 
     topic: int
     shard: int
@@ -34,11 +33,11 @@ class Append(NamedTuple):
 
 
 class RecordChange(NamedTuple):
-    """Sets a record, or removes it (`value` None).
+    """Sets a record, or removes it if `value` is None.
 
-    `expected` is the version it must have: 0 if it must not exist, None if any will do.
-    Versions are given by the store, never repeat for one key, also after it was removed,
-    and say nothing beyond being equal or not. To remove what is not there is no fault.
+    `expected` is the version that the record must have: 0 if it must not exist, None for
+    any. The store assigns versions. They never repeat for one key, even after a removal,
+    and can only be compared for equality. Removing an absent record is not an error.
     """
 
     key: bytes
@@ -53,7 +52,7 @@ class StoredRecord(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """`note` is kept with the stamp, and comes back with the answer to a repeat."""
+    """A commit. `note` is stored with the stamp and returned to a repeated request."""
 
     appends: tuple[Append, ...] = ()
     stages: tuple[str, ...] = ()
@@ -63,23 +62,23 @@ class Commit(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where messages of one shard have come to stand: `count` offsets and ids from these on."""
+    """The position of committed messages in one shard: `count` offsets and ids from these."""
 
     topic: int
     shard: int
     first_offset: int
     first_id: int
-    count: int  # type: ignore[assignment]  # of tuple, which nobody asks here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
 
 
 class CommitResult(NamedTuple):
-    """`spans` has one for each shard that got messages, by topic and shard.
+    """The result of a commit. `spans` has one entry per written shard, by topic and shard.
 
-    `timestamp_ns` is the wall clock's or, where that is behind, the newest of the topics
-    that got messages: time never goes back within a topic.
+    `timestamp_ns` is the wall clock time, or the newest time of the written topics if that
+    is later: time never goes back within a topic.
 
-    `versions` are those of the commit's changes, 0 for a removed record; an answer to a
-    repeat carries the spans, time and note of the first time, and no versions.
+    `versions` are those of the changed records, 0 for a removed one. The result of a
+    repeated commit has the spans, time and note of the first, and no versions.
     """
 
     spans: tuple[Span, ...] = ()

@@ -1,9 +1,9 @@
-"""Who a caller is, as far as somebody vouches for it.
+"""The identity of a caller, as far as the host or a key vouches for it.
 
-The host's kernel vouches for local callers (uid, groups, process), a checked key
-for others. A key wins over the uid: whoever shows one is that key, wherever it
-calls from. Whom nobody vouches for is anonymous, and all anonymous callers are
-one: none of them owns anything.
+The host's kernel vouches for local callers (uid, groups, process), a verified key for
+others. A key takes precedence over the uid: a caller that presents one is that key,
+wherever it connects from. A caller without either is anonymous. All anonymous callers are
+one identity, and none of them owns anything.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One caller, as it was when it connected."""
+    """A caller at the moment it connected."""
 
     uid: int | None = None
     gid: int | None = None
     pid: int | None = None
-    # Supplementary groups. None: nobody told (over TCP the kernel gives the uid alone).
+    # Supplementary groups; None if unknown (over TCP the kernel reports only the uid).
     groups: frozenset[int] | None = None
     # The unit it runs in, else its executable; empty if unknown.
     service: str = ""
-    # A CURVE key, the name in a TLS certificate, or a token's.
+    # A CURVE key, the name in a TLS certificate, or the name of a token.
     key: str = ""
 
     @property
@@ -31,7 +31,7 @@ class Identity:
 
     @property
     def account(self) -> int | str | None:
-        """Whom quotas charge: the key, else the uid; all anonymous callers share one."""
+        """Return the account that quotas charge: the key, else the uid, else the shared one."""
         return self.key or self.uid
 
     @property
@@ -41,7 +41,7 @@ class Identity:
         return "anonymous" if self.uid is None else f"uid:{self.uid}"
 
     def owns(self, creator: Identity | None) -> bool:
-        """Is this the caller that `creator` was: the same key, or the same uid and service?"""
+        """Return whether both are the same owner: equal keys, or equal uid and service."""
         if creator is None or self.is_anonymous or self.key != creator.key:
             return False
         return bool(self.key) or (self.uid, self.service) == (creator.uid, creator.service)

@@ -12,51 +12,51 @@ from dataclasses import dataclass, field
 
 KIB = 1024
 MIB = 1024 * KIB
-# The largest message of any dialect: each must be able to deliver those of the others.
+# The largest message of any dialect: each must be able to deliver messages of the others.
 LARGEST_MESSAGE_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds that hold for all dialects (`[limits]`)."""
+    """Limits of all dialects (`[limits]`)."""
 
-    # One descriptor each; beyond this a flood of connects would starve those who are served.
+    # One descriptor each; a flood of connects must not starve the connected clients.
     max_connections: int = 10_000
     # A topic entry is some 200 bytes: at the limit the table holds about 20 MB.
     max_topics: int = 100_000
-    # One client cannot take the whole topic table for itself.
+    # One client must not fill the topic table.
     max_subscriptions_per_connection: int = 10_000
-    # The most the bus ever holds for one reader: one over it is cut at once.
+    # Most bytes held for one reader; the bus disconnects a reader beyond it.
     outbox_max_bytes: int = 64 * MIB
-    # Over this mark, those who feed a reader wait: enough for a burst of a few
-    # milliseconds at full rate, and small enough that what is held is recent.
+    # Beyond this mark the publishers of a reader block: enough for a burst of a few
+    # milliseconds at full rate, and small enough that held messages are recent.
     outbox_high_water_bytes: int = 4 * MIB
-    # What one connection may have on its way to the disk: enough for several commits,
-    # so that its next batch travels while the last one is synced.
+    # In-flight bytes of one connection: enough for several commits, so that the next
+    # batch arrives while the last one is synced.
     max_uncommitted_bytes: int = 8 * MIB
-    # A reader over its mark that takes less than this...
+    # A reader over its high-water mark that reads slower than this...
     slow_consumer_min_bytes_per_s: int = 64 * KIB
-    # ...over this long is cut, so that one stuck process cannot hold up its publishers.
+    # ...for this long is disconnected: a stuck process must not block its publishers.
     slow_consumer_timeout_s: float = 5.0
 
 
-# User (a name or a number) → quota → how much: what differs from the quotas of all.
+# User (name or uid) → quota → amount, where it differs from the defaults.
 UserQuotas = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """What one user may take of the bus (`[quotas]`); all anonymous callers are one."""
+    """Quotas of one user (`[quotas]`); all anonymous callers are one user."""
 
-    # Unread messages held for the user's subscriptions: bursts, and not a second memory.
+    # Unread messages of the user's subscriptions: enough for bursts.
     quota_bytes: int = 256 * MIB
-    # A subscription costs about a kilobyte even if nothing comes.
+    # An idle subscription takes about a kilobyte.
     quota_subscriptions: int = 4096
-    # So that no user can fill the table of names for all others.
+    # One user must not fill the topic table.
     quota_topics: int = 4096
-    # One descriptor each: a user who leaks connections must not use up everybody's.
+    # One descriptor each: a user who leaks connections must not exhaust them for all.
     quota_connections: int = 1024
-    # `[quotas.users.alice]`, each with some of the keys above.
+    # `[quotas.users.alice]` with any of the keys above.
     users: UserQuotas = field(default_factory=dict)
 
 

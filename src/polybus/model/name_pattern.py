@@ -1,10 +1,9 @@
-"""Name patterns: plain names in which `*` stands for any run of characters, also none.
+"""Name patterns: names in which `*` matches any characters, or none.
 
-A pattern is cut at its stars once. Matching then looks for the first piece at
-the start, the last at the end, and each of the others at the first place after
-the one before. Taking the first place is never wrong when stars are the only
-wildcards, so there is no going back: the cost is that of a few `find`s, whatever
-the pattern.
+A pattern is split at its stars once. Matching looks for the first piece at the start, the
+last at the end, and each of the others at its first place after the one before. The first
+place is always right when stars are the only wildcards, so there is no backtracking: a
+match costs a few `find` calls for any pattern.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ STAR = "*"
 
 
 class Pattern:
-    """A compiled pattern. Names are bytes, as they come off the wire."""
+    """A compiled pattern for names in bytes, as on the wire."""
 
     __slots__ = ("_inner", "_least_bytes", "is_exact", "prefix", "suffix")
 
     def __init__(self, text: str) -> None:
         first, *rest = text.encode().split(STAR.encode())
         self.is_exact = not rest
-        self.prefix = first  # what every matching name starts with
+        self.prefix = first  # every matching name starts with it
         self.suffix = rest.pop() if rest else b""
         self._inner = [piece for piece in rest if piece]
         self._least_bytes = len(first) + len(self.suffix) + sum(map(len, self._inner))

@@ -1,7 +1,7 @@
-"""What a read gives: messages as columns in Arrow's memory layout, with their positions.
+"""The result of a read: messages as columns in Arrow's memory layout, with their positions.
 
-Nothing here is an object a message. `polybus.model.arrow` makes a RecordBatch of it
-without copying; a dialect sends `bodies` cut at `body_offsets`.
+There is no object per message. `polybus.model.arrow` makes a RecordBatch of it without
+copying; a dialect sends `bodies` cut at `body_offsets`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ Column = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`count` messages. Numbers are little-endian: int64, but `shards` and `…_offsets` int32.
+    """`count` messages as columns of little-endian int64; `shards` and `…_offsets` are int32.
 
-    A column that no message has anything in is None: keys (all null), headers (all null).
-    A validity column is Arrow's bitmap (bit set: there is a value), None if all have one.
+    A column without any value is None: keys (all null), headers (all null). A validity
+    column is Arrow's bitmap (bit set: a value), None if every message has one.
     """
 
     count: int = 0
@@ -39,7 +39,7 @@ class Rows:
 
     @property
     def size_bytes(self) -> int:
-        """Of bodies, keys and headers: what the messages weigh, without their positions."""
+        """Return the bytes of bodies, keys and headers, without positions."""
         parts = (self.bodies, self.keys, self.header_names, self.header_values)
         return sum(len(part) for part in parts if part is not None)
 

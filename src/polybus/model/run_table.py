@@ -1,10 +1,9 @@
-"""Run tables: which ids and times the messages of a block have.
+"""Run tables: the ids and times of the messages of a block.
 
-A run is messages with continuing ids and one time, most often those of one commit.
-A table is the bytes of its runs, each three int64, little-endian: first id,
-timestamp in ns, count. A message's place is its number in the block, from 0. Ids
-and times never go back along a table, and a join that can go on with the last run
-does so.
+A run is a sequence of messages with consecutive ids and one time, usually those of one
+commit. A table is the bytes of its runs, each three little-endian int64: first id,
+timestamp in ns, count. The place of a message is its index in the block. Ids and times
+never decrease along a table, and a join extends the last run if possible.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _RUN = struct.Struct("<qqq")
 class IdRun(NamedTuple):
     first_id: int
     timestamp_ns: int
-    count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
 
 
 def make_table(first_id: int, timestamp_ns: int, count: int) -> bytes:
-    """The table of one run."""
+    """Return the table of one run."""
     return _RUN.pack(first_id, timestamp_ns, count)
 
 
@@ -39,12 +38,12 @@ def read_runs(runs: Buffer) -> list[IdRun]:
 
 
 def count_messages(runs: Buffer) -> int:
-    """How many messages there are."""
+    """Return the number of messages."""
     return sum(_counts(runs))
 
 
 def join_tables(*tables: Buffer) -> bytes:
-    """One table of all, in order; a run that continues the one before becomes one with it."""
+    """Join tables in order; a run that continues the previous one is merged with it."""
     joined = bytearray()
     for one in tables:
         added = bytes(_checked(one))
@@ -58,7 +57,7 @@ def join_tables(*tables: Buffer) -> bytes:
 
 
 def cut_runs(runs: Buffer, start: int, end: int) -> bytes:
-    """The table of the messages at places `start` to `end` (exclusive)."""
+    """Return the table of places `start` to `end` (exclusive). Raises IndexError."""
     ends = _ends(runs)
     if not ends or not 0 <= start <= end <= ends[-1]:
         raise IndexError(f"places {start} to {end} of {ends[-1] if ends else 0}")
@@ -82,7 +81,7 @@ def time_at(runs: Buffer, place: int) -> int:
 
 
 def place_of_id(runs: Buffer, wanted: int) -> int:
-    """The first place whose id is this or a later one; the count if there is none."""
+    """Return the first place with an id >= this, or the count if there is none."""
     numbers = _numbers(runs)
     first_ids = numbers[0::3]
     at = bisect_right(first_ids, wanted) - 1
@@ -93,7 +92,7 @@ def place_of_id(runs: Buffer, wanted: int) -> int:
 
 
 def place_of_time(runs: Buffer, timestamp_ns: int) -> int:
-    """The first place with this time or a later one; the count if there is none."""
+    """Return the first place with a time >= this, or the count if there is none."""
     numbers = _numbers(runs)
     at = bisect_left(numbers[1::3], timestamp_ns)
     return sum(numbers[2 : at * 3 : 3])
@@ -102,7 +101,7 @@ def place_of_time(runs: Buffer, timestamp_ns: int) -> int:
 def _checked(runs: Buffer) -> memoryview:
     view = memoryview(runs).cast("B")
     if len(view) % RUN_BYTES:
-        raise Damaged(f"a run table has {len(view)} bytes, which is no multiple of {RUN_BYTES}")
+        raise Damaged(f"run table must have a multiple of {RUN_BYTES} bytes, got {len(view)}")
     return view
 
 

@@ -1,4 +1,4 @@
-"""Where the sockets of a bus are: the server makes them there, clients look there.
+"""The folder of a bus's Unix sockets, for the server and for clients.
 
 <runtime>   $XDG_RUNTIME_DIR/polybus; without it /run/polybus for root,
             else polybus-<uid> in the temp folder
@@ -16,7 +16,7 @@ ROOT_RUNTIME = Path("/run/polybus")
 
 
 def runtime_folder(environ: Mapping[str, str], uid: int) -> Path:
-    """Where the sockets are, for a bus of this user."""
+    """Return the folder of the sockets of a bus that this user runs."""
     given = environ.get("XDG_RUNTIME_DIR")
     if given:
         return Path(given) / "polybus"
@@ -26,7 +26,7 @@ def runtime_folder(environ: Mapping[str, str], uid: int) -> Path:
 
 
 def find_socket(name: str, environ: Mapping[str, str]) -> Path:
-    """The socket of this user's bus; if there is none, that of the machine's, root's."""
+    """Return the socket of this user's bus, or that of root's bus if there is none."""
     own = runtime_folder(environ, os.getuid()) / name
     shared = ROOT_RUNTIME / name
     return shared if not _is_there(own) and _is_there(shared) else own
@@ -35,5 +35,5 @@ def find_socket(name: str, environ: Mapping[str, str]) -> Path:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # not ours to look into, or too long for a path
+    except OSError:  # no permission, or the path is too long
         return False

@@ -1,18 +1,18 @@
-"""Stamps: how a repeated request is known for what it is.
+"""Stamps: how the store recognises a repeated request.
 
-A stamp is checked and used up in the same atomic step as what it stamps. The
-state of a producer is its epoch, the highest counter used and the results of
-the last few commits; it belongs to the producer and outlives topics.
+A stamp is checked and used in the same atomic step as the change it stamps. The state of a
+producer is its epoch, the highest used counter and the results of its last commits; it
+belongs to the producer and outlives topics.
 
-    epoch     below the producer's: somebody newer opened it            → Fenced
-              above it: nobody has opened such an epoch                 → Fenced
-    counter   next (dense), or any higher (gaps allowed)                → done
+    epoch     below the producer's: a newer run has opened it           → Fenced
+              above it: no run has opened such an epoch                 → Fenced
+    counter   next (dense), or any higher (gaps allowed)                → executed
               higher, but not the next, of a dense producer             → OutOfSequence
-              used, its result kept, the same digest                    → the first result again
+              used, its result kept, the same digest                    → the first result
               used, and the result is not kept, or the digest differs   → Stale
 
-A commit that is refused for any other reason (a conflict, a stage that is gone,
-a full disk) uses up nothing: the same stamp may come again with better luck.
+A commit that is refused for any other reason (a conflict, a stage that is gone, a full
+disk) does not use the counter: the caller may retry with the same stamp.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ MAX_COUNTER = 2**63 - 1
 
 
 class Stamp(NamedTuple):
-    """Epochs and counters start at 1. The digest tells requests apart that use one counter."""
+    """The stamp of a request. Epochs and counters start at 1.
+
+    The digest distinguishes different requests with the same counter.
+    """
 
     producer: str
     epoch: int
@@ -39,24 +42,24 @@ class Stamp(NamedTuple):
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> Self:
-        """The stamp that a request carries as JSON, or `MalformedRequest`."""
+        """Parse the stamp of a JSON request. Raises MalformedRequest."""
         if set(given) != {"producer", "epoch", "counter"}:
-            raise MalformedRequest("a stamp has producer, epoch and counter, and nothing else")
+            raise MalformedRequest("stamp must have exactly the keys producer, epoch and counter")
         producer, epoch, counter = given["producer"], given["epoch"], given["counter"]
         if not isinstance(producer, str):
-            raise MalformedRequest("a stamp's producer is a string")
+            raise MalformedRequest("stamp.producer must be a string")
         return cls(producer, _ordinal(epoch), _ordinal(counter))
 
 
 class ProducerOptions(NamedTuple):
-    """What whoever opens a producer chooses for it; opening again may choose anew."""
+    """The options of a producer, set each time it is opened."""
 
     dense: bool = True
     kept_results: int = KEPT_RESULTS
 
 
 class ProducerEpoch(NamedTuple):
-    """The epoch that the opener now holds, and the last counter used: 0 if none."""
+    """The epoch of an opened producer, and its last used counter (0 if none)."""
 
     epoch: int
     last_counter: int
@@ -64,5 +67,5 @@ class ProducerEpoch(NamedTuple):
 
 def _ordinal(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNTER:
-        raise MalformedRequest("a stamp's epoch and counter are integers from 1 on")
+        raise MalformedRequest("stamp.epoch and stamp.counter must be integers >= 1")
     return value

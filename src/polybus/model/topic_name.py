@@ -1,7 +1,7 @@
-"""Topic names: what all dialects agree a topic may be called.
+"""Topic names that all dialects accept.
 
-rqueue may use any 1 to 255 bytes, but only names that pass `check` meet the
-other dialects; names that start with `_` are the bus's own and never shared.
+rqueue may use any 1 to 255 bytes, but only names that pass `check_topic_name` are visible to
+other dialects; names that start with `_` belong to the bus and are never shared.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import unicodedata
 
 from polybus.errors import InvalidTopic
 
-MAX_NAME_BYTES = 255  # one byte of length on rqueue's wire, so no dialect may go further
+MAX_NAME_BYTES = 255  # rqueue has one byte for the length, so this bounds all dialects
 PROBE_PREFIX = b"_probe/"  # private topics on which a client waits for its own echo
-PROBE_RANDOM_BYTES = 16  # as many as no two clients will ever share
+PROBE_RANDOM_BYTES = 16  # enough that two clients never collide
 
 
 def check_topic_name(name: object) -> bytes:
-    """The name as bytes, or `InvalidTopic` with the rule it breaks."""
+    """Return the name as bytes. Raises InvalidTopic with the broken rule."""
     if not isinstance(name, str):
         raise InvalidTopic(f"a topic's name is text, not {type(name).__name__}")
     raw = name.encode("utf-8", errors="surrogatepass")
@@ -27,7 +27,7 @@ def check_topic_name(name: object) -> bytes:
 
 
 def is_shared(raw: bytes) -> bool:
-    """May a topic of this name meet other dialects?"""
+    """Return whether other dialects may see a topic of this name."""
     try:
         return _problem(raw.decode("utf-8"), raw) is None
     except UnicodeDecodeError:
@@ -35,7 +35,7 @@ def is_shared(raw: bytes) -> bool:
 
 
 def is_probe(raw: bytes) -> bool:
-    """Is this a client's private probe topic, free of policy and limits?"""
+    """Return whether this is a client's private probe topic, exempt from policy and limits."""
     return raw.startswith(PROBE_PREFIX) and len(raw) == len(PROBE_PREFIX) + PROBE_RANDOM_BYTES
 
 

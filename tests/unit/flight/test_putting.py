@@ -238,7 +238,7 @@ def test_metadata_without_a_batch(world):
     writer.write_metadata(b"{}")
     assert answer(reader)["error"] == {
         "code": "malformed_request",
-        "text": "a stamp has producer, epoch and counter, and nothing else",
+        "text": "stamp must have exactly the keys producer, epoch and counter",
     }
     writer.write_metadata(stamp(1))
     assert answer(reader)["error"]["text"] == "metadata without a batch"
