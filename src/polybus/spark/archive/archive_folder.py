@@ -71,6 +71,7 @@ class ArchiveFolder:
                 write_durably(self.path / MARK, json.dumps({"format": FORMAT, "version": VERSION}))
             self.check()
             (self.path / OWN).mkdir(exist_ok=True)
+            # Fail now rather than in a task if the folder is read-only.
             probe = self.path / OWN / f".probe-{os.getpid()}"
             probe.touch()
             probe.unlink()
@@ -172,6 +173,7 @@ class TopicLocks:
                 f"topic {topic!r} is being archived to {self._folder.path} by {owner}: "
                 "stop that process, or use another folder"
             ) from None
+        # Only for error messages; the lock itself is the flock.
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

@@ -61,6 +61,7 @@ def compact(
     merges = [one for manifest in manifests for one in choose_merges(manifest, least, small_bytes)]
     if not merges:
         return
+    # One task per merge: each needs the memory of one row group.
     work = spark.sparkContext.parallelize(merges, len(merges))
     for merge, file in zip(
         merges, work.map(lambda one: write_merged(folder, one)).collect(), strict=True

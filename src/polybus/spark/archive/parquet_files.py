@@ -76,6 +76,7 @@ class TopicFileWriter:
         """Write the rows of a range, given in order. Yields files that are full."""
         for batch in batches:
             for date, piece in by_date(batch):
+                # A manifest stores one range per file and shard, so a gap needs another file.
                 if date in self._open and not self._open[date].is_contiguous(wanted.shard, piece):
                     yield self._open.pop(date).close()
                 draft = self._draft(date)

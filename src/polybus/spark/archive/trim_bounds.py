@@ -41,6 +41,7 @@ def find_trimmable(
         holds += [extra_holds[shard]] if extra_holds and shard in extra_holds else []
         holds += _groups(stats, shard)
         holds += _subscribers(access, manifest.topic, shard, log_offsets, stats)
+        # TrimHold compares by offset first.
         least = min(holds)
         found[shard] = (
             OffsetSpan(

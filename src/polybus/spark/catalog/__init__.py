@@ -1,0 +1,1 @@
+"""Tables over archive and log."""

@@ -116,7 +116,7 @@ class SourceProgress:
         self._starts = {} if last is None else (first or QueryPosition({})).starts(last)
 
     def note(self, end: Any, latest: Any) -> None:
-        reached, there = _position(end), _position(latest)
+        reached, newest = _position(end), _position(latest)
         if reached is None:
             return
         self.rows, lag = 0, 0
@@ -125,9 +125,9 @@ class SourceProgress:
             for shard, offset in shards.items():
                 since = reached.since.get(topic, {}).get(shard, offset)
                 self.rows += offset - starts.setdefault(shard, since)
-                if there is not None:
-                    lag += max(0, there.offsets.get(topic, {}).get(shard, offset) - offset)
-        self.lag = None if there is None else lag
+                if newest is not None:
+                    lag += max(0, newest.offsets.get(topic, {}).get(shard, offset) - offset)
+        self.lag = None if newest is None else lag
 
 
 def _position(offset: Any) -> QueryPosition | None:

@@ -125,6 +125,7 @@ class LogTrimmer:
         spans = {shard: span for shard, (span, _) in found.items() if span.rows}
         if not spans:
             return
+        # The files are read before each trim: the log may be the only other copy.
         self._check(manifest, spans)
         self._client.trim(topic, {shard: span.end for shard, span in spans.items()})
         self.topics.add(topic)

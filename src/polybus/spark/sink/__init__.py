@@ -1,0 +1,1 @@
+"""The sink of `format("polybus")`: staged writes that one publish makes visible."""

@@ -36,6 +36,7 @@ def publish_epoch(
     if len(queries) != 1:
         raise UsageError(f"tasks of one epoch belong to {len(queries)} queries; use writeStream")
     (query,) = queries
+    # Counters start at 1, batch ids at 0.
     stamp = {"producer": producer or query, "counter": batch_id + 1}
     _publish(client, stages, stamp=stamp, run={"id": query, "on_new": on_new})
 

@@ -161,6 +161,7 @@ def _filled(targets: pa.Array, topic: str | None) -> pa.Array:
 
 def _by_topic(batch: pa.RecordBatch, targets: pa.Array) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield one batch per topic. The sort is stable, so rows of a topic keep their order."""
+    # Sorting dictionary indices is cheaper than comparing names row by row.
     encoded = targets.dictionary_encode()
     names: list[str] = encoded.dictionary.to_pylist()
     if len(names) == 1:

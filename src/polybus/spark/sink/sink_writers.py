@@ -76,6 +76,7 @@ def _parse_options(options: SparkOptions, schema: StructType) -> SinkOptions:
         raise UsageError(
             f"cannot write to {bus}: its bus is the only writer; give polybus://HOST:PORT"
         )
+    # Fail before any task starts.
     message_batches.check_schema(schema, topic)
     get_client(bus)
     producer, transaction = options.text("producerId"), options.text("transactionId")

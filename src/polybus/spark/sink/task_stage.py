@@ -63,6 +63,7 @@ class TaskStage:
         """Wait until all rows are on disk. Returns the stage's name, None if there were no rows."""
         if self._stage is None:
             return None
+        # Waits until the rows are durable: the driver may publish when the task has reported.
         self._stage.flush()
         self._stop_renewal()
         self._stage.close()

@@ -1,0 +1,1 @@
+"""The source of `format("polybus")`: batch and stream readers of durable topics."""

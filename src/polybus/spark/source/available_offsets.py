@@ -44,8 +44,8 @@ class AvailableOffsets:
         for topic, shards in topics.items():
             start = bound.resolve_offsets(self.access, topic, shards)
             found[topic] = {
-                shard: clamp_offset(topic, shard, start[shard], there, strict=self._strict)
-                for shard, there in shards.items()
+                shard: clamp_offset(topic, shard, start[shard], in_log, strict=self._strict)
+                for shard, in_log in shards.items()
             }
         return found
 
@@ -69,12 +69,14 @@ class AvailableOffsets:
         starts: Offsets = {}
         ends: Offsets = {}
         for topic in sorted({*topics, *position.offsets}):
-            known, there = position.offsets.get(topic, {}), topics.get(topic, {})
+            known, in_log = position.offsets.get(topic, {}), topics.get(topic, {})
+            # A topic created after fix_end belongs to the next AvailableNow run.
             if not known and self._target is not None and topic not in self._target:
                 continue
-            starts[topic] = {**{n: one.start for n, one in there.items()}, **known}
+            # The position takes precedence; only new shards start at the log's first offset.
+            starts[topic] = {**{n: one.start for n, one in in_log.items()}, **known}
             ends[topic] = {
-                n: max(start, self._end(topic, n, start, there))
+                n: max(start, self._end(topic, n, start, in_log))
                 for n, start in starts[topic].items()
             }
         return starts, ends
@@ -97,10 +99,10 @@ class AvailableOffsets:
 
         Raises before any task starts if messages are lost and `failOnDataLoss` is set.
         """
-        there = {topic: self.shards(topic) for topic in {one.topic for one in ranges}}
+        in_log = {topic: self.shards(topic) for topic in {one.topic for one in ranges}}
         found = []
         for one in ranges:
-            shard = there[one.topic].get(one.shard)
+            shard = in_log[one.topic].get(one.shard)
             if shard is not None:
                 start = clamp_offset(one.topic, one.shard, one.start, shard, strict=self._strict)
                 clamp_offset(one.topic, one.shard, one.end, shard, strict=self._strict)
@@ -140,11 +142,14 @@ class AvailableOffsets:
                 raise _dropped_error(topic, known=known) from None
             return {}
 
-    def _end(self, topic: str, shard: int, start: int, there: dict[int, ShardOffsets]) -> int:
-        if shard not in there:
+    def _end(self, topic: str, shard: int, start: int, in_log: dict[int, ShardOffsets]) -> int:
+        if shard not in in_log:
             return start
-        end = clamp_offset(topic, shard, start, there[shard]._replace(start=0), strict=self._strict)
-        end = max(end, there[shard].end)
+        # A log that ends before the position is another log. drop_lost checks trimmed offsets.
+        end = clamp_offset(
+            topic, shard, start, in_log[shard]._replace(start=0), strict=self._strict
+        )
+        end = max(end, in_log[shard].end)
         return end if self._target is None else min(end, self._target.get(topic, {}).get(shard, 0))
 
     def _weigh(self, wanted: OffsetRange, offset: int) -> float:

@@ -66,13 +66,13 @@ class BatchReader(DataSourceReader):
             # An empty range cannot lose messages.
             fails = {shard: strict and first[shard] != last[shard] for shard in shards}
             starts[topic] = {
-                shard: clamp_offset(topic, shard, first[shard], there, strict=fails[shard])
-                for shard, there in shards.items()
+                shard: clamp_offset(topic, shard, first[shard], in_log, strict=fails[shard])
+                for shard, in_log in shards.items()
             }
             ends[topic] = {
                 shard: clamp_offset(
-                    topic, shard, max(last[shard], there.start), there, strict=fails[shard]
+                    topic, shard, max(last[shard], in_log.start), in_log, strict=fails[shard]
                 )
-                for shard, there in shards.items()
+                for shard, in_log in shards.items()
             }
         return starts, ends

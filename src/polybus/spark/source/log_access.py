@@ -208,6 +208,7 @@ def open_log_access(url: str, archive: str | None = None) -> LogAccess:
     """Return this process's access to a bus, combined with the archive of its topics if one is
     given.
     """
+    # Keyed by process: connections and store handles must not be used after a fork.
     key = os.getpid(), url
     with _lock:
         if key not in _open:
@@ -221,10 +222,10 @@ def open_log_access(url: str, archive: str | None = None) -> LogAccess:
 
 
 def first_with_id(
-    access: LogAccess, topic: str, shard: int, there: ShardOffsets, wanted: int
+    access: LogAccess, topic: str, shard: int, in_log: ShardOffsets, wanted: int
 ) -> int:
     """Return the first offset whose id is >= `wanted`; the end if there is none."""
-    low, high = there.start, there.end
+    low, high = in_log.start, in_log.end
     while low < high:
         middle = (low + high) // 2
         try:

@@ -69,6 +69,7 @@ class PartitionReader:
                 ):
                     at = self._check_contiguous(wanted, at, batch)
                     yield batch
+                # The log ends before the range, so the rest is lost.
                 if at < wanted.end:
                     self._check_loss(wanted, at, wanted.end)
                     return
@@ -85,6 +86,7 @@ class PartitionReader:
         """Return the offset after the batch. Messages must not be missing before it or in it."""
         offsets = batch.column("offset")
         first, last = offsets[0].as_py(), offsets[-1].as_py()
+        # Offsets of a shard are dense, so first, last and count show any gap.
         if first != at or last - first + 1 != batch.num_rows:
             self._check_loss(wanted, at, last)
         return int(last) + 1

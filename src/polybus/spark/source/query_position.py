@@ -60,6 +60,7 @@ class QueryPosition:
 
     def starts(self, end: QueryPosition) -> Offsets:
         """Return the first offset of each shard of the batch from this position to `end`."""
+        # After a restart Spark may pass a new initial position; `end.since` has the original start.
         is_first_batch = self.is_initial and end.since
         known: Offsets = {} if is_first_batch else self.offsets
         return {

@@ -121,19 +121,19 @@ class ReadBound:
         return {**edges, **given_offsets}
 
 
-def clamp_offset(topic: str, shard: int, offset: int, there: ShardOffsets, *, strict: bool) -> int:
+def clamp_offset(topic: str, shard: int, offset: int, in_log: ShardOffsets, *, strict: bool) -> int:
     """Return the nearest offset that is in the log; raises if `strict` and `offset` is not.
 
     Raises `Trimmed` if the offset was trimmed, `DoesNotExist` if it is after the end.
     """
-    if strict and offset < there.start:
-        raise trimmed_error(topic, shard, offset, there.start)
-    if strict and offset > there.end:
+    if strict and offset < in_log.start:
+        raise trimmed_error(topic, shard, offset, in_log.start)
+    if strict and offset > in_log.end:
         raise DoesNotExist(
-            f"topic {topic!r}, shard {shard} ends at {there.end}, before offset {offset} of "
+            f"topic {topic!r}, shard {shard} ends at {in_log.end}, before offset {offset} of "
             "the query: correct the offsets or the bus URL, or set failOnDataLoss=false"
         )
-    return min(max(offset, there.start), there.end)
+    return min(max(offset, in_log.start), in_log.end)
 
 
 def trimmed_error(topic: str, shard: int, offset: int, start: int) -> Trimmed:

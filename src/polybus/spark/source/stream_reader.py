@@ -133,6 +133,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bounds = (self._max_rows, self._max_bytes)
             if isinstance(limit, ReadAllAvailable):
                 bounds = (None, None)
+            # Shards that this batch does not advance stay at their start.
             reached = {topic: dict(shards) for topic, shards in starts.items()}
             for one in self._available.admit(starts, ends, *bounds):
                 reached[one.topic][one.shard] = one.end
@@ -155,6 +156,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not ranges:
                 return []
             partitions = self._cut(ranges)
+            # One task per run reports the query's name to the bus.
             if not self._is_announced:
                 partitions[0].query, partitions[0].announced_topics = (
                     last.query,

@@ -63,34 +63,34 @@ def find_holds(
     if not topic.endswith(SUFFIX + MARKED):
         return {}
     try:
-        there = access.shards(letters)
+        in_log = access.shards(letters)
     except DoesNotExist:
         return {}
     by = f"dead letters of {letters}"
-    return {n: TrimHold(_first(access, topic, n, one, there), by) for n, one in shards.items()}
+    return {n: TrimHold(_first(access, topic, n, one, in_log), by) for n, one in shards.items()}
 
 
 def _first(
     access: LogAccess,
     topic: str,
     shard: int,
-    there: ShardOffsets,
+    in_log: ShardOffsets,
     letters: Mapping[int, ShardOffsets],
 ) -> int:
-    for batch in access.read(topic, shard, *there):
+    for batch in access.read(topic, shard, *in_log):
         places = map(json.loads, batch.column("body").to_pylist())
         for offset, place in zip(batch.column("offset").to_pylist(), places, strict=True):
             if place["offset"] >= letters[place["shard"]].start:
                 return int(offset)
-    return there.end
+    return in_log.end
 
 
 def as_letters(rows: DataFrame, topic: str) -> DataFrame:
     """Return messages of a dead letter topic, with their headers as columns."""
     ours = ", ".join(message_sql.literal(PREFIX + name) for name in HEADER_NAMES)
     given = {"ours": ours, "origin": message_sql.literal(topic.removesuffix(SUFFIX))}
-    told = [f"{text.format(**given)} AS `{name}`" for name, text in COLUMNS.items()]
-    return rows.selectExpr(*OWN, *told)
+    columns = [f"{text.format(**given)} AS `{name}`" for name, text in COLUMNS.items()]
+    return rows.selectExpr(*OWN, *columns)
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ class DeadLetterTopic:
             if not self._are_markers_as_seen(client):
                 return False
             writer.save()
+            # The first new marker shows which run has published under this number.
             start, end = self._marked, self._marked + 1
             found = [
                 body
@@ -190,7 +191,7 @@ def _with_markers(messages: DataFrame, markers: str, run: str) -> DataFrame:
         "body": "cast(body AS binary)",
         "headers": f"map_concat({kept}, {ours})",
     }
-    told = {
+    marker_fields = {
         "shard": "polybus_shard",
         "offset": "polybus_offset",
         "id": "polybus_id",
@@ -200,7 +201,7 @@ def _with_markers(messages: DataFrame, markers: str, run: str) -> DataFrame:
     marker = {
         "topic": message_sql.literal(markers),
         "shard_key": "cast(NULL AS string)",
-        "body": f"cast(to_json({_struct(told)}) AS binary)",
+        "body": f"cast(to_json({_struct(marker_fields)}) AS binary)",
         "headers": "cast(NULL AS map<string, binary>)",
     }
     return messages.selectExpr(f"inline(array({_struct(message)}, {_struct(marker)}))")

@@ -38,9 +38,9 @@ def offsets_at(access: LogAccess, topic: str, place: str, shards: dict[int, Shar
     """Return the first offset of each shard that is not before the start point."""
     wanted = parse_start(place)
     if wanted == EARLIEST:
-        return {shard: there.start for shard, there in shards.items()}
+        return {shard: in_log.start for shard, in_log in shards.items()}
     if wanted == LATEST:
-        return {shard: there.end for shard, there in shards.items()}
+        return {shard: in_log.end for shard, in_log in shards.items()}
     if isinstance(wanted, int):
         found = {n: access.find_id(topic, n, wanted) for n in shards}
     else:

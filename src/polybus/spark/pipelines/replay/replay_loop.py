@@ -84,9 +84,9 @@ class ReplaySource:
         """Resolve --from and --to to offsets and store the plan."""
         if self.archive is None:
             preflight.check_topic(self.bus, self.topic)
-        access, there = self.access, self.ends()
-        shards = {n: one for n, one in access.shards(self.topic).items() if n in there}
-        shards = {n: one._replace(end=there[n]) for n, one in shards.items()}
+        access, current_ends = self.access, self.ends()
+        shards = {n: one for n, one in access.shards(self.topic).items() if n in current_ends}
+        shards = {n: one._replace(end=current_ends[n]) for n, one in shards.items()}
         starts = offsets_at(access, self.topic, start, shards)
         if end is None:
             return checkpoint.begin(asked, starts, None)

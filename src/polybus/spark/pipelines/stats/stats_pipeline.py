@@ -108,16 +108,16 @@ def stats(
 
 def _mark(folder: Path, given: dict[str, object]) -> None:
     """Store the arguments in the folder. Raises `UsageError` if the folder has other ones."""
-    path, asked = folder / MARK, {"version": VERSION, **given}
+    path, arguments = folder / MARK, {"version": VERSION, **given}
     try:
         before = json.loads(path.read_text())
     except FileNotFoundError:
         with explain_write_errors(folder):
-            write_durably(path, json.dumps(asked))
+            write_durably(path, json.dumps(arguments))
         return
     except (OSError, ValueError):
         raise UsageError(f"{path} was not written by polybus: give another --out") from None
-    for argument, value in asked.items():
+    for argument, value in arguments.items():
         was = before.get(argument) if isinstance(before, dict) else before
         if was != value:
             raise UsageError(
