@@ -266,7 +266,7 @@ def test_long_work_shows_how_far_it_is_on_a_terminal(env, topic, tmp_path):
         (4, "no durable topic 'missing'", ["topic", "stats", "missing"]),
         (2, "starts with '_'", ["topic", "create", "_hidden"]),
         (2, "starts with '_'", ["pub", "_hidden", "x", "-q"]),
-        (2, "keep is one of", ["topic", "create", "odd", "--keep", "some"]),
+        (2, "keep must be one of", ["topic", "create", "odd", "--keep", "some"]),
         (2, "invalid start position", ["sub", "any", "-o", "yesterday"]),
         (2, "invalid %q in a format", ["sub", "any", "-f", "%q"]),
         (2, "exclude each other", ["sub", "any", "-f", "%s", "--json"]),

@@ -169,7 +169,7 @@ REPLAY = [
 
 EMBEDDED = [
     *mutants(
-        "native/inprocess/shared_buses.py",
+        "native/inprocess/inprocess_bus.py",
         ("each his own", "if shared is None:", "if True:"),
         ("closed by the first", "if not shared.users:", "if True:"),
         ("never closed", "shared.core.close()", "pass"),
@@ -184,7 +184,11 @@ EMBEDDED = [
         "native/inprocess/inprocess_client.py",
         ("a child of a fork uses it", "if os.getpid() != core.pid:", "if False:"),
         ("closed ones go on", 'raise ConnectionLost("this client was closed")', "pass"),
-        ("who waits sleeps on", "self._core.port.waits.check_callers()", "pass"),
+        (
+            "waiting callers sleep on",
+            "        self._core.port.waits.check_callers()\n        self._on_close()",
+            "        self._on_close()",
+        ),
         ("counted twice", "            if self._closed:\n                return\n", ""),
         (
             "nothing is carried",
@@ -193,7 +197,7 @@ EMBEDDED = [
         ),
     ),
     *mutants(
-        "native/inprocess/inprocess_producer.py",
+        "native/inprocess/inprocess_client.py",
         (
             "without a stamp",
             "self._stream(topic).produce(block, self._next_stamp())",
@@ -206,7 +210,7 @@ EMBEDDED = [
         ("not forgotten", "            self._close_on_bus()\n", "            pass\n"),
     ),
     *mutants(
-        "native/inprocess/inprocess_reader.py",
+        "native/inprocess/inprocess_client.py",
         ("cancelling is not heard", "        self._cancelled = True\n", ""),
         ("following ends", "if time.monotonic() - heard_s >= wanted.wait_s:", "if True:"),
     ),

@@ -110,7 +110,7 @@ FLIGHT = [
         ("a drop is enough", "and moved >= self._min_bytes_per_s * (now_s - waited.noted_s)", ""),
     ),
     *mutants(
-        "transports/flight/put_slow_path.py",
+        "transports/flight/put_intake.py",
         ("streams stay aside", "                self._finish(stream)", "                pass"),
         ("the second goes first", "            if left:", "            if False:"),
     ),

@@ -11,7 +11,7 @@ import pytest
 
 from polybus import errors
 from polybus.native.inprocess import InProcessClient, open_bus
-from polybus.native.inprocess.inprocess_producer import MAX_IN_FLIGHT
+from polybus.native.inprocess.inprocess_client import MAX_IN_FLIGHT
 from tests.rig.observer import until
 
 PATIENCE_S = 30

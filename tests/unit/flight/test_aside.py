@@ -8,7 +8,7 @@ from threading import Semaphore
 
 import pytest
 
-from polybus.transports.flight.put_slow_path import PutSlowPath
+from polybus.transports.flight.put_intake import PutSlowPath
 from tests.rig.observer import until
 
 

@@ -35,7 +35,9 @@ def test_a_call_that_comes_while_the_port_is_opened_is_answered(monkeypatch):
         return port
 
     monkeypatch.setattr(flight_handler, "FlightPort", opened)
-    verbs: Any = SimpleNamespace(new_caller=lambda *who: who, act=lambda *asked: {}, is_streamed=lambda name: False)
+    verbs: Any = SimpleNamespace(
+        new_caller=lambda *who: who, act=lambda *asked: {}, is_streamed=lambda name: False
+    )
     service = flight_handler.FlightHandler(
         "grpc://127.0.0.1:0",
         verbs,

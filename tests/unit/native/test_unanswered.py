@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import PeerError
-from polybus.native.client.in_flight import InFlightBatches
-from polybus.native.client.produce_messages import check_bodies
-from polybus.native.client.produce_queue import PendingMessages, ProduceBatch
+from polybus.native.client.produce_queue import PendingMessages, ProduceBatch, check_bodies
+from polybus.native.client.sender import InFlightBatches
 
 
 def batch(parts: int = 1) -> ProduceBatch:

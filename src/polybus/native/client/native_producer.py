@@ -8,13 +8,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from polybus.errors import PolybusError
-from polybus.native.client.produce_messages import (
+from polybus.native.client.produce_queue import (
+    SMALL_BYTES,
     MessageList,
     MessageRows,
+    PendingMessages,
+    Produced,
     check_bodies,
     check_rows,
 )
-from polybus.native.client.produce_queue import SMALL_BYTES, PendingMessages, Produced
 from polybus.native.client.sender import Sender
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import Self
 
 import pyarrow as pa
 
-from polybus.native.client.flight_connection import FlightConnection
-from polybus.native.client.flight_errors import decode_error
-from polybus.native.client.produce_messages import check_bodies, check_rows, merge_messages
+from polybus.native.client.flight_connection import FlightConnection, decode_error
+from polybus.native.client.produce_queue import check_bodies, check_rows, merge_messages
 from polybus.native.client.put_stream import PutStream
 
 # Enough that neither side waits for the other; the bus takes 64, and 32 MiB, of a stream.

@@ -9,7 +9,7 @@ All who open one URL in a process share one bus; it ends with the last who close
 
 from __future__ import annotations
 
+from polybus.native.inprocess.inprocess_bus import open_bus
 from polybus.native.inprocess.inprocess_client import InProcessClient
-from polybus.native.inprocess.shared_buses import open_bus
 
 __all__ = ["InProcessClient", "open_bus"]

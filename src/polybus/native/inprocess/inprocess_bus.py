@@ -2,15 +2,31 @@
 
 There is no loop here: what only the loop may touch in a server is touched under a lock.
 The one caller is the process's own user, who is admin of everything.
+
+Outcomes are told on a thread of their own.
+
+The store's thread must not run what programs hang on their futures: it would hold up
+everybody's commits, and a program that waits for the store there would wait for ever.
+
+One bus per store URL and process: the first `open_bus` opens it, the last `close` ends it.
+
+URLs that name the same store share a bus (`engine_registry.canonical_url`). The data folder
+of a bus stands for the store in it.
+
+A child of a fork shares none of them. A handle it inherited raises an error that names the
+owner, and opening the same folder there raises `DataFolderInUse` as in any other process.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
-from threading import RLock
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import RLock, Thread, current_thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polybus.bus.counters import Counters
@@ -18,16 +34,44 @@ from polybus.bus.policy import ROOT_UID, Policy
 from polybus.bus.quotas import Quotas
 from polybus.durable.topic_names import TopicNames
 from polybus.durable.topic_registry import DurableTopics
-from polybus.errors import NotSupported
+from polybus.errors import DataFolderInUse, NotSupported
 from polybus.model.identity import Identity
 from polybus.model.limits import Limits, NativeLimits, QuotaLimits
-from polybus.native.inprocess.callback_thread import CallbackThread
+from polybus.native.inprocess.inprocess_client import InProcessClient
 from polybus.native.port.native_port import NativePort
 from polybus.native.port.topic_access import TopicAccess
-from polybus.store.engine_registry import open_store
+from polybus.store.engine_registry import canonical_url, open_store
 
 if TYPE_CHECKING:
     from polybus.store.contract import Store
+
+log = logging.getLogger("polybus.native.inprocess")
+
+
+class CallbackThread:
+    """Steps, taken in the order they came."""
+
+    def __init__(self) -> None:
+        self._steps: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="polybus-embedded-answers", daemon=True)
+        self._thread.start()
+
+    def add(self, step: Callable[[], None]) -> None:
+        self._steps.put(step)
+
+    def close(self) -> None:
+        """All steps that were added are taken first."""
+        self._steps.put(None)
+        if current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (step := self._steps.get()) is not None:
+            try:
+                step()
+            except Exception:  # one program's trouble is not everyone's
+                log.exception("a step failed")
+
 
 T = TypeVar("T")
 
@@ -107,3 +151,51 @@ def _own_identity() -> Identity:
 
 def _no_rules(verb: str, request: Mapping[str, object], caller: Identity) -> Any:
     raise NotSupported("a bus inside a process has no rules: its one user may do everything")
+
+
+@dataclass(slots=True)
+class _SharedBus:
+    core: InProcessBus
+    users: int = 0
+
+
+_guard = threading.Lock()
+_shared: dict[str, _SharedBus] = {}
+
+
+def open_bus(url: str) -> InProcessClient:
+    """A handle on the bus of this URL, which is opened if nobody here has it open."""
+    place = canonical_url(url)
+    with _guard:
+        shared = _shared.get(place)
+        if shared is None:
+            shared = _shared[place] = _SharedBus(_open(place))
+        shared.users += 1
+        return InProcessClient(shared.core, lambda: _release_bus(place, shared))
+
+
+def _open(place: str) -> InProcessBus:
+    try:
+        return InProcessBus(place)
+    except DataFolderInUse as error:
+        text = f"{error}: run `polybus serve` there, and use polybus://HOST:PORT"
+        raise DataFolderInUse(text) from None
+
+
+def _release_bus(place: str, shared: _SharedBus) -> None:
+    """Under the lock to its end: whoever opens it again finds the folder free."""
+    with _guard:
+        shared.users -= 1
+        if not shared.users:
+            del _shared[place]
+            shared.core.close()
+
+
+def _after_fork() -> None:
+    """The parent's are not ours, nor is a lock that one of its threads may have held."""
+    global _guard
+    _guard = threading.Lock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

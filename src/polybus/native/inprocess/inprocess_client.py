@@ -1,4 +1,12 @@
-"""One handle on a bus inside the process, with the face of `native.Client`."""
+"""One handle on a bus inside the process, with the face of `native.Client`.
+
+A producer of a bus inside the process: nothing can be lost on the way, so nothing is
+sent again. Its stamps keep an older one of the same name out.
+
+Reads as iterators of Arrow batches, the same as over the port.
+
+A stage: batches that nobody sees until it is published.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +14,243 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from threading import Lock
+from concurrent.futures import Future
+from functools import partial
+from threading import Condition, Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from polybus.errors import ConnectionLost, MalformedRequest, StoreClosed
-from polybus.model.arrow import batch_of
+from polybus.errors import (
+    ConnectionLost,
+    Fenced,
+    MalformedRequest,
+    PolybusError,
+    Stale,
+    StoreClosed,
+    TooLarge,
+    UnknownProducer,
+)
+from polybus.model.arrow import batch_of, block_of
+from polybus.model.stamp import KEPT_RESULTS, Stamp
 from polybus.native.client.group_fetch import split_by_shard
+from polybus.native.client.produce_queue import Produced, check_bodies, check_rows, merge_messages
 from polybus.native.client.producer_set import ProducerSet
 from polybus.native.client.range_reader import NO_BOUND, ReadRange
-from polybus.native.inprocess.inprocess_producer import Producer
-from polybus.native.inprocess.inprocess_reader import InProcessReader
-from polybus.native.inprocess.inprocess_stage import InProcessStage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from polybus.model.commit import CommitResult
     from polybus.native.client.group_fetch import FetchPart
     from polybus.native.inprocess.inprocess_bus import InProcessBus
+    from polybus.native.port.native_port import Caller
+    from polybus.native.port.produce_stream import ProduceStream
+
+MAX_IN_FLIGHT = KEPT_RESULTS  # as over the port
+# After these no number of this producer will ever be taken again.
+FATAL = (Fenced, UnknownProducer, Stale)
+
+
+class Producer:
+    """Made by `Bus.producer`. Any number of threads may use it."""
+
+    def __init__(
+        self,
+        core: InProcessBus,
+        caller: Caller,
+        opened: dict[str, Any],
+        now_ms: Callable[[], int],
+        *,
+        is_named: bool,
+        create: bool,
+    ) -> None:
+        self.name: str = opened["producer"]
+        self.epoch: int = opened["epoch"]
+        self._is_named = is_named
+        self._create = create
+        self._core = core
+        self._caller = caller
+        self._now_ms = now_ms
+        self._counter: int = opened["last_counter"]
+        self._streams: dict[str, ProduceStream] = {}
+        self._changed = Condition()
+        self._in_flight = 0
+        self._closed_by: PolybusError | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed_by is not None
+
+    def produce(
+        self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
+    ) -> Future[Produced]:
+        """One atomic batch; the future is done when it is on disk. It cannot be cancelled.
+
+        Blocks while `MAX_IN_FLIGHT` are on their way already.
+        """
+        return self.produce_rows(
+            topic, merge_messages([check_bodies(bodies, keys, self._now_ms())])
+        )
+
+    def produce_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+        """The same, of a batch in the port's schema."""
+        batch = check_rows(rows).batch
+        future: Future[Produced] = Future()
+        future.set_running_or_notify_cancel()
+        try:
+            self._store(topic, batch, future)
+        except (Fenced, ConnectionLost):
+            raise
+        except PolybusError as error:
+            future.set_exception(error)
+        return future
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Waits for the outcome of all that was handed over; False if time is up."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._in_flight, timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Waits for what is on its way, then ends."""
+        with self._changed:
+            was_closed, self._closed_by = (
+                self.is_closed,
+                self._closed_by or ConnectionLost("it was closed"),
+            )
+        if self.flush(timeout_s) and not was_closed and not self._is_named:
+            self._close_on_bus()
+
+    def _store(self, topic: str, batch: pa.RecordBatch, future: Future[Produced]) -> None:
+        most = self._core.limits.max_batch_bytes
+        if batch.nbytes > most:
+            raise TooLarge(f"a batch of {batch.nbytes} bytes: at most {most} are taken")
+        block = block_of(batch, self._now_ms())
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed_by or self._in_flight < MAX_IN_FLIGHT)
+            if self._closed_by is not None:
+                raise self._closed_by
+            stored = self._stream(topic).produce(block, self._next_stamp())
+            self._in_flight += 1
+        tell = partial(self._on_stored, future)
+        stored.add_done_callback(lambda done: self._core.answers.add(partial(tell, done)))
+
+    def _next_stamp(self) -> Stamp:
+        self._counter += 1
+        return Stamp(self.name, self.epoch, self._counter)
+
+    def _stream(self, topic: str) -> ProduceStream:
+        stream = self._streams.get(topic)
+        if stream is None:
+            stream = self._streams[topic] = self._core.port.produce(
+                self._caller, topic, create=self._create
+            )
+        return stream
+
+    def _on_stored(self, future: Future[Produced], done: Future[CommitResult]) -> None:
+        try:
+            ids = done.result().id_range()
+            assert ids is not None  # a batch has at least one message
+            future.set_result(Produced(*ids, False))
+        except Exception as error:
+            self._fail(future, error)
+        finally:
+            with self._changed:
+                self._in_flight -= 1
+                self._changed.notify_all()
+
+    def _fail(self, future: Future[Produced], error: Exception) -> None:
+        if isinstance(error, FATAL):
+            self._closed_by = self._closed_by or error
+        if isinstance(error, StoreClosed):
+            error = ConnectionLost("the bus was closed")
+        future.set_exception(error)
+
+    def _close_on_bus(self) -> None:
+        """Nobody else knows its name, so the bus need not keep it."""
+        try:
+            request = {"producer": self.name, "epoch": self.epoch}
+            self._core.port.act(self._caller, "producer.close", request)
+        except PolybusError:
+            pass  # it stays: a few bytes
+
+
+class InProcessReader:
+    """An iterator of batches, for one thread; `cancel` ends it from any other."""
+
+    def __init__(
+        self,
+        core: InProcessBus,
+        wanted: ReadRange,
+        check: Callable[[], None],
+        is_closed: Callable[[], bool],
+    ) -> None:
+        self._core = core
+        self._wanted = wanted
+        self._check = check
+        self._is_closed = is_closed
+        self._cancelled = False
+        self._batches = self._read()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """By the thread that iterates, if it does not go on to the end."""
+        self._batches.close()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._core.port.waits.check_callers()
+
+    def _is_over(self) -> bool:
+        return self._cancelled or self._is_closed()
+
+    def _read(self) -> Any:  # a generator, which mypy would not let be closed
+        port, wanted = self._core.port, self._wanted
+        caller = port.new_caller(self._core.identity, self._is_over)
+        heard_s = time.monotonic()
+        while not self._cancelled:
+            self._check()
+            left_s = max(0.0, wanted.wait_s - (time.monotonic() - heard_s))
+            for rows in port.read(caller, wanted.ticket(left_s)):
+                batch = batch_of(rows)
+                is_all = wanted.advance(batch)
+                yield batch
+                if is_all or self._cancelled:
+                    return
+                self._check()
+                heard_s = time.monotonic()
+            if time.monotonic() - heard_s >= wanted.wait_s:
+                return
+
+
+class InProcessStage:
+    """What was put stays until it is published (`Bus.publish`) or its lease ends."""
+
+    def __init__(
+        self, core: InProcessBus, caller: Caller, name: str, now_ms: Callable[[], int]
+    ) -> None:
+        self.name = name
+        self._core = core
+        self._caller = caller
+        self._now_ms = now_ms
+
+    def put(
+        self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
+    ) -> None:
+        """On disk when this returns."""
+        self.put_rows(topic, merge_messages([check_bodies(bodies, keys, self._now_ms())]))
+
+    def put_rows(self, topic: str, rows: pa.RecordBatch) -> None:
+        """The same, of a batch in the port's schema."""
+        block = block_of(check_rows(rows).batch, self._now_ms())
+        self._core.port.produce(self._caller, topic).stage(self.name, block).result()
+
+    def close(self) -> None:
+        """There is nothing to end here."""
 
 
 class InProcessClient:
