@@ -35,10 +35,10 @@ FOLLOWING = mutants(
     ("who was passed is let in", "if start == self.at_id:", "if True:"),
     (
         "peers that came get what others left",
-        "if not self._following.has_push_readers(self):\n            return  # who",
-        "if False:\n            return  # who",
+        "if not self._following.has_push_readers(self):\n            return  # readers",
+        "if False:\n            return  # readers",
     ),
-    ("trimmed: the tail stays", "if until is not None:  # what", "if False:  # what"),
+    ("trimmed: the tail stays", "if until is not None:  # the", "if False:  # the"),
     ("trimmed: stragglers stay", "self._reached(until or 0)", "pass"),
     ("news while reading is lost", "            self._again = True\n", ""),
     ("only once", "if (self.at_id != before or self._again)", "if self._again"),

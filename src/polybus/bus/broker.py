@@ -1,4 +1,4 @@
-"""The verbs of the bus. Sessions call these; nothing else changes its state."""
+"""The verbs of the bus. Sessions call them; nothing else changes the state of the bus."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Logger(Protocol):
 
 
 class MessageSink(Protocol):
-    """What takes messages for one subscriber."""
+    """Receiver of the messages for one subscriber."""
 
     def push(self, data: bytes) -> None: ...
 
@@ -80,8 +80,8 @@ class Broker:
         self.overview = Overview(
             fanout, delivery, self.topics, subscriptions, counters, self._connections, clock
         )
-        self.on_tick: list[Callable[[float], None]] = []  # of dialects with deadlines of their own
-        # The hot path, without a step in between.
+        self.on_tick: list[Callable[[float], None]] = []  # called with the time, in seconds
+        # Called per batch: bound here to save one call.
         self.route: Callable[[Connection, Framing, Buffer, int, int], RouteResult] = delivery.route
         self.publish = delivery.publish
 
@@ -96,11 +96,11 @@ class Broker:
 
     @property
     def max_uncommitted_bytes(self) -> int:
-        """What one connection may have on its way to the disk."""
+        """Return the limit of submitted, uncommitted bytes of one connection."""
         return self.limits.max_uncommitted_bytes
 
     def new_encoding_number(self) -> int:
-        """A dialect asks once for the number under which its encoding is known."""
+        """Return a number for a new encoding. Each encoding of a dialect needs its own."""
         self._encodings += 1
         return self._encodings - 1
 
@@ -113,10 +113,10 @@ class Broker:
         outbox: Outbox | None = None,
         reader: MessageSink | None = None,
     ) -> Connection:
-        """A new connection, ready to publish and to be subscribed.
+        """Add a connection. Returns it, ready to publish and to subscribe.
 
-        A dialect may bring an outbox with marks of its own, and something that stands
-        before it and takes what the fan-out pushes.
+        A dialect may pass an outbox with its own high-water mark, and a `reader` that
+        receives the messages of the fan-out instead of the outbox.
         """
         self._accepted_count += 1
         outbox = outbox or self.delivery.open_outbox(pipe)
@@ -162,17 +162,14 @@ class Broker:
         return self.durable.is_durable(topic)
 
     def publish_assembled(self, party: Connection, topic: bytes, body: bytes) -> None:
-        """A message that came in pieces, for readers who want it whole."""
+        """Publish a message that arrived in pieces to readers that need it whole."""
         if self.is_durable(topic):
             self.durable.publish(party, topic, array("i", [0, len(body)]), body, 1)
         else:
             self.topics.on_assembled(topic, body)
 
     def close(self, party: Connection, reason: str) -> None:
-        """Ends a connection that did wrong, or that we end for our own reasons.
-
-        What it is owed already still goes out.
-        """
+        """End a connection after its pending output has been sent."""
         if self._leave(party, reason, send_held=True):
             party.pipe.close()
             self.log.warning(
@@ -180,7 +177,7 @@ class Broker:
             )
 
     def cut(self, party: Connection, reason: str) -> None:
-        """Ends a connection at once; what it was owed is counted as dropped."""
+        """End a connection at once. Its pending messages are counted as dropped."""
         if party.is_closed:
             return
         lost = self._unsent_messages(party)
@@ -196,14 +193,15 @@ class Broker:
         )
 
     def finish(self, party: Connection) -> None:
-        """The peer has said all it will; what it is owed still goes out."""
+        """Handle the end of a peer's input: close after its pending output has been sent."""
         if self._leave(party, "peer", send_held=True):
             party.pipe.close()
 
     def leave(self, party: Connection) -> None:
-        """The connection is gone, by the peer's will or after we ended it.
+        """Remove a connection that is gone.
 
-        One that we closed may have had too little time for what it was owed.
+        Pending messages count as dropped: a connection that the bus closed may have been
+        too slow to take them.
         """
         self.counters.count("dropped", "disconnected", self._unsent_messages(party))
         if self._leave(party, "peer", send_held=False):
@@ -215,23 +213,23 @@ class Broker:
                 party.pipe.close()
 
     def count_refusal(self, party: Connection, reason: str, topic: bytes, count: int = 1) -> None:
-        """Books a request that was understood and not granted."""
+        """Count and log a request that was refused."""
         self.counters.count("refused", reason, count)
         self._log_refusal(party, reason, topic)
 
     def watch_stall(self, party: Connection) -> None:
-        """The party does not take its answers: it is cut if that goes on."""
+        """Watch a connection that does not read its answers; it is cut if that continues."""
         self._stalls.add(party, self._clock())
 
     def end_stall(self, party: Connection) -> None:
-        """The party has taken all its answers, however soon there are more."""
+        """Stop watching a connection that has read all its answers."""
         self._stalls.forget(party)
 
     def now_s(self) -> float:
         return self._clock()
 
     def tick(self) -> None:
-        """To be called a few times a second: everything that depends on time passing."""
+        """Apply all timeouts. The server calls this a few times per second."""
         now_s = self._clock()
         self.delivery.tick(now_s)
         self._stalls.tick(now_s)
@@ -270,7 +268,7 @@ class Broker:
         self.log.warning("refused", **_log_fields(party), topic=name, reason=reason)
 
     def _may_produce(self, identity_class: int, topic: bytes) -> bool:
-        """The fan-out asks once per class and topic, and counts the messages itself."""
+        """Return the verdict on a class and topic. The fan-out caches it and counts messages."""
         allowed = self.policy.may_produce(identity_class, topic)
         if not allowed and self.delivery.sender is not None:
             self._log_refusal(self.delivery.sender, "produce_denied", topic)
@@ -285,6 +283,6 @@ class Broker:
 
 
 def _log_fields(party: Connection) -> dict[str, str]:
-    """Whom a line of the log is about."""
+    """Return the fields that identify a connection in the log."""
     pipe = party.pipe
     return {"dialect": party.dialect, "peer": pipe.peer, "user": pipe.identity.name}

@@ -1,4 +1,4 @@
-"""One connection as the bus sees it: who it is, what it sends, what it is owed."""
+"""A connection in the bus: identity, source of messages, outbox."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ class ConnectionIO(Protocol):
     def identity(self) -> Identity: ...
     @property
     def is_unix(self) -> bool:
-        """Is it a Unix socket?"""
+        """Return True for a Unix socket."""
 
     def write(self, data: bytes) -> None: ...
     def write_many(self, chunks: list[bytes]) -> None: ...
     def backlog_bytes(self) -> int:
-        """Bytes that were written and have not reached the socket yet."""
+        """Return the written bytes that the socket has not accepted yet."""
 
     def unconfirmed_bytes(self) -> int:
-        """Bytes in the host's own queue that the peer's host has not confirmed."""
+        """Return the bytes in the kernel's send queue that the peer has not acknowledged."""
 
     def pause_reading(self) -> None: ...
     def watch_hangup(self, hung_up: Callable[[], None]) -> None:
-        """While it is not read from: calls `hung_up` once if the peer hangs up."""
+        """While reading is paused, call `hung_up` once if the peer hangs up."""
 
     def resume_reading(self) -> None:
-        """Offers what was left unconsumed first, then reads on."""
+        """Pass unconsumed bytes to the session again, then continue reading."""
 
     def redeliver(self) -> None:
-        """Offers what was left unconsumed once more, without reading."""
+        """Pass unconsumed bytes to the session again, without reading."""
 
     def has_failed(self) -> bool:
-        """The connection is broken or closing: what is written now does not reach the peer."""
+        """Return True if the connection is broken or closing: writes do not reach the peer."""
 
     def retain_slot(self) -> None:
-        """Within `ended`: the session is not done, and still counts as a connection."""
+        """Within `on_ended`: keep counting the connection until the session is done."""
 
     def release_slot(self) -> None:
-        """It is done now. Without `keep_place` before it, nothing to do."""
+        """Stop counting the connection, if `keep_place` was called before."""
 
     def close(self) -> None:
-        """Ends the connection once what is written has gone out."""
+        """End the connection after written bytes have been sent."""
 
     def abort(self) -> None:
-        """Ends it at once."""
+        """End the connection at once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -70,11 +70,11 @@ class Connection:
     encoding: Encoding
     number: int
     since_s: float
-    on_resume: Callable[[], None]  # how it goes on after having waited for a full reader
+    on_resume: Callable[[], None]  # continues reading after back-pressure
     blocked_by: Outbox | None = None
     free_probes: set[bytes] = field(default_factory=set)
     is_closed: bool = False
-    uncommitted_bytes: int = 0  # on their way to the disk
-    is_committing: bool = False  # so much of it that it is not read from
-    # What its dialect knows better than the fan-out does, in the fields of `connections`.
+    uncommitted_bytes: int = 0  # submitted to the store
+    is_committing: bool = False  # over the limit: reading is paused
+    # Fields of `polybus connections` that the dialect knows better than the fan-out.
     describe: Callable[[], dict[str, int | str]] | None = None

@@ -1,8 +1,8 @@
 """Counters with reasons: nothing is dropped, refused or closed without one.
 
 A counter is (family, reason). Families are fixed here, reasons are the stable
-words that logs use too. What the fan-out counts per message stays in the
-kernel and is joined when somebody asks.
+words that logs use too. The counts of the fan-out stay in the kernel and are
+added when statistics are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Counters:
         self._families: dict[str, Counter[str]] = {family: Counter() for family in FAMILIES}
 
     def count(self, family: str, reason: str, n: int = 1) -> None:
-        """Adds to a counter; a family that does not exist is a mistake in the caller."""
+        """Add to a counter. Raises `KeyError` for an unknown family."""
         self._families[family][reason] += n
 
     def get(self, family: str, reason: str) -> int:

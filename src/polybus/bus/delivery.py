@@ -1,13 +1,13 @@
-"""Moves messages from publishers to readers, and holds publishers back.
+"""Delivery of messages to push readers, with back-pressure on publishers.
 
-The kernel's fan-out does the work per message; here is the rule for full
-readers. A message that would reach a full reader is not routed: its publisher
-is not read from, and what it has sent stays where it is. So an outbox never
-holds more than its mark and one buffer, whatever the number of publishers, and
-nothing is lost. Publishers wait in the order in which they came.
+The kernel's fan-out does the work per message; this module has the rule for full readers.
+A message to a full reader is not routed: the bus stops reading from its publisher, and the
+bytes stay in the receive buffer. So an outbox never holds more than its high-water mark and
+one buffer, with any number of publishers, and no message is lost. Publishers are resumed in
+the order in which they were blocked.
 
-A reader that stays over its mark and takes next to nothing is cut, because one
-stuck process must not hold up all who publish to it.
+A reader that stays over its mark and reads slower than slow_consumer_min_bytes_per_s is
+cut, because one stuck process must not block all publishers of a topic.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Delivery:
         self._limits = limits
         self._cut = cut
         self._full: dict[Outbox, None] = {}
-        self._fresh: list[Outbox] = []  # became full since the last tick: no clock was read then
+        self._fresh: list[Outbox] = []  # became full since the last tick, so without a time
         self._trusted = Source(0, trusted=True)
-        # Who takes the batches of collected topics; set by the broker.
+        # Receives the batches of collected topics; set by the broker.
         self.on_collected: Callable[[Connection, CollectedBatch], None] = lambda party, batch: None
-        # Who is told of a reader that was full and has room again.
+        # Called with a reader that was full and has room again.
         self.on_room_again: Callable[[Connection], None] = lambda party: None
         self.waiting = 0
-        self.sender: Connection | None = None  # whose buffer was routed last, for the judge's log
+        self.sender: Connection | None = None  # of the routed buffer, for the log
 
     def open_outbox(self, pipe: ConnectionIO) -> Outbox:
         limits = self._limits
@@ -55,7 +55,7 @@ class Delivery:
     def route(
         self, party: Connection, framing: Framing, buffer: Buffer, start: int, end: int
     ) -> RouteResult:
-        """Routes received frames; a publisher that must wait is not read from meanwhile."""
+        """Route received frames. Reading from the publisher pauses if a reader is full."""
         self.sender = party
         routed = self._fanout.route(framing, party.source, buffer, start, end)
         self._push_outputs(party, routed)
@@ -64,7 +64,7 @@ class Delivery:
     def publish(
         self, party: Connection, topic: bytes, offsets: Buffer, bodies: Buffer
     ) -> RouteResult:
-        """The same for messages that are not in frames of the fan-out's."""
+        """Route messages that are not in frames of the fan-out."""
         self.sender = party
         routed = self._fanout.publish(party.source, topic, offsets, bodies)
         self._push_outputs(party, routed)
@@ -79,9 +79,9 @@ class Delivery:
             self.on_collected(party, batch)
 
     def relay(self, party: Connection, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
-        """Sends messages that were judged already to push readers: all of them, or none.
+        """Send messages that the policy allowed to push readers: all of them, or none.
 
-        None if one of the readers is full: then the party waits.
+        Returns False, and blocks the publisher, if one of the readers is full.
         """
         routed = self.relay_committed(topic, offsets, bodies)
         if routed.stop == BLOCKED and not party.is_closed:
@@ -89,7 +89,7 @@ class Delivery:
         return routed.stop != BLOCKED
 
     def relay_skipping_full(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> int:
-        """To push readers who have room, if nobody can wait; how many messages others lost."""
+        """Send to push readers that have room. Returns the number of messages that others lost."""
         ends = memoryview(offsets).cast("B").cast("i")
         passed: list[Connection] = []
         lost = 0
@@ -107,7 +107,7 @@ class Delivery:
         return lost
 
     def relay_committed(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> RouteResult:
-        """Sends what was taken already to push readers, up to the first that is full."""
+        """Send committed messages to push readers, up to the first full reader."""
         routed = self._fanout.publish(self._trusted, topic, offsets, bodies)
         for outbox, data in routed.outputs:
             outbox.push(data)
@@ -115,14 +115,14 @@ class Delivery:
 
     @property
     def relayed(self) -> tuple[int, int]:
-        """Messages and bytes that `relay` has taken: counted as received elsewhere, too."""
+        """Return messages and bytes of `relay_committed`, which were counted when they arrived."""
         return self._trusted.messages, self._trusted.bytes
 
     def forget(self, party: Connection) -> None:
-        """The party has left the fan-out: it waits for nobody, and nobody waits for it.
+        """Forget a connection that has left the fan-out.
 
-        Those who did go on soon, not at once: a party may leave while a buffer is being
-        routed, and a chain of parties that end each other must not nest.
+        Publishers that it blocked resume in a later callback: a connection may leave while a
+        buffer is being routed, and connections that end each other must not nest.
         """
         if party.blocked_by is not None:
             self._stop_waiting(party, party.blocked_by)
@@ -131,7 +131,7 @@ class Delivery:
             self._turn.call_soon(partial(self._release, party.outbox))
 
     def tick(self, now_s: float) -> None:
-        """Cuts readers that were over their mark for too long and took too little."""
+        """Cut slow readers: over their mark for too long, and too few bytes taken."""
         for outbox in self._fresh:
             outbox.window_start_s = now_s
             outbox.window_taken = outbox.taken()
@@ -139,7 +139,7 @@ class Delivery:
         for outbox in [outbox for outbox in self._full if self._window_is_over(outbox, now_s)]:
             self._check_rate(outbox, now_s)
 
-    # What an outbox reports (outbox.Owner).
+    # Events of an outbox (outbox.Owner).
 
     def on_filled(self, outbox: Outbox) -> None:
         self._full[outbox] = None
@@ -169,7 +169,7 @@ class Delivery:
         self.waiting -= 1
 
     def _release(self, outbox: Outbox) -> None:
-        """Lets waiting publishers go on, one after another, as long as there is room."""
+        """Resume blocked publishers one after another, as long as there is room."""
         while outbox.waiters and not outbox.full:
             party = next(iter(outbox.waiters))
             self._stop_waiting(party, outbox)

@@ -1,15 +1,15 @@
-"""What one reader is owed: a bounded queue in front of its socket.
+"""The output of one reader: a bounded queue before its socket.
 
 An outbox is in one of three states:
 
-    open      the socket takes what comes
-    stalled   the socket is full: what comes is held here
-    full      what is held is over the high-water mark: its publishers wait
+    open      the socket accepts output
+    stalled   the socket is full: output is held here
+    full      held output exceeds the high-water mark: publishers wait
 
-The first write of a loop turn goes straight to the socket, which is what makes
-one message at a time fast. Whatever else comes in the same turn is gathered and
-leaves at its end in one system call, unless it grows large enough to be worth a
-call of its own. With fifty publishers that is one write a turn and not fifty.
+The first write of a loop turn goes straight to the socket, which keeps the latency of a
+single message low. Later writes of the same turn are gathered and sent at its end in one
+system call, unless they grow large enough for a call of their own. With fifty publishers
+that is one write per turn instead of fifty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from polybus.bus.connection import Connection, ConnectionIO
 
-# Gathering more than this before writing gains nothing: the system call is paid for.
+# Beyond this size, gathering more before the write saves nothing.
 WORTH_A_WRITE_BYTES = 32 * 1024
 
 
@@ -34,7 +34,7 @@ class LoopTurn:
         self._gathered: list[Outbox] = []
 
     def touch(self) -> None:
-        """Makes sure the turn is ended, after everything that is ready now."""
+        """Schedule the end of the turn, after all callbacks that are ready."""
         if not self._open:
             self._open = True
             self.call_soon(self.end)
@@ -51,7 +51,7 @@ class LoopTurn:
 
 
 class OutboxOwner(Protocol):
-    """Who is told when an outbox fills, has room again, or is past all bounds."""
+    """Receiver of the events of an outbox: full, room again, over its bound."""
 
     def on_filled(self, outbox: Outbox) -> None: ...
     def on_room(self, outbox: Outbox) -> None: ...
@@ -59,7 +59,7 @@ class OutboxOwner(Protocol):
 
 
 class Outbox:
-    connection: Connection  # set by the broker when the party joins
+    connection: Connection  # set by the broker when the connection joins
 
     __slots__ = (
         "_closed",
@@ -109,12 +109,12 @@ class Outbox:
         self._closed = False
         self._written_in = 0
         self.full = False
-        self.waiters: dict[Connection, None] = {}  # publishers that wait for room, first come first
+        self.waiters: dict[Connection, None] = {}  # blocked publishers, in order
         self.window_start_s = 0.0  # of the slow-consumer rule
         self.window_taken = 0
 
     def push(self, data: bytes) -> None:
-        """Takes bytes for the reader; sends them at once if nothing is in the way."""
+        """Queue bytes for the reader; the first of a turn are written at once."""
         if self._closed:
             return
         self._pushed_bytes += len(data)
@@ -129,7 +129,7 @@ class Outbox:
             self._gather(data)
 
     def flush(self) -> None:
-        """Hands everything held to the socket in one write."""
+        """Write all held bytes to the socket in one call."""
         self._gathering = False
         if self._stalled or not self._held:
             return
@@ -141,7 +141,7 @@ class Outbox:
         self._written(chunks)
 
     def close(self, *, send_held: bool) -> None:
-        """Takes nothing more. What is held goes to the socket, or nowhere."""
+        """Accept no more bytes. Held bytes are sent if `send_held`, else dropped."""
         if send_held and self._held:
             self._handed = self._handed + self._held
             self._pipe.write_many(self._held)
@@ -153,11 +153,11 @@ class Outbox:
         self.full = False
 
     def on_stalled(self) -> None:
-        """The socket is full."""
+        """Handle a full socket."""
         self._stalled = True
 
     def on_writable(self) -> None:
-        """The socket has taken all it was given."""
+        """Handle a socket that has accepted all output."""
         self._stalled = False
         self._handed = []
         self._handed_bytes = 0
@@ -167,14 +167,14 @@ class Outbox:
             self._owner.on_room(self)
 
     def backlog(self) -> int:
-        """Bytes the reader has not taken yet."""
+        """Return the bytes that the reader has not taken yet."""
         return self._held_bytes + (self._pipe.backlog_bytes() if self._stalled else 0)
 
     def taken(self) -> int:
-        """Bytes that have reached the reader's host in all.
+        """Return the total of bytes that have reached the reader's host.
 
-        What lies in our own host's queue is not taken: that queue may hold megabytes, and
-        while a slow reader works through it the socket itself seems to stand still.
+        Bytes in the kernel's send queue are not counted: the queue may hold megabytes, and
+        while a slow reader drains it the socket accepts no more.
         """
         return self._pushed_bytes - self.backlog() - self._pipe.unconfirmed_bytes()
 
@@ -182,7 +182,7 @@ class Outbox:
         return not self._stalled and not self._held
 
     def unsent(self) -> list[tuple[bytes, int]]:
-        """What would be lost if the connection ended now: chunks, and how much of each has gone."""
+        """Return the chunks that are not sent yet, each with the number of its sent bytes."""
         left = self._pipe.backlog_bytes() if self._stalled else 0
         parts: list[tuple[bytes, int]] = []
         for chunk in reversed(self._handed):
@@ -193,7 +193,7 @@ class Outbox:
         return parts[::-1] + [(chunk, 0) for chunk in self._held]
 
     def _written(self, chunks: list[bytes]) -> None:
-        """Remembers what was written if the socket did not take all of it."""
+        """Keep the written chunks if the socket did not accept all of them."""
         if not self._stalled:
             return
         self._handed = chunks

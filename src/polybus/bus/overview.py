@@ -1,6 +1,6 @@
-"""What can be seen of a bus from outside: its counters, and who is connected.
+"""The statistics of a bus: its counters and its connections.
 
-Dialects whose messages or connections do not pass the fan-out add what they know.
+Dialects whose messages or connections do not pass the fan-out add their own.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Overview:
         self._clock = clock
         self._started_s = clock()
         self.traffic: SharedTraffic | None = None  # of the native port
-        self.sections: dict[str, Callable[[], dict[str, Any]]] = {}  # what dialects add to `stats`
-        # Of those that are no parties.
+        self.sections: dict[str, Callable[[], dict[str, Any]]] = {}  # added to `stats` by dialects
+        # Of connections that do not join the broker.
         self.other_connections: list[Callable[[], list[dict[str, Any]]]] = []
         self.other_totals: list[LoopTraffic] = []
 

@@ -1,4 +1,4 @@
-"""Who may do what: one table of rules for all dialects.
+"""The access policy: one table of rules for all dialects.
 
 For a caller, a verb and a topic, the first line that applies decides:
 
@@ -11,17 +11,17 @@ For a caller, a verb and a topic, the first line that applies decides:
     7  an allow rule speaks of the topic                 denied: it names others
     8  nothing speaks of it                              the default of the verb
 
-By default whoever reaches a listener may create, produce, subscribe and call;
-delete and admin are nobody's but theirs whom lines 2, 4 and 5 name.
+By default any caller may create, produce, subscribe and call; delete and admin are limited
+to the callers of lines 2, 4 and 5.
 
-Callers whom the same rules name are one *class*. The fan-out remembers a verdict
-per class and topic, so a table of any size costs the hot path one array access.
-Class 0 is for the overflow: should there ever be more classes than the fan-out
-has room for, further callers are in it, and it gets every deny and no allow.
+Callers that are named by the same rules form one *class*. The fan-out caches a verdict per
+class and topic, so a table of any size costs the hot path one array access. Class 0 is the
+overflow: if there are more classes than the fan-out has room for, further callers belong to
+it, and it gets every deny and no allow.
 
-Over TCP the kernel tells a uid and no groups. `groups_of` then asks the host's
-user database, which may not answer in time: until it does, such a caller is
-*in doubt*: a member where that denies, and a stranger where that allows.
+Over TCP the kernel reports a uid without groups. `groups_of` then asks the host's user
+database, which may not answer in time. Until it does, the caller is *in doubt*: a member of
+a group for deny rules, not a member for allow rules.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from polybus.model.identity import Identity
 
 MAX_CLASSES = 65_536  # the fan-out keeps one byte per class and topic
 OVERFLOW = 0
-MAX_REMEMBERED = 65_536  # identities whose rules are worked out; some 200 bytes each
+MAX_REMEMBERED = 65_536  # cached identities, some 200 bytes each
 OPEN_BY_DEFAULT = frozenset({CREATE, PRODUCE, SUBSCRIBE, CALL})
 ROOT_UID = 0
-ANY_TOPIC = b""  # what is asked for admin rights over the whole bus: only a bare * covers it
+ANY_TOPIC = b""  # stands for the whole bus in admin checks: only a bare * covers it
 
 
 class RuleMatch(NamedTuple):
-    """Whom of those that rules name a caller is, one bit each: surely, and possibly."""
+    """The principals of rules that match a caller, one bit each: surely, and possibly."""
 
     surely: int
     possibly: int
@@ -56,7 +56,7 @@ NO_MATCH = RuleMatch(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`why` is for people; `by` is the rule that decided, if one did."""
+    """A verdict; `why` is text for people, `by` the rule that decided, if any."""
 
     allowed: bool
     why: str
@@ -64,7 +64,7 @@ class Verdict:
 
 
 class Decision(NamedTuple):
-    """A verdict before it is put into words, which the hot path does without."""
+    """A verdict without its text, which the hot path does not need."""
 
     allowed: bool
     words: str
@@ -78,7 +78,7 @@ _ADMIN = Decision(True, "an admin of the topic may delete it")
 _NAMED = "rule {rule} names the caller"
 _CLOSED = "rule {rule} names others, and no rule names this caller"
 _DEFAULTS = {
-    verb: Decision(True, f"no rule speaks of it, and whoever reaches the bus may {verb}")
+    verb: Decision(True, f"no rule speaks of it, and any caller may {verb}")
     for verb in OPEN_BY_DEFAULT
 } | {
     DELETE: Decision(
@@ -108,7 +108,7 @@ class Policy:
         return len(self._classes)
 
     def replace(self, placed: Iterable[PlacedRule]) -> None:
-        """The rules from now on. All classes are void; whoever watches is told."""
+        """Replace the rules. All classes become invalid; watchers are called."""
         self._install_rules(tuple(placed))
         for changed in self._watchers:
             changed()
@@ -120,7 +120,7 @@ class Policy:
         return verb in self._tables
 
     def classify(self, identity: Identity) -> int:
-        """The class of callers that this one belongs to, until the rules change."""
+        """Return the class of a caller. It is valid until the rules change."""
         named = self._match_of(identity)
         number = self._numbers.get(named)
         if number is None:
@@ -131,7 +131,7 @@ class Policy:
         return number
 
     def is_in_doubt(self, identity_class: int) -> bool:
-        """Could the class of these callers change, once their groups are known?"""
+        """Return True if the class may change once the groups of its callers are known."""
         named = self._classes[identity_class]
         return identity_class != OVERFLOW and named.surely != named.possibly
 
@@ -150,7 +150,7 @@ class Policy:
         *,
         as_admin: bool = False,
     ) -> bool:
-        """May it? `as_admin`: the caller came in where admin rights count."""
+        """Return True if the policy allows it. `as_admin`: admin rights count here."""
         if verb not in self._tables and verb in OPEN_BY_DEFAULT:
             return True
         return self._decide(identity, verb, topic, creator, as_admin).allowed
@@ -164,7 +164,7 @@ class Policy:
         *,
         as_admin: bool = False,
     ) -> Verdict:
-        """As `allows`, with the reason in plain words."""
+        """Return the verdict of `allows` with its reason."""
         ground = self._decide(identity, verb, topic, creator, as_admin)
         by = ground.by.placed if ground.by else None
         return Verdict(ground.allowed, ground.words.format(rule=by), by)
@@ -186,7 +186,7 @@ class Policy:
         if not self._whos:
             return NO_MATCH
         one = identity
-        key = (one.uid, one.gid, one.groups, one.service, one.key)  # all that rules look at
+        key = (one.uid, one.gid, one.groups, one.service, one.key)  # the fields that rules use
         found = self._remembered.get(key)
         if found is None:
             found = self._match_rules(identity)
@@ -207,7 +207,7 @@ class Policy:
         return RuleMatch(surely, surely | possibly)
 
     def _groups(self, identity: Identity) -> frozenset[int] | None:
-        """All its groups; None if that is not known now."""
+        """Return all groups of a caller, None if they are not known yet."""
         if identity.key or identity.uid is None:
             return frozenset()
         if identity.groups is not None:
@@ -256,7 +256,7 @@ def _names(who: Principal, number: int | None, identity: Identity, groups: froze
 
 
 def _by_rules(table: VerbTable, named: RuleMatch, topic: bytes) -> Decision | None:
-    """What the rules say, deny before allow; None if none of them speaks of the topic."""
+    """Return the verdict of the rules, deny before allow; None if no rule covers the topic."""
     allowing = closing = None
     for speaking in table.find_matching(topic):
         if speaking.denies:

@@ -1,12 +1,12 @@
-"""By which rules those who are connected are judged, from the first message to the last.
+"""Applies the policy to open connections.
 
-The fan-out remembers verdicts by class of callers (policy.py), so each party is told its
-class when it joins. When rules change, everybody is judged again: verdicts are forgotten,
-classes given anew, and subscriptions that are allowed no longer end. Nobody has to come
-back for that.
+The fan-out caches verdicts by class of callers (policy.py), so each connection gets its
+class when it joins. When rules change, the cached verdicts are dropped, all connections are
+classified again, and subscriptions that are no longer allowed end. Clients do not have to
+reconnect.
 
-A party whose groups nobody has looked up yet is *in doubt*: its class is asked for again
-with every tick, until it is certain.
+A connection whose groups have not been looked up yet is *in doubt*: it is classified again
+at every tick until the groups are known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PolicyEnforcer:
-    """`unsubscribed` is told of each subscription that ended, `revoked` how many those were."""
+    """Calls `on_unsubscribed` for each revoked subscription, `revoked` with their number."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class PolicyEnforcer:
 
     def _revoke(self) -> None:
         ended = self.topics.end_denied()
-        may = cache(self._policy.may_subscribe)  # many read the same topics
+        may = cache(self._policy.may_subscribe)  # many connections read the same topics
         for party in list(self._parties.values()):
             lost = self._subscriptions.end_denied(party, may)
             ended += len(lost)

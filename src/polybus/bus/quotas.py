@@ -1,12 +1,12 @@
-"""What each user may take of the bus, charged and released exactly.
+"""Quotas per user: each charge is released exactly once.
 
 An *account* is a uid (or a key, see `model.identity`); all anonymous callers
 share one. A charge that would go over the account's quota is refused whole, and
-the log says who hit which. Releasing what was never charged is a mistake of the
-caller and an error: a count that is wrong once is wrong for ever.
+the log names account and quota. Releasing more than was charged is an error of the
+caller: a wrong count would stay wrong forever.
 
 An account with nothing charged takes no memory, so the table is as large as the
-number of users who hold something now.
+number of users with charges.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Key = int | str | None
 
 
 class Quotas:
-    """`describe` gives the name of a caller for the log."""
+    """The accounts. `describe` returns the name of a caller for the log."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Quotas:
         self.configure(limits, {})
 
     def configure(self, limits: QuotaLimits, by_uid: Mapping[int, Mapping[str, int]]) -> None:
-        """The quotas from now on; `by_uid` overrides some of them for a user.
+        """Set the quotas; `by_uid` overrides some of them for a user.
 
-        Whoever holds more than a new, lower quota keeps it, and gets no more.
+        An account over a lowered quota keeps its charges and gets no more.
         """
         self._defaults: dict[str, int] = {quota: getattr(limits, quota) for quota in QUOTAS}
         self._own = {(uid, quota): n for uid, its in by_uid.items() for quota, n in its.items()}
@@ -62,9 +62,9 @@ class Quotas:
     def charge(
         self, identity: Identity, quota: str, amount: int = 1, *, trial: bool = False
     ) -> bool:
-        """False, with nothing charged, if that would be over the quota.
+        """Charge an account. Returns False, with nothing charged, if it would exceed the quota.
 
-        With `trial` nobody is told: whoever asks will ask again for less.
+        With `trial` the refusal is not logged: the caller will retry with less.
         """
         account = self.account(identity)
         charged = account.charge(QUOTA_INDEX[quota], amount)
@@ -81,7 +81,7 @@ class Quotas:
             self._drop_if_empty(account)
 
     def account(self, identity: Identity) -> QuotaAccount:
-        """The row of a caller. It is the same one while something is charged to it."""
+        """Return the row of a caller: the same object while something is charged to it."""
         account = self._accounts.get(identity.account)
         if account is None:
             account = self._accounts[identity.account] = QuotaAccount(identity.account)
@@ -98,11 +98,11 @@ class Quotas:
         return self._defaults[quota]
 
     def room(self, identity: Identity, quota: str) -> int:
-        """How much more it may have; negative if it holds more than a new, lower quota."""
+        """Return the unused part of a quota; negative after the quota was lowered below it."""
         return self.limit(identity.account, quota) - self.used(identity.account, quota)
 
     def accounts(self) -> list[dict[str, Any]]:
-        """What everybody holds, for people: account, quota, used, limit."""
+        """Return (account, quota, used, limit) of every account, for display."""
         return [
             {"account": key, "quota": quota, "used": n, "limit": self.limit(key, quota)}
             for key, account in self._accounts.items()
@@ -111,7 +111,7 @@ class Quotas:
         ]
 
     def refuse(self, identity: Identity, quota: str, amount: int) -> None:
-        """Somebody has asked for more than it may have: the log says who, and for what."""
+        """Log a refused charge: account, quota and limit."""
         self._counters.count("refused", quota)
         self._log.warning(
             "quota reached",
@@ -132,7 +132,7 @@ class Quotas:
 
 
 class ConnectionQuota:
-    """The connections of each user, as a listener counts them (`transports.stream.Places`)."""
+    """The quota of connections per user, as a `CallerLimit` of a listener."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas

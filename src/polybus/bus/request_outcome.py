@@ -1,4 +1,4 @@
-"""How a request of an ephemeral topic ended: values, because none of them is a fault."""
+"""Outcomes of a request on a topic: values, because none of them is a fault."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OutcomeKind(Enum):
 
 class RequestOutcome(NamedTuple):
     kind: OutcomeKind
-    text: str = ""  # for people: the name of the quota
+    text: str = ""  # the name of the quota
 
 
 OK = RequestOutcome(OutcomeKind.OK)

@@ -1,9 +1,9 @@
 """The rules of one verb, found by topic.
 
-A topic asks for the rules that speak of it once per class of callers, and a
-publisher may make up topics as fast as it can send them, so a long table must
-not mean a long search. Rules for one name are found by that name, rules with
-stars by what stands before the first star: only lengths that occur are tried.
+The rules of a topic are looked up once per class of callers, and a publisher may invent
+topics as fast as it can send them, so the search must not grow with the table. Rules for
+one name are found by that name, rules with stars by the prefix before the first star: only
+the prefix lengths that occur are tried.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from polybus.model.name_pattern import Pattern
 
 @dataclass(frozen=True, slots=True)
 class PlacedRule:
-    """A rule in force. `source` says where it is written, for people.
+    """A rule in force. `source` is where it is written, for display.
 
-    `number` is the uid or gid that its user's or group's name stands for on this
-    host; a name that the host does not know stands for nobody.
+    `number` is the uid or gid of the user or group on this host; None if the host does not
+    know the name, and then the rule matches no caller.
     """
 
     rule: Rule
@@ -37,7 +37,7 @@ class PlacedRule:
 
 
 class IndexedRule(NamedTuple):
-    """A rule as a table keeps it; `bit` stands for whom it names."""
+    """A rule in a table; `bit` is the bit of its principal."""
 
     placed: PlacedRule
     pattern: Pattern
@@ -64,7 +64,7 @@ class VerbTable:
         self._by_length[length].setdefault(pattern.prefix, []).append(speaking)
 
     def find_matching(self, topic: bytes) -> Iterator[IndexedRule]:
-        """The rules whose pattern covers the topic, the closest first."""
+        """Yield the rules whose pattern covers the topic, the closest first."""
         yield from self._exact.get(topic, ())
         for length, rules in self._by_length.items():
             for speaking in rules.get(topic[:length], ()):

@@ -1,9 +1,8 @@
-"""Parties that do not take their answers: bounded in time, as they are in memory.
+"""Connections that do not read their answers: cut after a time limit.
 
-A session that answers requests stops reading while its answers are not taken, so
-what it holds does not grow. But it holds it, and a client that never reads again
-is indistinguishable from one that is slow, except by its rate: the same rule as
-for slow readers of a topic.
+A session that answers requests stops reading while its answers are pending, so its memory
+does not grow. A client that never reads again differs from a slow one only by its rate, so
+the rule is that of slow readers of a topic.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class StallMonitor:
 
 
 def _untaken_bytes(party: Connection) -> int:
-    """What the client has not taken, be it with us or in our host's queue.
+    """Return the bytes that the client has not taken, the kernel's send queue included.
 
-    That queue empties first, and while it does, nothing moves here.
+    That queue empties first; until then the backlog of the connection does not change.
     """
     return party.pipe.backlog_bytes() + party.pipe.unconfirmed_bytes()

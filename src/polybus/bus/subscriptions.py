@@ -1,9 +1,8 @@
-"""Subscribing within limits and policy.
+"""Subscriptions of push readers, within limits and policy.
 
-Probe topics (`model.names`) are free: a client waits on one for its own echo,
-so no rule and no limit may stand between. A handful per connection are, that
-is: beyond that they count like any other topic, or they would be a way around
-the limits.
+Probe topics (`model.topic_name`) are exempt: a client waits on one for its own echo, so no
+rule and no limit may refuse it. Only FREE_PROBES per connection are exempt; more of them
+count like any other topic, or they would bypass the limits.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FREE_PROBES = 16  # a client needs one at a time; some slack for overlapping sub
 
 
 class SubscribeResult(Enum):
-    """How a request to subscribe ended. The last two name the setting that was reached."""
+    """The result of a subscribe request. The last two name the limit that was reached."""
 
     NEW = "new"
     ALREADY = "already"
@@ -44,7 +43,7 @@ class Subscriptions:
 
     @property
     def topics(self) -> int:
-        """Topics that count against the limit."""
+        """Return the number of topics that count against the limit."""
         return self._fanout.topic_count - len(self._probes)
 
     def add(self, party: Connection, topic: bytes) -> SubscribeResult:
@@ -63,7 +62,7 @@ class Subscriptions:
         return SubscribeResult.NEW
 
     def remove(self, party: Connection, topic: bytes) -> bool:
-        """False if there was no such subscription, which is no error."""
+        """End a subscription. Returns False if there was none."""
         if not self._fanout.unsubscribe(party.number, topic):
             return False
         self.count -= 1
@@ -78,7 +77,7 @@ class Subscriptions:
             self._end_probe(party.free_probes.pop())
 
     def end_denied(self, party: Connection, may: Callable[[int, bytes], bool]) -> list[bytes]:
-        """Ends what is allowed no longer; says which subscriptions those were."""
+        """End subscriptions that are no longer allowed. Returns their topics."""
         who = party.source.identity
         lost = [topic for topic in self._fanout.topics_of(party.number) if not may(who, topic)]
         for topic in lost:

@@ -1,4 +1,4 @@
-"""What goes through the native port, counted from many threads at once: once a batch."""
+"""Counts of messages that do not pass the fan-out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class TrafficTotals(NamedTuple):
-    """Received bytes are those of blocks, delivered ones those of keys, bodies and headers."""
+    """Totals. Received bytes are those of blocks, delivered ones of keys, bodies and headers."""
 
     received: int = 0
     received_bytes: int = 0
@@ -18,7 +18,7 @@ class TrafficTotals(NamedTuple):
 
 @dataclass(slots=True)
 class LoopTraffic:
-    """The same of a dialect that counts on the loop alone."""
+    """Counts of a dialect that runs on the loop only."""
 
     received: int = 0
     received_bytes: int = 0
@@ -27,6 +27,8 @@ class LoopTraffic:
 
 
 class SharedTraffic:
+    """Counts of the native port, updated once per batch from many threads."""
+
     def __init__(self) -> None:
         self._lock = Lock()
         self._received = self._received_bytes = 0

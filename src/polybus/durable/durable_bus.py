@@ -51,7 +51,7 @@ class DurableBus:
         self.on_commit: list[Callable[[set[int]], None]] = [self.push_readers.on_commit]
         self.names.on_bound.append(self.push_readers.on_bound)
         self.names.on_removed.append(self.push_readers.on_removed)
-        # Per batch: without a step in between.
+        # Called per batch: bound here to save one call.
         self.is_durable = self.names.is_durable
         self.publish = self.publisher.publish
         store.watch(lambda ends: call_on_loop(lambda: self._notify(ends)))

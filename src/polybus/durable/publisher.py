@@ -1,8 +1,8 @@
-"""What push dialects publish to durable topics: committed, and waited for.
+"""Publishing to durable topics from sessions on the loop.
 
-They get no answers, so what cannot be kept is counted and logged. What one
-connection has on its way to the disk is bounded: over that it is not read from
-until half of it has arrived.
+Push dialects get no answers, so messages that cannot be stored are counted and logged. The
+submitted, uncommitted bytes of one connection are bounded: over the limit the bus stops
+reading from it until half of them are committed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from polybus.model.commit import CommitResult
 
 NS_PER_MS = 1_000_000
-# Brings a step to the loop, from any thread.
+# Calls a function on the loop; may be used from any thread.
 CallOnLoop = Callable[[Callable[[], None]], None]
 
 
@@ -49,7 +49,7 @@ class DurablePublisher:
     def publish(
         self, party: Connection, name: bytes, offsets: Buffer, bodies: bytes, count: int
     ) -> None:
-        """Hands a batch to the store, without an answer for whoever sent it."""
+        """Submit a batch. The sender gets no answer; a failure is counted and logged."""
         try:
             block = self._block(offsets, bodies)
             future = self._durable.produce(self._durable.get(name.decode()), block)
@@ -72,7 +72,7 @@ class DurablePublisher:
         bodies: bytes,
         then: Callable[[RequestOutcome, int], None],
     ) -> None:
-        """Hands a batch to the store; `then` is told, on the loop, its outcome and first id."""
+        """Submit a batch, then call `then` on the loop with its outcome and first id."""
         try:
             topic = self._durable.get(name.decode())
             future = self._durable.produce(topic, self._block(offsets, bodies))

@@ -1,18 +1,16 @@
-"""Push readers of durable topics: each gets what was committed, at its own pace.
+"""Push readers of durable topics: each gets committed messages, at its own pace.
 
-A topic with push readers has a *tail*: a position in its log that moves on as
-commits become visible. What it reads there is relayed to all readers at once, by
-the fan-out, as if somebody had just published it. Three kinds of reader are not
-among them for the moment:
+A topic with push readers has a *tail*: a position in its log that advances as commits
+become visible. The fan-out relays the messages read there to all readers at once, as if
+they had just been published. Readers in these states are not part of the tail:
 
-    joining   it came while the tail was behind: it begins at the end as of then
-    behind    its outbox was full when the tail went on, or it joined when the tail
-              had passed its beginning: it has a position of its own, and is fed from
-              the log as it has room, until it has caught up
-    leaving   it has unsubscribed or gone
+    joining   subscribed while the tail was behind: starts at the end of the log as of then
+    behind    its outbox was full when the tail advanced, or the tail had passed its start:
+              it has its own cursor and reads from the log as it has room, until it catches up
+    leaving   unsubscribed or disconnected
 
-So a slow reader holds up nobody, and loses nothing until it is cut as slow.
-Reading is done by `readers`, on other threads; everything else is the loop's.
+So a slow reader does not delay others, and loses no message until it is cut as slow.
+The log is read on other threads (`readers`); everything else runs on the loop.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from polybus.model.topic import Topic
 
 T = TypeVar("T")
-# Of one read: small enough that a reader's outbox stays near its mark.
+# Per read: small enough that a reader's outbox stays near its high-water mark.
 CHUNK_ROWS = 16_384
 CHUNK_BYTES = 512 * 1024
 INT32_BYTES = 4
@@ -47,12 +45,12 @@ NO_ID = 2**63 - 1
 
 
 class BlockingWorkRunner(Protocol):
-    """Runs work on another thread, then hands its outcome to the loop."""
+    """Runs work on another thread, then passes its future to `then` on the loop."""
 
     def __call__(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None: ...
 
 
-# Sends messages of a topic to all push readers; what was published, and who is full.
+# Sends messages of a topic to all push readers. Returns the consumed count and a full reader.
 Relay = Callable[[bytes, memoryview, "bytes | memoryview"], "RouteResult"]
 
 
@@ -94,7 +92,7 @@ class NoSenderNames:
 
 
 class LogCursor(ABC):
-    """A position in a topic's log that is read from, one read at a time."""
+    """A read position in a topic's log, with one read at a time."""
 
     def __init__(self, following: PushReaders, topic: Topic, at_id: int) -> None:
         self._following = following
@@ -118,7 +116,7 @@ class LogCursor(ABC):
         )
 
     def until(self) -> int | None:
-        """The id to stop at; None: none."""
+        """Return the id to stop before, None for no bound."""
         return None
 
     @abstractmethod
@@ -129,7 +127,7 @@ class LogCursor(ABC):
 
     @abstractmethod
     def on_empty(self, until: int | None) -> None:
-        """There was nothing up to there."""
+        """Handle a read that returned no rows before `until`."""
 
     def _on_read(self, future: Future[Rows], until: int | None) -> None:
         if not future.cancelled():  # else the bus is stopping
@@ -154,7 +152,7 @@ class LogCursor(ABC):
 
 
 class TailCursor(LogCursor):
-    """Where all readers are that keep up."""
+    """The cursor of all readers that keep up."""
 
     def __init__(self, following: PushReaders, topic: Topic, at_id: int) -> None:
         super().__init__(following, topic, at_id)
@@ -169,19 +167,19 @@ class TailCursor(LogCursor):
 
     def on_rows(self, rows: Rows) -> None:
         if not self._following.has_push_readers(self):
-            return  # whoever has come since then follows another tail
+            return  # readers that subscribed since then have another tail
         self._following.relay(self, rows)
         self.at_id = _last_id(rows) + 1
         self.admit_joining()
         self._following.forget_senders(self)
 
     def on_empty(self, until: int | None) -> None:
-        if until is not None:  # what was there has been trimmed
+        if until is not None:  # the rows were trimmed
             self.at_id = max(self.at_id, until)
             self.admit_joining()
 
     def admit_joining(self) -> None:
-        """Lets those in whose beginning is reached; a read may have gone beyond it."""
+        """Attach joining readers whose start is reached. A read may have passed their start."""
         while self.joining and self.joining[0][0] <= self.at_id:
             start, party = self.joining.popleft()
             if start == self.at_id:
@@ -192,7 +190,7 @@ class TailCursor(LogCursor):
 
 
 class CatchUpCursor(LogCursor):
-    """A reader on its own, behind the tail."""
+    """The cursor of one reader behind the tail."""
 
     def __init__(
         self, following: PushReaders, tail: TailCursor, party: Connection, at_id: int
@@ -214,7 +212,7 @@ class CatchUpCursor(LogCursor):
         self._reached(_last_id(rows) + 1)
 
     def on_empty(self, until: int | None) -> None:
-        """What was there has been trimmed."""
+        """Skip rows that were trimmed."""
         self._reached(until or 0)
 
     def _reached(self, at_id: int) -> None:
@@ -247,17 +245,17 @@ class PushReaders:
         for topic in durable.topics():
             self.on_bound(topic)
 
-    # --- what the broker reports
+    # --- events from the broker
 
     def on_bound(self, topic: Topic) -> None:
-        """The name is durable now; whoever reads it already follows from here on."""
+        """Handle a new durable topic: existing subscribers of the name read it from its end."""
         name = topic.name.encode()
         self._fanout.set_durable(name, True)
         if self._fanout.subscriber_count(name):
             self._tails[topic.number] = TailCursor(self, topic, self._durable.next_id(topic))
 
     def on_removed(self, topic: Topic) -> None:
-        """It was dropped: its readers stay subscribed to the name, and hear nothing."""
+        """Handle a dropped topic: its readers stay subscribed to the name."""
         name = topic.name.encode()
         tail = self._tails.pop(topic.number, None)
         if tail is not None:
@@ -286,19 +284,19 @@ class PushReaders:
             self._leave(self._tails[topic.number], party)
 
     def on_left(self, party: Connection) -> None:
-        """The party reads nothing any more."""
+        """Handle the end of all subscriptions of a connection."""
         for tail in list(self._tails.values()):
             self._leave(tail, party)
 
     def on_room(self, party: Connection) -> None:
-        """What it missed can be sent now."""
+        """Handle an outbox with room: continue the cursors of its reader."""
         for tail in self._tails.values():
             straggler = tail.behind.get(party)
             if straggler is not None:
                 straggler.read_next()
 
     def on_commit(self, numbers: Iterable[int]) -> None:
-        """These topics have more."""
+        """Handle new messages of these topics."""
         for number in numbers:
             tail = self._tails.get(number)
             if tail is not None and self.has_push_readers(tail):
@@ -307,7 +305,7 @@ class PushReaders:
                     if straggler.wants_more():  # its last read has failed
                         straggler.read_next()
 
-    # --- what cursors ask for
+    # --- used by cursors
 
     def read(
         self, topic: Topic, at_id: int, until: int | None, then: Callable[[Future[Rows]], None]
@@ -321,7 +319,7 @@ class PushReaders:
         )
 
     def has_push_readers(self, tail: TailCursor) -> bool:
-        """Does anybody read the topic by push? A tail that nobody follows is let go."""
+        """Return True if the topic has push readers. A tail without readers is removed."""
         is_current = self._tails.get(tail.topic.number) is tail
         if is_current and not (
             tail.joining or tail.behind or self._fanout.subscriber_count(tail.name)
@@ -332,13 +330,13 @@ class PushReaders:
         return is_current
 
     def is_read_by_push(self, name: bytes) -> bool:
-        """Does anybody read this name's log by push?"""
+        """Return True if the topic of this name has push readers."""
         topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
         tail = self._tails.get(topic.number) if topic is not None else None
         return tail is not None and self.has_push_readers(tail)
 
     def relay(self, tail: TailCursor, rows: Rows) -> None:
-        """To all who keep up; who is full falls behind, and the others go on."""
+        """Send rows to all readers that keep up. A full reader gets its own cursor."""
         for start, end, caller in self.senders.split_by_sender(tail.name, rows):
             with self.senders.sending_as(caller):
                 self._relay_run(tail, rows, start, end)
@@ -365,7 +363,7 @@ class PushReaders:
                 party.outbox.push(data)
 
     def forget_senders(self, tail: TailCursor) -> None:
-        """Who sent what all have heard need not be known any more."""
+        """Forget the senders of messages that all readers have received."""
         behind = tail.behind.values()
         told = [one.at_id for one in behind if self.senders.names_senders(one.party.encoding)]
         self.senders.forget_before(tail.name, min([tail.at_id, *told]))
@@ -374,13 +372,13 @@ class PushReaders:
         self._fanout.attach(party.number, tail.name)
 
     def count(self, topic: Topic) -> int:
-        """How many read it by push."""
+        """Return the number of push readers."""
         tail = self._tails.get(topic.number)
         apart = len(tail.joining) + len(tail.behind) if tail else 0
         return apart + self._fanout.subscriber_count(topic.name.encode())
 
     def log_read_failure(self, topic: Topic, error: PolybusError) -> None:
-        """Its readers hear nothing more until the next commit, when it is tried again."""
+        """Log a failed read. It is retried at the next commit."""
         self._log.warning("following failed", topic=topic.name, reason=str(error))
 
     def _leave(self, tail: TailCursor, party: Connection) -> None:

@@ -1,10 +1,10 @@
-"""A name is one topic, of one kind: how durable ones come to be and go. The loop's alone.
+"""Names of durable topics: creation, change and removal. Used on the loop only.
 
-Making a topic takes a write to disk, for which the loop does not wait. So a name
-is reserved here first, then made by whoever asked, on its own thread, and then
-known to all, or free again. While reserved it counts as durable for everybody
-else; whoever asks for the same name meanwhile waits for the same outcome. In the
-same way a topic is claimed by whoever changes or drops it.
+A name is one topic of one kind. Creating a topic needs a write to disk, for which the loop
+must not wait. So the caller reserves the name here, creates the topic on its own thread,
+then completes or aborts the reservation. A reserved name counts as durable; other callers
+that create it wait for the same outcome. In the same way a caller claims a topic before it
+changes or drops it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from polybus.durable.topic_registry import DurableTopics
     from polybus.model.topic import Topic
 
-CREATOR = "creator"  # a topic's setting: who made it
+CREATOR = "creator"  # the setting of a topic that names its creator
 
 
 class NameReservation:
-    """A name that is being bound, and what becomes of it."""
+    """A reserved name, and the future of its topic."""
 
     def __init__(self, name: str, caller: Identity) -> None:
         self.name = name
@@ -51,10 +51,10 @@ class TopicNames:
         self._is_ephemeral = is_ephemeral
         self._reserved: dict[str, NameReservation] = {}
         self._claimed: set[int] = set()
-        # Who is told of a topic that is there now, and of one that has gone.
+        # Called with a new topic, and with a removed one.
         self.on_bound: list[Callable[[Topic], None]] = []
         self.on_removed: list[Callable[[Topic], None]] = []
-        # Topics that count against their creators: not those that a lowered quota has no room for.
+        # Topics charged to their creators; not those that exceed a lowered quota.
         self._charged = {
             topic.number
             for topic in durable.topics()
@@ -62,7 +62,7 @@ class TopicNames:
         }
 
     def is_durable(self, name: bytes) -> bool:
-        """Is the name bound durable, or about to be?"""
+        """Return True if the name is a durable topic, or reserved for one."""
         text = name.decode("utf-8", "surrogateescape")
         return text in self._reserved or self._durable.find(text) is not None
 
@@ -71,7 +71,7 @@ class TopicNames:
         return creator_of(topic) if topic else None
 
     def check_allowed(self, caller: Identity, verb: str, name: str) -> None:
-        """`Denied` unless the policy lets the caller do this with the topic."""
+        """Raise `Denied` unless the policy allows the caller the verb on the topic."""
         raw = topic_name.check_topic_name(name)
         if not self._policy.allows(caller, verb, raw, self.creator_of(raw), as_admin=True):
             raise Denied(f"the policy does not let {caller.name} {verb} {name}")
@@ -81,7 +81,7 @@ class TopicNames:
             self.check_allowed(caller, verb, name)
 
     def missing_topic_error(self, name: str) -> PolybusError:
-        """What to answer who asks for a durable topic that is not there."""
+        """Return the error for a durable topic that does not exist."""
         if self._is_ephemeral(topic_name.check_topic_name(name)):
             return WrongKind(f"{name} is an ephemeral topic: it lives in memory, and has no log")
         return DoesNotExist(f"there is no durable topic {name!r}")
@@ -95,7 +95,7 @@ class TopicNames:
         return any(self._policy.allows(caller, verb, raw, creator) for verb in verbs)
 
     def reserve(self, caller: Identity, name: str) -> tuple[Topic | NameReservation, bool]:
-        """The topic if it is there; else a reservation, and whether the caller is to fulfil it."""
+        """Return the topic, or a reservation and whether the caller must complete it."""
         raw = topic_name.check_topic_name(name)
         topic = self._durable.find(name)
         if topic is not None:
@@ -111,7 +111,7 @@ class TopicNames:
         return reservation, True
 
     def complete(self, reservation: NameReservation, topic: Topic, next_id: int) -> None:
-        """The topic was made: from now on it is there for everybody."""
+        """Register the new topic of a reservation and call `on_bound`."""
         self._durable.register(topic, next_id)
         self._charged.add(topic.number)
         del self._reserved[reservation.name]
@@ -127,7 +127,7 @@ class TopicNames:
         reservation.outcome.set_exception(error)
 
     def claim(self, caller: Identity, name: str) -> Topic:
-        """A topic for one who may delete it, and who alone changes it until `release`."""
+        """Return a topic that only this caller may change until `release`."""
         self.check_allowed(caller, DELETE, name)
         topic = self._durable.get(name)
         if topic.number in self._claimed:
@@ -136,7 +136,7 @@ class TopicNames:
         return topic
 
     def claim_unused(self, topic: Topic) -> bool:
-        """The same for the bus itself; False if another changes it just now."""
+        """Claim a topic for the bus itself. Returns False if it is claimed."""
         if topic.number in self._claimed:
             return False
         self._claimed.add(topic.number)
@@ -146,7 +146,7 @@ class TopicNames:
         self._claimed.discard(topic.number)
 
     def update(self, topic: Topic) -> None:
-        """Its settings or shards are others now."""
+        """Register changed settings or shards."""
         self._durable.register(topic)
 
     def remove(self, topic: Topic) -> None:
@@ -159,7 +159,7 @@ class TopicNames:
 
 
 def creator_of(topic: Topic) -> Identity:
-    """Who made it, as far as that was known; the bus itself made what names nobody."""
+    """Return the creator of a topic; an empty identity if its settings name none."""
     found = topic.settings.get(CREATOR)
     if not isinstance(found, Mapping):
         return Identity()

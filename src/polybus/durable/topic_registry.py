@@ -1,16 +1,16 @@
-"""Durable topics as the whole bus sees them: by name, and written to by batches.
+"""The registry of durable topics: lookup by name, and production of batches.
 
-Everything here may be called from any thread: the loop's sessions and the native
-port's threads share it. Only `known` and `forget`, which change what a name is,
-are the loop's (see `binding.py`).
+All methods may be called from any thread: sessions on the loop and threads of the native
+port share the registry. Only `register` and `forget`, which change the meaning of a name,
+must be called on the loop (topic_names.py).
 
-Where a topic's ids have got to is known here, from what was committed, so that
-the loop never has to ask the store for it.
+The registry knows the next id of each topic from its commits, so the loop does not have to
+ask the store.
 
-A batch is cut over the topic's open shards by the hash of its keys; what has no
-key goes to one shard a batch, round robin. A topic with `max_bytes` refuses what
-would take it over that, what is on its way to the disk included; its size is
-counted up here and read from the store only when it seems to be reached.
+A batch is split over the open shards of the topic by the hash of its keys; messages without
+a key go to one shard per batch, round robin. A topic with `max_bytes` refuses a batch that
+would exceed it, uncommitted bytes included. The size is counted here, and read from the
+store only when the bound seems to be reached.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from polybus.model.topic import Topic
     from polybus.store.contract import Store
 
-MAX_BYTES = "max_bytes"  # a topic's setting; absent or 0: as much as the disk holds
+MAX_BYTES = "max_bytes"  # a setting of a topic; absent or 0: no bound
 # A topic's setting: what it keeps. `read`: a message goes once everyone has read it.
 KEEP, KEEP_ALL, KEEP_READ = "keep", "all", "read"
 # A topic's setting: it was made by its first subscriber, and goes with its last.
@@ -46,17 +46,17 @@ class DurableTopics:
         self._by_name: dict[str, Topic] = {}
         self._by_number: dict[int, Topic] = {}
         self._sizes: dict[int, int] = {}
-        self._in_flight_bytes: dict[int, int] = {}  # bytes, of topics with max_bytes
+        self._in_flight_bytes: dict[int, int] = {}  # per topic with max_bytes
         self._next_ids: dict[int, int] = {}
         self._lock = Lock()
-        # Another one, since the store is asked under it, and its thread takes the first.
+        # A second lock: it is held during calls of the store, whose thread takes the first.
         self._charging = Lock()
         self._next_shard = count()
         for topic in store.topics():
             self.register(topic, store.bounds(topic.number).next_id)
 
     def register(self, topic: Topic, next_id: int = 0) -> None:
-        """The topic is there, or is now as given."""
+        """Add or replace a topic."""
         self._by_name[topic.name] = topic
         self._by_number[topic.number] = topic
         self._advance(topic.number, next_id)
@@ -68,11 +68,11 @@ class DurableTopics:
         self._next_ids.pop(topic.number, None)
 
     def next_id(self, topic: Topic) -> int:
-        """All messages with lower ids are there for readers."""
+        """Return the next id: all messages with lower ids are visible to readers."""
         return self._next_ids.get(topic.number, 1)
 
     def advance(self, topic: Topic, next_id: int) -> None:
-        """Somebody has read messages up to there: news of their commit may still be on its way."""
+        """Raise the next id after a read: the notice of a commit may arrive later than its rows."""
         self._advance(topic.number, next_id)
 
     def find(self, name: str) -> Topic | None:
@@ -97,7 +97,7 @@ class DurableTopics:
     def produce(
         self, topic: Topic, block: Block, stamp: Stamp | None = None
     ) -> Future[CommitResult]:
-        """Hands a batch to the store: all of it becomes visible at once, or none."""
+        """Submit a batch: all of it becomes visible at once, or none."""
         commit = Commit(appends=self.build_appends(topic, block), stamp=stamp)
         if not topic.settings.get(MAX_BYTES):
             return self.commit(commit)
@@ -112,7 +112,7 @@ class DurableTopics:
         return future
 
     def build_appends(self, topic: Topic, block: Block) -> tuple[Append, ...]:
-        """The batch cut over the topic's open shards. `LimitReached` if it is too much."""
+        """Split a batch over the open shards. Raises `LimitReached` if it exceeds max_bytes."""
         self.reserve_bytes(topic, block.size_bytes)
         shards = topic.open_shards
         parts: Iterable[tuple[int, Block]] = ((0, block),)
@@ -127,7 +127,7 @@ class DurableTopics:
         with self._charging:
             known = self._sizes.get(topic.number)
             if known is None or known + size > limit:
-                # In this order: what arrives in between counts twice rather than never.
+                # In this order: a commit in between is counted twice rather than not at all.
                 known = self._in_flight_bytes.get(topic.number, 0) + self._stored_bytes(
                     topic.number
                 )
@@ -142,7 +142,7 @@ class DurableTopics:
         return sum(shard.size_bytes for shard in self.store.bounds(number).shards)
 
     def add_in_flight(self, topic: Topic, size: int) -> None:
-        """So much is on its way to the disk, or (negative) no longer; of topics with a bound."""
+        """Add to the uncommitted bytes of a topic with max_bytes."""
         self._add_in_flight(topic.number, size)
 
     def _add_in_flight(self, number: int, size: int) -> None:
@@ -154,14 +154,14 @@ class DurableTopics:
                 self._in_flight_bytes.pop(number, None)
 
     def _committed(self, future: Future[CommitResult]) -> None:
-        """On the store's thread."""
+        """Handle a finished commit. Runs on the store's thread."""
         if future.cancelled() or future.exception() is not None:
             return
         for span in future.result().spans:
             self._advance(span.topic, span.first_id + span.count)
 
     def advance_all(self, next_ids: Mapping[int, int]) -> None:
-        """What was committed is there for readers; for who commits by the store itself."""
+        """Note a commit that did not go through `produce`."""
         for number, next_id in next_ids.items():
             self._advance(number, next_id)
 

@@ -279,7 +279,7 @@ def test_what_would_be_decided_and_why(bench):
     default = bench.ask("acl_test", BOB, who="anonymous", action="produce", topic="x")
     assert default == {
         "allowed": True,
-        "why": "no rule speaks of it, and whoever reaches the bus may produce",
+        "why": "no rule speaks of it, and any caller may produce",
         "rule": None,
     }
 
