@@ -93,6 +93,7 @@ class BackgroundTasks:
             return
         settle()
         now = time.monotonic()
+        # Removal comes first: it frees pages, which the merges can use.
         if self._txn_writer.has_removals:
             self._txn_writer.remove_some(STEP_S)
         else:
@@ -100,6 +101,7 @@ class BackgroundTasks:
         self._pause_s = PAUSE_S
         took = time.monotonic() - now
         is_busy = now - self._busy_s < RECENT_S
+        # After a step of 3 ms at a share of 5 % the next one comes after 60 ms.
         self._not_before_s = now + took / SHARE if is_busy else 0.0
 
     def pause(self) -> None:

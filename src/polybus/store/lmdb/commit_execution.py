@@ -39,6 +39,7 @@ def commit(writer: WriterState, commit: Commit, now_ns: int) -> CommitResult:
         repeated = producer_stamps.check_stamp(producer, stamp)
         if repeated is not None:
             return repeated
+    # Nearly all commits are one block: the fast path saves the dicts of the general one.
     if len(appends) == 1 and not (stages or changes):
         committed = _commit_one_block(writer, appends[0], note, now_ns)
     else:
@@ -61,6 +62,7 @@ def _commit_one_block(
     data, count = block
     target = topic, number
     offset, first_id = shard.end, state.next_id
+    # Times of a topic never decrease, even if the wall clock is set back.
     time_ns = max(now_ns, state.time_ns)
     batch.append(target, offset, block, first_id, time_ns)
     shard.end = offset + count
@@ -75,6 +77,7 @@ def _commit_all_parts(writer: WriterState, commit: Commit, now_ns: int) -> Commi
         # A read may fail, so everything is loaded before anything is changed.
         _ = writer.cache.counters
         _check_versions(writer, commit.changes)
+    # All checks come before the first change, so that an error leaves no trace.
     stages = _stages(writer, commit.stages) if commit.stages else {}
     shard_appends = _collect_appends(writer, commit, stages)
 
@@ -85,6 +88,7 @@ def _commit_all_parts(writer: WriterState, commit: Commit, now_ns: int) -> Commi
     time_ns = now_ns
     for shard_append in shard_appends.values():
         time_ns = max(time_ns, shard_append.state.time_ns)
+    # Ids run by topic and shard, which makes the result independent of the order of the request.
     targets = sorted(shard_appends) if len(shard_appends) > 1 else shard_appends
     spans = tuple([_append(writer, target, shard_appends[target], time_ns) for target in targets])
     versions = tuple([_change(writer, change) for change in commit.changes])
@@ -120,6 +124,7 @@ def _collect_appends(
             shard_append = _shard_append(writer, shard_appends, *target)
             shard_append.parts.append(part)
             shard_append.count += part.count
+    # A stage may hold blocks for any number of shards, so the limit can be checked only here.
     request_checks.spans(len(shard_appends))
     return shard_appends
 
@@ -176,6 +181,7 @@ def _mark_changed(
     """Mark the states of shard and topic, which are written once per batch."""
     state.time_ns = time_ns
     ends = writer.batch.ends
+    # Marked once per batch and shard; later commits of the batch change the marked state in place.
     if target not in ends:
         writer.mark_topic(state)
         writer.mark_shard(*target, shard)
@@ -186,6 +192,7 @@ def _change(writer: WriterState, change: RecordChange) -> int:
     key, value, _ = change
     writer.batch.has_record_changes = True
     if value is None:
+        # Version 0 means that there is no record.
         writer.cache.versions[key] = 0
         writer.batch.delete(store_keys.record(key))
         return 0

@@ -38,6 +38,7 @@ class CommitListeners:
         return lambda: (self._listeners.pop(token, None), None)[1]
 
     def notify(self, ends: Sequence[ShardEnd]) -> None:
+        # A copy: a listener may remove itself while it is called.
         for listener in list(self._listeners.values()):
             try:
                 listener(ends)
@@ -65,6 +66,7 @@ class CommitPoller:
             self._thread.join()
 
     def _run(self) -> None:
+        # The first poll always compares: a commit may have come after the ends were read.
         last = -1
         while not self._over.wait(POLL_S):
             try:

@@ -63,6 +63,8 @@ class EntryCursor:
         """
         low, high, best = start, end, start
         middle = end - 1  # tail readers search at the end of the log: probe there first
+        # Offsets of the range are bisected. Each probe reads one entry, and moves the bound past
+        # the whole entry.
         while low < high:
             entry = self.seek(middle)
             if entry is None or entry.first >= high:
@@ -104,6 +106,7 @@ class EntryCursor:
         key = store_keys.log(self.topic, self.shard, offset)
         found = self._cursor.set_range(key)
         if not (found and self._cursor.key() == key):
+            # No entry starts at the offset: the entry before may hold it.
             moved = self._cursor.prev() if found else self._cursor.last()
             before = self._read_entry() if moved else None
             if before is not None and before.end > offset:
@@ -117,6 +120,7 @@ class EntryCursor:
             if place + part.count > start:
                 reached = max(0, start - place)
                 for staged, value in self._staged(part.stage, reached):
+                    # A gap: a staged block before this one is missing.
                     if staged.first > reached:
                         break
                     first, reached = place + staged.first, staged.end
@@ -143,6 +147,7 @@ class EntryCursor:
     def _read_entry(self) -> LogEntry | None:
         self.entry = None
         key, self._value = self._cursor.item()
+        # The cursor has left the log of this shard.
         if not bytes(key).startswith(self._prefix):
             return None
         try:
@@ -163,6 +168,7 @@ class EntryCursor:
     def _locate_error(self, error: StoreFault | lmdb.Error, offset: int) -> PolybusError:
         """Return the error with topic, shard and offset added, unless it has them already."""
         fault = error if isinstance(error, StoreFault) else translate_error(error)
+        # An error that was located by a nested call must not be located twice.
         if fault.__cause__ is not None and isinstance(fault.__cause__, StoreFault):
             return fault
         where = f"topic {self._name!r}, shard {self.shard}, offset {offset}"

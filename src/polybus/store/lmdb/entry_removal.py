@@ -65,6 +65,7 @@ class RemovalStep:
         key = store_keys.upkeep(topic, shard)
         found = self._transaction.get(key)
         removed, packed = stored_values.SHARD_UPKEEP.unpack(found) if found else (0, 0)
+        # Entries before the start are gone, so they count as re-blocked.
         raw = stored_values.SHARD_UPKEEP.pack(removed + self._freed, max(packed, start))
         self._transaction.put(key, raw)
         return done
@@ -89,8 +90,10 @@ class RemovalStep:
                     return False
                 if not whole:
                     return True
+                # Deleting the staged blocks may have moved the cursor.
                 cursor.set_range(store_keys.log(entry.topic, entry.shard, entry.first))
                 cursor.delete()
+                # The bytes of an extent were counted with its staged blocks.
                 self._freed += entry.charged if entry.kind == log_entry.BLOCK else 0
                 if self._is_over:
                     return False

@@ -36,6 +36,7 @@ class Environment:
 
     def __init__(self, path: Path, read_only: bool) -> None:
         self.path = path
+        # Kept, because the path can no longer be resolved once the folder was removed.
         self.resolved = path.resolve()
         self.pid = os.getpid()
         self.read_only = read_only
@@ -99,6 +100,7 @@ class Environment:
 
 def acquire(path: Path, *, read_only: bool) -> Environment:
     """Return the environment of a folder. The last `release` closes it."""
+    # The pid is part of the key: a child of a fork must not use environments of its parent.
     key = os.getpid(), path.resolve()
     with _guard:
         found = _shared.get(key)
@@ -131,6 +133,7 @@ def reopen(environment: Environment) -> None:
     with _guard:
         environment.is_reopening = True
         try:
+            # Closing an environment with open transactions would unmap memory that they read.
             _guard.wait_for(lambda: environment.open_reads == 0)
             environment.lmdb.close()
             environment.open()

@@ -34,6 +34,7 @@ def take(folder: Path) -> None:
             raise _in_use(folder, os.getpid())
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            # The lock of a process does not conflict with itself, so the table was checked first.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             pid = _holder(descriptor)

@@ -79,11 +79,14 @@ class IntervalWriter(StoreWriter):
 
     def _submit_locked(self, future: WriteFuture) -> list[WriteFuture]:
         """Execute a task, or add it to the backlog if too many bytes are gathered."""
+        # While a write fails, a new task could only resolve with a result that may be lost.
         refusal = StoreClosed("the store was closed") if self._queue.closed else self._failure
         if refusal is not None:
             future.set_exception(refusal)
             return []
+        # A batch that cannot be written stays in memory, so it counts as well.
         full = self._gathered_bytes + self._writing_bytes >= MAX_BYTES
+        # A task must not overtake the backlog: tasks of a thread take effect in order.
         if self._backlog or full:
             self._wait_for_room(future)
             return []
@@ -106,6 +109,7 @@ class IntervalWriter(StoreWriter):
             fail_group([future], error)
             return []
         self._gathered_bytes += future.size
+        # A large batch would otherwise grow for the whole interval and then be written at once.
         if self._gathered_bytes >= EARLY_BYTES:
             self._flush_soon()
         elif self._due_s is None:
@@ -219,6 +223,8 @@ class IntervalWriter(StoreWriter):
         with self._changed:
             self._failure = error
             self._due_s = time.monotonic() + self._interval_s
+            # The backlog was not executed, so its futures can fail; those of the batch resolved
+            # already.
             refused = list(self._backlog)
             self._backlog.clear()
             self._backlog_bytes = 0

@@ -100,6 +100,7 @@ class LmdbStore(Store):
         self._txn_writer = TransactionWriter(self._files)
         self._reblocker = Reblocker(self._files, self._txn_writer)
         try:
+            # Leases are not stored: every stage gets its full lease again.
             self._start_leases(state)
             self._reblocker.load()
             tasks = BackgroundTasks(state, self._files, self._txn_writer, self._reblocker)
@@ -154,6 +155,7 @@ class LmdbStore(Store):
         try:
             request_checks.commit(commit)
             size = 0
+            # A loop, because a generator costs more than the one append that most commits have.
             for append in commit.appends:
                 size += len(append.block.data)
             return self._writing().submit(_commit, commit, size)
@@ -287,6 +289,7 @@ class LmdbStore(Store):
     def close(self) -> None:
         if self._closed or os.getpid() != self._pid:
             return
+        # Set first, so that no request is accepted while the writer finishes.
         self._closed = True
         try:
             if self._writer is not None:

@@ -44,6 +44,7 @@ def close_producer(writer: WriterState, name: str, epoch: int) -> None:
 
 def find_producer(writer: WriterState, stamp: Stamp) -> ProducerState:
     """Return the producer of a stamp. Raises `Fenced` if its epoch differs."""
+    # The fast path of every stamped commit: no function call, no read.
     producer = writer.cache.producers.get(stamp.producer)
     if producer is not None and producer.epoch == stamp.epoch:
         return producer
@@ -52,6 +53,7 @@ def find_producer(writer: WriterState, stamp: Stamp) -> ProducerState:
 
 def check_stamp(producer: ProducerState, stamp: Stamp) -> CommitResult | None:
     """Return the first result if the stamp was used before, None if it may be used now."""
+    # The next counter is by far the most frequent case, for dense producers and others.
     if stamp.counter == producer.counter + 1:
         return None
     if stamp.counter <= producer.counter:
@@ -103,6 +105,7 @@ def _resize(writer: WriterState, producer: ProducerState, kept: int) -> None:
     """Rebuild the ring with the newest results that fit."""
     for slot in range(min(producer.slots, producer.kept)):
         writer.batch.delete(store_keys.result(producer.number, slot))
+    # Slots of a ring of another size have other positions, so all results are written again.
     newest = sorted(producer.results.values(), key=stored_values.counter_of)[-kept:]
     producer.results = dict(enumerate(newest))
     for slot, raw in producer.results.items():

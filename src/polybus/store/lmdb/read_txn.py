@@ -104,8 +104,11 @@ class RowCollector:
         reached = start
         for layout, table, first in cursor.blocks(max(0, start - entry.first)):
             low, high = max(0, start - first), min(layout.count, end - first)
+            # Parts are limited one by one, so a slice must not take more rows than its part may.
             if self._by_piece:
                 high = min(high, low + self._enough_rows - self._rows)
+            # Bytes are estimated from the share of messages: exact sizes would need a look at
+            # each.
             if low < high:
                 self._pieces.append(BlockSlice(layout, table, first, cursor.shard, low, high))
                 self._rows += high - low
@@ -113,6 +116,8 @@ class RowCollector:
             else:
                 layout.close()
             reached = min(first + layout.count, end)
+            # The blocks after this one are not opened: their checksums would cost time for
+            # nothing.
             if self.has_enough or reached == end:
                 break
         return reached
@@ -205,6 +210,7 @@ class StoreReader:
         """Return a decoded topic, from the cache if its record did not change."""
         known = self._topics.get(number)
         if known is None or known[0] != raw:
+            # Emptied instead of evicted one by one: it is rebuilt in a few reads.
             if len(self._topics) >= MAX_CACHED:
                 self._topics.clear()
             known = self._topics[number] = raw, stored_values.read_topic(raw)[0]
@@ -264,6 +270,8 @@ class ReadTxn:
 
     def bounds(self) -> tuple[ShardBounds, ...]:
         number = self.topic.number
+        # Bytes appended are in the shard state, which commits write; bytes removed are in the
+        # upkeep record, which background steps write. So the two never conflict.
         removed = {
             store_keys.shard_of_state(key)[1]: stored_values.SHARD_UPKEEP.unpack(raw)[0]
             for key, raw in scan_prefix(self._transaction, store_keys.upkeep_of_topic(number))
@@ -335,6 +343,7 @@ class ReadTxn:
             entry = cursor.next()
 
     def read_all(self, collector: RowCollector, from_id: int, below_id: int) -> Rows:
+        # Ids are assigned in order, so there is nothing to search.
         if from_id >= self.next_id:
             return EMPTY  # the most frequent read of a tail reader, and each shard takes time
         streams = [
@@ -354,6 +363,8 @@ class ReadTxn:
             assert entry is not None
             try:
                 offset = collector.collect(cursor, offset, entry.end)
+                # If the next entry cannot be read, the merge must stop right after the messages
+                # that were collected.
                 first_id = run_table.id_at(entry.runs, offset - 1 - entry.first) + 1
                 if offset == entry.end:
                     entry = cursor.next()
@@ -367,6 +378,7 @@ class ReadTxn:
                 first_id = run_table.id_at(entry.runs, offset - entry.first)
                 heapq.heappush(streams, (first_id, offset, cursor))
         if streams:
+            # Later ids of the collected entries must wait: uncollected messages come before them.
             below_id = min(below_id, streams[0][0])
         rows = collector.rows(self.topic.name, from_id, below_id)
         if fault is not None and not rows.count:
@@ -394,6 +406,7 @@ class ReadTxn:
         cursor = self.open_cursor(shard)
         entry = cursor.seek_last(start, end, before) if start < end else None
         while entry is not None:
+            # The first entry of a shard may be partly trimmed.
             place = max(place_of(entry.runs), start - entry.first)
             if place < entry.count:
                 return entry.first + place, run_table.id_at(entry.runs, place)

@@ -71,6 +71,7 @@ class Reblocker:
             # Readers report the damage. Damaged entries must not be merged.
             with self._txn_writer.transaction() as transaction:
                 done = _ReblockStep(transaction, target, whole).skip_shard()
+        # Removed and added again, so that a shard with much work goes to the end of the line.
         del self._due[target]
         if done:
             self._small.pop(target, None)
@@ -106,6 +107,8 @@ class _ReblockStep:
             EntryCursor(self._transaction, *self._target, f"number {self._target[0]}")
         ) as cursor:
             more = self._collect(cursor, self._first(cursor, done))
+            # At the end of the log a small group waits for more entries, or each would be
+            # rewritten several times.
             if len(self._group) > 1 and (more or self._whole or self._size >= SMALL_BYTES):
                 self._merge(cursor)
             elif not more and not self._whole:
@@ -122,6 +125,7 @@ class _ReblockStep:
         """Return the first entry that may be merged; not one that is trimmed, even partly."""
         start, _ = _range(self._transaction, self._target)
         entry = cursor.seek(max(done, start))
+        # A partly trimmed entry is removed later; merging would bring its trimmed messages back.
         if entry is not None and entry.first < start:
             entry = cursor.next()
         return entry
@@ -142,6 +146,8 @@ class _ReblockStep:
         return entry is not None
 
     def _can_merge(self, entry: LogEntry) -> bool:
+        # A large entry is taken if it completes a small group, which would otherwise stay small
+        # between large ones.
         small = entry.charged < SMALL_BYTES or bool(self._group and self._size < SMALL_BYTES)
         fits = self._size + entry.charged <= MAX_BYTES
         return small and fits and len(entry.parts) <= MAX_STAGED
@@ -167,6 +173,8 @@ class _ReblockStep:
         self._transaction.put(
             store_keys.log(*self._target, first.first), log_entry.encode(merged, block.data)
         )
+        # The merged block has another size: the difference counts as removed, or the size of the
+        # shard would drift.
         self._freed = self._size - block.size_bytes
 
     _freed = 0

@@ -61,6 +61,7 @@ class RecentEntries:
         for target, first, count, value in batch.written:
             if target[0] in batch.altered:
                 continue  # the order of appends and other changes in a batch is unknown here
+            # Large, or a view, which would keep the buffer of its producer in memory.
             if len(value) > MAX_ENTRY_BYTES or not isinstance(value, bytes):
                 self._shards.pop(target, None)
                 continue
@@ -68,6 +69,7 @@ class RecentEntries:
             if self._bytes > MAX_BYTES:
                 self._shards, self._bytes = {}, len(value)
             before = self._shards.get(target, ())
+            # A gap, for example by a published stage: only consecutive entries may stay.
             if before and before[-1].end != first:
                 before = ()
             entry = RecentEntry(target[1], first, first + count, value)
@@ -78,6 +80,7 @@ class RecentEntries:
         found = []
         for part in parts:
             kept = self._shards.get((topic, part.shard))
+            # All parts must be served from here: mixing with LMDB could skip messages.
             if kept is None or not kept[0].first <= part.start < kept[-1].end:
                 return EMPTY
             found.append((part, kept))

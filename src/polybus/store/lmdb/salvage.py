@@ -59,6 +59,7 @@ class RawFile:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # A view, because slices of a mmap would be copies.
         self._view = memoryview(self._map)
 
     def __len__(self) -> int:
@@ -133,6 +134,7 @@ def choose_pieces(pieces: list[SalvagePiece]) -> Iterator[SalvagePiece]:
             following += 1
         covering = [piece for piece in covering if piece.end > at]
         if covering:
+            # Of equally new pieces the longest: a merged block replaces its small parts.
             best = max(covering, key=lambda piece: (piece.time_at(at), piece.end))
             end = _valid_until(best, pieces, following)
             yield best.cut(at, end)
@@ -241,6 +243,7 @@ class _Salvager:
             for first, found in held.items():
                 start = place + first
                 end = start + found.entry.count
+                # An old copy may disagree with the extent: a piece that does not fit is ignored.
                 if end <= extent.count:
                     table = run_table.cut_runs(extent.runs, start, end)
                     at = extent.first
@@ -259,6 +262,7 @@ class _Salvager:
     def _topics(self) -> list[Topic]:
         newest: dict[int, tuple[int, Topic]] = {}
         for topic, revision in self.raw.topics():
+            # The file may hold several versions of a record; the highest revision is the last.
             if revision >= newest.get(topic.number, (0, topic))[0]:
                 newest[topic.number] = revision, topic
         found = {number: topic for number, (_, topic) in newest.items()}
@@ -287,12 +291,14 @@ class _Salvager:
             batch.put(store_keys.shard_state(topic.number, shard), raw)
         batch.put(store_keys.state(topic.number), stored_values.TOPIC_STATE.pack(next_id, time_ns))
         batch.put(store_keys.topic(topic.number), stored_values.encode_topic(topic, topic.number))
+        # Ends of former topics of the name are lost with its record.
         name = NameRecord(topic.number, True, next_id, ())
         batch.put(store_keys.name(topic.name.encode()), stored_values.encode_name(name))
         self._txn_writer.write(batch)
 
     def _finish(self, topics: list[Topic]) -> None:
         numbers = [topic.number for topic in topics]
+        # Numbers of lost topics may be higher, but nothing in the new store refers to them.
         highest = max(numbers, default=0) + 1
         batch = WriteBatch()
         batch.put(store_keys.COUNTERS, StoreCounters(topic=highest, version=highest).encode())

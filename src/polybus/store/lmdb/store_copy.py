@@ -75,6 +75,7 @@ def compact_files(files: StoreFiles, progress: Progress) -> tuple[int, int]:
             written = copy(before, fresh, progress)
             files.move_to(fresh)
         except BaseException:
+            # If CURRENT names the copy already, it must stay.
             if files.current is before:
                 shutil.rmtree(fresh, ignore_errors=True)
             raise
@@ -86,8 +87,10 @@ def copy(environment: Environment, generation: Path, progress: Progress) -> int:
     path = generation / store_files.DATA
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
+        # LMDB copies in one call, with the interpreter lock released.
         with _reporting_growth(path, used_bytes(environment), progress):
             environment.lmdb.copyfd(descriptor, compact=True)
+        # The copy must be on disk before a name or CURRENT refers to it.
         os.fsync(descriptor)
         size = os.fstat(descriptor).st_size
     finally:

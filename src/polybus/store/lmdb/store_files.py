@@ -59,6 +59,7 @@ def current_generation(path: Path) -> Path:
         text = ""
     title, _, name = text.strip().partition("\n")
     kind, _, version = title.rpartition(" ")
+    # The name is used as a path, so it must not lead outside of the folder.
     if kind != _TITLE or not _GENERATION.fullmatch(name):
         raise WrongFormat(f"{path / CURRENT} was not written by polybus")
     if version != str(FORMAT_VERSION):
@@ -82,12 +83,15 @@ def prepare(path: Path, fill: Callable[[Path], None]) -> Path:
     """
     if not (path / CURRENT).exists():
         found = _generations(path)
+        # One generation without CURRENT is a creation that was interrupted before its last step.
+        # With several, the current one is unknown, and guessing could lose commits.
         if len(found) > 1:
             raise Damaged(
                 f"{path / CURRENT} is missing, and {len(found)} generations exist; use salvage"
             )
         switch_generation(path, found[0] if found else _create_first(path, fill))
     used = current_generation(path)
+    # Safe, because the caller owns the folder and CURRENT is on disk.
     for other in _generations(path):
         if other != used:
             shutil.rmtree(other, ignore_errors=True)
@@ -121,6 +125,7 @@ def next_generation(used: Path) -> Path:
 def switch_generation(path: Path, used: Path) -> None:
     """Make a generation current. Its files must be on disk already."""
     sync_folder(used)
+    # Written under another name and renamed: CURRENT is never missing or partly written.
     fresh = path / (CURRENT + ".new")
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -216,6 +221,7 @@ class StoreFiles:
                 self._used = before if named_before else self._used
                 raise
         environment.release(before)
+        # Readers that still have it open keep their mapping; the next owner removes leftovers.
         shutil.rmtree(before.path, ignore_errors=True)
 
     def reopen(self) -> None:
@@ -230,6 +236,7 @@ class StoreFiles:
             folder_ownership.release(self.path)
 
     def _enter_current(self) -> Environment:
+        # The environment may be closed between the two steps if a compaction replaces it.
         while not (used := self._used).enter():
             with self._lock:  # wait for the change of generation
                 if used is self._used:
@@ -239,6 +246,7 @@ class StoreFiles:
     def _take_ownership(self) -> None:
         with translated_errors():
             make_folder(self.path)
+            # Before anything is opened: only the owner may repair or clean up the folder.
             folder_ownership.take(self.path)
         try:
             with translated_errors():
@@ -267,6 +275,8 @@ class StoreFiles:
                 try:
                     self._open(generation)
                 except PolybusError:
+                    # If CURRENT did not change, the error is real; otherwise the owner removed the
+                    # generation meanwhile.
                     if current_version(self.path) == seen:
                         raise
                 else:
@@ -285,6 +295,7 @@ class StoreFiles:
 
     def _follow(self) -> None:
         try:
+            # One stat call per read is the whole cost of following the owner.
             same = current_version(self.path) == self._seen
         except FileNotFoundError:
             return

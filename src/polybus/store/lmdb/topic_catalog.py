@@ -54,10 +54,12 @@ def drop(writer: WriterState, name: str) -> None:
     before = writer.cache.name(raw)
     ends = [writer.cache.shard(state, shard).end for shard in state.topic.shards]
     floors = before.ends if before else ()
+    # A former topic of the name may have had more shards, or longer ones.
     highest = tuple(max(pair) for pair in zip_longest(ends, floors, fillvalue=0))
     _put_name(writer, raw, NameRecord(number, False, state.next_id, highest))
     writer.forget_topic(number)
     writer.batch.altered.add(number)
+    # Commits of the same batch must not be reported: no listener can read a dropped topic.
     for target in [target for target in writer.batch.ends if target[0] == number]:
         del writer.batch.ends[target]
     writer.batch.delete(store_keys.topic(number))
@@ -73,6 +75,7 @@ def trim(writer: WriterState, topic: int, before: Mapping[int, int]) -> None:
     }
     for number, offset in before.items():
         shard = shards[number]
+        # An offset after the end trims everything that is there, and not what comes later.
         start = min(offset, shard.end)
         if start > shard.start:
             shard.start = start

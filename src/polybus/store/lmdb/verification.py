@@ -48,6 +48,7 @@ def verify(path: Path, progress: Progress = no_progress) -> VerifyReport:
     store_files.current_generation(path)  # raises if it is missing or of another format
     command = [sys.executable, "-m", __name__, str(path)]
     report, where = VerifyReport(), "the beginning"
+    # The same interpreter and module, so that the child runs the same version.
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stderr is not None
@@ -129,6 +130,7 @@ class StoreVerifier:
             self._pages()
             with self._reporting_faults("values"):
                 self._values()
+            # Each topic on its own: a damaged one must not hide the faults of the others.
             for raw in self._topics():
                 with self._reporting_faults("a topic"):
                     self._topic(stored_values.read_topic(raw)[0].number)
@@ -146,6 +148,7 @@ class StoreVerifier:
             verify_pages = import_module("lmdb.verify").verify
         except ImportError:
             return
+        # The check needs a file that does not change while it runs.
         if folder_ownership.owner(self._path) is None:
             for fault in verify_pages(str(self._files.current.path)):
                 self._reporter.fault(f"pages of the store are damaged: {fault}")
@@ -234,6 +237,7 @@ class ShardVerifier:
                 return None
             start, end, _ = stored_values.SHARD_STATE.unpack(raw)
             next_id, _ = stored_values.TOPIC_STATE.unpack(state)
+            # The owner may have trimmed the shard since the last step.
             at = max(at, start)
             size = 0
             with closing(EntryCursor(transaction, topic, shard, self._name)) as cursor:
@@ -272,6 +276,7 @@ class ShardVerifier:
                 self._reporter.fault(f"{where}: ids or times decrease")
             if first_id + count > next_id:
                 self._reporter.fault(f"{where}: ids exceed the next id of the topic")
+            # Compared with the next run, also across steps and entries.
             self._last = first_id + count - 1, time_ns
 
     def _blocks(self, cursor: EntryCursor, entry: LogEntry, at: int) -> int:

@@ -57,12 +57,14 @@ class EntryBuilder:
         data, count = block
         size, total = self.size + len(data), self.count + count
         large = size > MERGED_BYTES or total > MERGED_MESSAGES
+        # A large block stays alone: copying it into a merged one costs more than it saves.
         if self.blocks and (large or self.is_closed or len(data) >= SMALL_BYTES):
             return False
         self.is_closed = len(data) >= SMALL_BYTES
         self.blocks.append(data)
         self.size, self.count = size, total
         runs = self.runs
+        # Consecutive ids of one time extend the last run.
         if runs and runs[-1][1] == timestamp_ns and runs[-1][0] + runs[-1][2] == first_id:
             runs[-1][2] += count
         else:
@@ -117,6 +119,7 @@ class WriteBatch:
         self.puts[key] = value
 
     def delete(self, key: bytes) -> None:
+        # The last change of a key wins: a put before this delete must not be written.
         self.puts.pop(key, None)
         self.deletes.add(key)
 
@@ -136,6 +139,7 @@ class WriteBatch:
         self, target: Target, offset: int, parts: list[StagePart], run: tuple[int, int]
     ) -> None:
         """Append an extent to a shard: the blocks that the stages of the parts hold for it."""
+        # The extent comes after the blocks, so their entry is complete.
         if target in self._tails:
             self._full.append((target, self._tails.pop(target)))
         count = sum(part.count for part in parts)
@@ -163,6 +167,7 @@ class WriteBatch:
         for key in self.deletes:
             transaction.delete(key)
         with transaction.cursor() as cursor:
+            # In key order, LMDB fills pages one after the other and splits fewer of them.
             for piece in _pieces(sorted(self.puts.items())):
                 cursor.putmulti(piece)
 

@@ -34,6 +34,7 @@ class TransactionWriter:
         self.has_removals = True  # the last owner may have left some
 
     def write(self, batch: WriteBatch) -> None:
+        # Before the transaction begins: encoding takes long and needs no lock of LMDB.
         batch.encode_blocks()
         with self.transaction() as transaction:
             batch.write(transaction)
@@ -88,6 +89,7 @@ class WriteTxn:
 
     def _failed(self, error: lmdb.Error) -> Exception:
         if isinstance(error, lmdb.PanicError):
+            # Every later transaction of this environment would fail, too.
             self._files.reopen()
             return Damaged(f"LMDB gave up the environment; it was reopened: {error}")
         if os.strerror(errno.EIO) in str(error) and self._room_bytes() < SHORT_OF_ROOM_BYTES:

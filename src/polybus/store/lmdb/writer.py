@@ -81,11 +81,14 @@ class StoreWriter:
         # Dequeued while a group was taken, but not part of it: runs after the group.
         self._exclusive: WriteFuture | None = None
         self._max_bytes = GROUP_BYTES
+        # The callbacks run on its thread: they must not touch state that only the writer thread
+        # may change.
         self._committer = BackgroundCommitter(self._write_batch, self._resolve_all, self._wake)
         self._has_background_commit = False  # submitted and not yet waited for
         self._foreground_count: Callable[[], int] = int
         self._foreground_seen = 0
         self.flush_count = 0  # used by interval durability alone
+        # A daemon, so that a program that forgets to close its store can still exit.
         self._thread = threading.Thread(target=self._run, name="polybus-store", daemon=True)
 
     def start(self) -> None:
@@ -135,11 +138,13 @@ class StoreWriter:
     def _run(self) -> None:
         while True:
             self._queue.wait(self._wait_s())
+            # Decided once per group: the limit must not change while it is filled.
             self._max_bytes = self._group_limit()
             group: list[WriteFuture] = []
             self._take_group(group)
             if group:
                 self._process_group(group)
+            # An exclusive task was queued after the group, so it must run after it.
             exclusive, self._exclusive = self._exclusive, None
             if exclusive is self._end:
                 self._settle_all()
@@ -158,6 +163,7 @@ class StoreWriter:
             first = self._queue.pop()
             if first is None:
                 break
+            # It ends the group: it needs a store without a transaction in flight.
             if first.alone or first is self._end:
                 self._exclusive = first
                 break
@@ -184,10 +190,14 @@ class StoreWriter:
             batch = self.state.take_batch()
             self._tasks.note_batch(batch)
             if self._is_background_commit(batch) and self._committer.ensure_started():
+                # Encoding needs the interpreter, so the other thread, which is for the disk, would
+                # not run beside this one.
                 batch.encode_blocks()
                 self._has_background_commit = True
                 self._committer.submit_work(CommitWork(batch, executed, group))
                 return
+            # CPU time of this thread, not wall time: only its own work disturbs the foreground,
+            # not the wait for the disk.
             began_s = time.thread_time()
             self._write_batch(batch)
         except BaseException as error:
@@ -238,6 +248,8 @@ class StoreWriter:
     def _on_group_failed(self, group: list[WriteFuture], error: BaseException) -> None:
         """Roll back a failed group. No other batch may be in flight."""
         self.state.rollback()
+        # An expected error (a full disk) concerns all of the group. An unexpected one is probably
+        # caused by a single task, which the others must not fail for.
         if isinstance(error, PolybusError) or len(group) == 1:
             fail_group(group, error)
         else:
@@ -252,6 +264,7 @@ class StoreWriter:
     def _on_committed(self) -> None:
         """Confirm the batch that is on disk now."""
         self.state.leases.confirm()
+        # With an empty batch nothing depends on the cache, so tables may be dropped.
         if not self.state.batch:
             self.state.cache.shrink()
 
@@ -260,6 +273,7 @@ class StoreWriter:
     def _write_batch(self, batch: WriteBatch) -> None:
         if batch:
             self._txn_writer.write(batch)
+            # Listeners and the cache of recent entries need only changes of topics.
             if batch.ends or batch.altered:
                 self._on_visible(batch)
 
@@ -289,9 +303,12 @@ class StoreWriter:
         try:
             expired = self._tasks.expiry_task()
             if expired:
+                # Expired stages are collected by an ordinary task, so that it is atomic and rolled
+                # back like any other.
                 collected = WriteFuture(expired)
                 self._process_group([collected], alone=True)
                 collected.result()
+            # Under constant load a batch is always in flight and the cache would never shrink.
             if self.state.cache.is_large:
                 self._settle_all()
             self._tasks.run_step(busy, self._settle_all)

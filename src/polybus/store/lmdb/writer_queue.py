@@ -42,7 +42,9 @@ class WriterQueue(Generic[T]):
         self._items: deque[T] = deque()
         self._bytes = 0
         self._closed = False
+        # Items at which a producer wakes the writer.
         self._enough = 1
+        # Items that the writer waits for after the first one.
         self._expected = 1
         self._lock = Lock()
         self._wakeup = Lock()  # held until a producer releases it
@@ -99,14 +101,17 @@ class WriterQueue(Generic[T]):
     def expect(self, count: int) -> None:
         """Note that `count` futures resolved, whose producers may submit again."""
         with self._lock:
+            # Items that are queued already belong to other producers, so they come on top.
             self._expected = count + len(self._items)
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait for an item, and then for most of the expected ones."""
+        # A single producer is never waited for: it would add its own wait to each commit.
         if not self._wait_for(1, timeout_s) or self._expected <= 1:
             return
         seen = 0
         for _ in range(MAX_POLLS):
+            # No item arrived within one poll: the rest may not come at all.
             if len(self._items) <= seen:
                 return
             seen = len(self._items)
@@ -116,6 +121,7 @@ class WriterQueue(Generic[T]):
     def pop(self) -> T | None:
         """Return the first item or None. Its bytes count until `release_bytes`."""
         try:
+            # Popping from a deque is atomic, so the writer needs no lock here.
             return self._items.popleft()
         except IndexError:
             return None

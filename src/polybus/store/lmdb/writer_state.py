@@ -59,6 +59,7 @@ class StageLeases:
 
     def rollback(self) -> None:
         """Restore the leases that unwritten batches ended."""
+        # Newer values win: a lease that was renewed after a batch ended it keeps the renewal.
         self._ends = self._leaving | self._ended | self._ends
         self._leaving, self._ended = {}, {}
 
@@ -165,6 +166,7 @@ class StateCache:
     def topic(self, number: int) -> TopicState:
         found = self.topics.get(number)
         if found is None:
+            # None in the table means dropped; absent means not loaded.
             if number in self.topics:
                 raise DoesNotExist(f"topic number {number} was dropped")
             found = self.topics[number] = self._load_topic(number)
@@ -224,6 +226,7 @@ class StateCache:
             number, epoch, counter, dense, kept = stored_values.PRODUCER.unpack(found)
             producer = ProducerState(number, epoch, counter, bool(dense), kept)
             found = [transaction.get(store_keys.result(number, slot)) for slot in range(kept)]
+            # The newest result is not marked in the store: it is the one with the highest counter.
             listed = [
                 (stored_values.counter_of(value), slot, bytes(value))
                 for slot, value in enumerate(found)
@@ -244,6 +247,7 @@ class StateCache:
                 return None
             stage = StageState(*stored_values.STAGE.unpack(found))
             for key, value in scan_prefix(transaction, store_keys.stage(number)):
+                # The prefix also matches the record of the stage itself.
                 if len(key) > len(store_keys.stage(number)):
                     stage.holds[store_keys.target_of_stage(key)] = stored_values.STAGE_SHARD.unpack(
                         value
@@ -287,12 +291,14 @@ class WriterState:
         self.batch.topics.add(number)
         self.cache.topics[number] = None  # the disk may still have it, so it must not be loaded
         self._topics.pop(number, None)
+        # A list, because the dict changes in the loop.
         for target in [target for target in self._shards if target[0] == number]:
             del self._shards[target]
 
     def take_batch(self) -> WriteBatch:
         """Complete and return the batch. The next changes go to a new one."""
         batch = self.batch
+        # Encoded here, once per batch, however many commits changed the state.
         for number, state in self._topics.items():
             batch.put(
                 store_keys.state(number),
@@ -304,6 +310,7 @@ class WriterState:
         if self._counted:
             batch.put(store_keys.COUNTERS, self.cache.counters.encode())
         self.batch = WriteBatch()
+        # Leases that this batch ended must come back if it fails.
         self.leases.mark_in_flight()
         self._clear()
         return batch

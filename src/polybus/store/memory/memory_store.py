@@ -63,6 +63,7 @@ class SharedNamespace:
         self.writer.submit(int).result()
         with self.lock:
             self._users -= 1
+            # Under the lock, so that `join` cannot revive a namespace whose thread ends.
             self._over = self._users == 0
         if self._over:
             self.writer.shutdown()
@@ -219,6 +220,7 @@ class MemoryStore(Store):
                 return
             self._closed = True
         self._space.leave()
+        # After `leave`: the last commits are still reported.
         for token in self._watching:
             self._space.listeners.pop(token, None)
 

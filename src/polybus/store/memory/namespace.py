@@ -78,6 +78,7 @@ class Namespace:
         log = self._log_by_name(name)
         ends = [shard.end for shard in log.shards]
         before = self._tombstones.get(name, Tombstone())
+        # A former topic of the name may have had more shards.
         ends += before.ends[len(ends) :]
         self._tombstones[name] = Tombstone(log.next_id, ends)
         del self._names[name], self._logs[log.topic.number]
@@ -107,6 +108,7 @@ class Namespace:
         first = self.producers.check_stamp(commit.stamp) if commit.stamp else None
         if first is not None:
             return first
+        # From here on everything is checked; after the two checks nothing can fail.
         appends = self._check_appends(commit)
         self._check_changes(commit.changes)
         spans, timestamp_ns = self._append(appends)
@@ -138,6 +140,7 @@ class Namespace:
 
     def _append(self, appends: Sequence[Append]) -> tuple[tuple[Span, ...], int]:
         logs = [self.log(append.topic) for append in appends]
+        # Times of a topic never decrease, even if the wall clock is set back.
         timestamp_ns = max([self._wall_ns(), *(log.timestamp_ns for log in logs)])
         spans: dict[tuple[int, int], Span] = {}
         for log, (topic, shard, block) in zip(logs, appends, strict=True):
