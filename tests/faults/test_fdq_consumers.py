@@ -1,4 +1,4 @@
-"""Consumers under faults of the bus and of their own processes, one fault at a time."""
+"""Consumers under single faults of the bus and of their own processes."""
 
 import signal
 import subprocess
@@ -17,7 +17,7 @@ from tests.rig.observer import until
 
 PATIENCE_S = 60
 QUICK: dict[str, Any] = {"heartbeat_s": 0.1, "dead_s": 1.0}
-# Whose calls give up soon, so that it is the consumer who has to try again.
+# Short client timeouts, so that the consumer itself must retry.
 HASTY: dict[str, Any] = {
     "dead_s": 120.0,
     "options": ClientOptions(connect_timeout_s=0.1, last_backoff_s=0.05),
@@ -63,7 +63,7 @@ def acked(url, topic):
 @pytest.mark.sabotage("acks-forgotten", expects="in vain: all is acked")
 @pytest.mark.parametrize("ends", ["kill", "stop"])
 def test_consumers_survive_a_restart_of_the_bus(bus, ends):
-    """With their epochs, and without doing over what they had done."""
+    """They keep their epochs and repeat no finished run."""
     seen, lock, go_on = [], threading.Lock(), threading.Event()
 
     def handle(envelope):
@@ -117,7 +117,7 @@ def test_failures_survive_a_restart_of_the_bus(bus):
 
 @pytest.mark.sabotage("care-off", expects="it goes on killing")
 def test_message_that_kills_its_consumers_becomes_a_dead_letter(bus):
-    """It is not told of at its first run; from its second on it counts."""
+    """Its first run is not reported; its later runs count."""
     produce(bus.url, "t", ("k", b"killer"), ("k", b"good"))
     deaths, words = 0, []
     while True:
@@ -143,7 +143,7 @@ def test_message_that_kills_its_consumers_becomes_a_dead_letter(bus):
 
 @pytest.mark.sabotage("care-off", expects=r"assert 1 in \(2, 3\)")
 def test_suspect_messages_run_guarded_and_do_not_count_as_failed(bus):
-    """Only the one that ran when it died may have failed."""
+    """Only the message that ran when the consumer died may have failed."""
     produce(bus.url, "t", ("k", b"slow"), *(("k", b"%d" % n) for n in range(20)))
     one = child(bus, "t", "one")
     assert one.stdout.readline().split() == ["slow", "1"]
@@ -153,7 +153,7 @@ def test_suspect_messages_run_guarded_and_do_not_count_as_failed(bus):
     with fdq.Consumer(bus.url, **QUICK) as consumer:
         consumer.consume("t", "two", lambda envelope: seen.append(envelope))
         until(lambda: acked(bus.url, "t") == 21, "all is done")
-    assert seen[0].delivery in (2, 3)  # 3 if the bus was told that it ran
+    assert seen[0].delivery in (2, 3)  # 3 if its run was reported
     assert [one.delivery for one in seen[1:]] == [2] * 20
     stats = fdq.stats(bus.url, "t")["all"]
     assert (stats["dead_lettered"], stats["redelivered"]) == (0, 21)
@@ -192,7 +192,7 @@ def test_consumer_can_be_closed_while_reporting_to_an_unreachable_bus(bus, monke
     first.consume("t", "one", handle)
     assert began.wait(PATIENCE_S)
     began.clear()
-    second.consume("t", "one", handle)  # takes over: what the first had is run with care
+    second.consume("t", "one", handle)  # takes over; the messages of the first are suspect
     assert began.wait(PATIENCE_S)
     bus.kill()
     may_end.set()

@@ -1,7 +1,7 @@
-"""FDQ's producers under kills: of the bus, of themselves, and of a bus inside their process.
+"""FDQ producers under kills: of the bus, of themselves, and of an in-process bus.
 
-What was answered is there once and in the order of its key; a batch is whole or absent;
-whoever was taken over while it stood still is told so, and changes nothing any more.
+Every acknowledged message is stored once, in key order. A batch is complete or absent. A
+producer that was taken over while it was stopped is fenced and changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIVES = 4
 
 
 class Writer:
-    """Numbers under a few keys, alone and by the batch, until it is told to stop."""
+    """Produces numbers under a few keys, alone and in batches, until it is stopped."""
 
     def __init__(self, url: str, number: int, name: str | None, progress: Progress) -> None:
         self._url = url
@@ -75,7 +75,7 @@ class Writer:
         return producer.produce_batch(TOPIC, batch, wait=False)
 
     def _message(self, batch: int) -> tuple[str, bytes]:
-        """Its key, and: who, which number, which batch (0 if it is alone)."""
+        """Return the key, and: writer, number, batch (0 if single)."""
         number, self.sent = self.sent, self.sent + 1
         return f"{self.number}-{number % KEYS}", b"%d %d %d" % (self.number, number, batch)
 
@@ -84,7 +84,7 @@ class Writer:
 
 
 class Progress:
-    """How many were answered, of all writers together."""
+    """Return the number of acknowledged messages of all writers."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -134,7 +134,7 @@ def check(url: str, writers: list[Writer]) -> None:
 
 
 def kill_the_bus(kills: int) -> int:
-    """How much had arrived though nobody heard of it."""
+    """Return the number of stored messages without an acknowledgement."""
     choices = random.Random(11)
     with NativeBus() as bus:
         progress = Progress()
@@ -166,9 +166,9 @@ def test_producers_survive_hundreds_of_kills() -> None:
     assert kill_the_bus(SOAK_KILLS)
 
 
-# --- a producer is killed, and its name lives on
+# --- a named producer is killed
 
-# Goes on where the topic ends: nobody older of the name can add to it any more.
+# Continues at the end of the topic: older producers of the name are fenced.
 PROGRAM = """
 import sys
 from polybus import errors, fdq
@@ -217,11 +217,11 @@ class Child:
         self._process.send_signal(number)
 
     def rest(self) -> list[str]:
-        """All that it still says, until it ends."""
+        """Return its remaining output, until it ends."""
         return self._out.read().splitlines()
 
     def last_word(self) -> str:
-        """What it says in the end; if it goes on all the same, what it says then."""
+        """Return its final output; if it continues, the output after that."""
         for _ in range(20):
             words = self._out.readline().split()
             if not words or words[0] != "stored":
@@ -232,7 +232,7 @@ class Child:
         return "stored"
 
     def kill(self) -> None:
-        """What it had said by then counts."""
+        """Return the output before the kill."""
         self._process.kill()
         for words in map(str.split, self.rest()):
             if words and words[0] == "stored" and len(words) == 2:
@@ -285,7 +285,7 @@ def test_producer_taken_over_while_stopped_is_fenced() -> None:
         check_numbers(numbers(bus.url), newer.stored)
 
 
-# --- a bus inside the process that is killed
+# --- an in-process bus is killed
 
 
 @pytest.mark.sabotage("keep-nothing", expects="the producer has ended")

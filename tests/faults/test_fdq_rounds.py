@@ -1,9 +1,9 @@
-"""FDQ under all that may happen: consumers, producers and the bus are stopped, killed, paused.
+"""FDQ under random faults: consumers, producers and the bus are stopped, killed and paused.
 
-Each round ends when everything that was produced is acked; then the checker compares what
-the clients wrote down with what is there: nothing lost, nothing twice, the order of each
-key unbroken, nothing visible that was refused, nothing accepted from those who had lost
-their shard, and stats that are what a recount gives.
+Each round ends when every produced message is acked. Then the checker compares the journals of
+the clients with the content of the bus: no message is lost or duplicated, every key is in
+order, refused messages are invisible, fenced members have changed nothing, and the stats equal
+a recount.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.rig.fdq.settings import (
 from tests.rig.fdq.verdict import Verdict
 from tests.rig.fdq.workload import Workload
 
-DEEDS = 5
+FAULTS = 5
 KILLS, MOST_KILLS = 3, 12
 PAUSES, MOST_PAUSES = 2, 20
 SOAK_S, SABOTAGED_S = 300.0, 60.0
-UNHURRIED = {"handler_timeout_s": 120.0}  # a run ends in its time, whoever stands still
+UNHURRIED = {"handler_timeout_s": 120.0}  # long: a run must not time out on a stopped machine
 
 
 def workload(tmp_path: Path, settings: Settings) -> Workload:
@@ -67,9 +67,9 @@ def test_resumed_consumers_change_nothing(tmp_path, sabotaged):
 
 @pytest.mark.timeout(170)
 def test_consumers_join_leave_and_are_killed(tmp_path):
-    with workload(tmp_path, Settings(deeds=TO_CONSUMERS)) as work:
+    with workload(tmp_path, Settings(faults=TO_CONSUMERS)) as work:
         work.start()
-        work.disturb(DEEDS)
+        work.disturb(FAULTS)
         judged(work)
 
 
@@ -77,7 +77,7 @@ def test_consumers_join_leave_and_are_killed(tmp_path):
 @pytest.mark.sabotage("repeats-off", expects=r"\d times among the outputs")
 @pytest.mark.timeout(170)
 def test_bus_is_killed_under_all_clients(tmp_path, sabotaged):
-    """Every other time once a transaction was done, and before it was answered."""
+    """Every other time after a transaction was committed and before it was answered."""
     settings = Settings(mix=CALM, is_relayed=True, orders=UNHURRIED)
     with workload(tmp_path, settings) as work:
         work.start()
@@ -91,12 +91,12 @@ def test_bus_is_killed_under_all_clients(tmp_path, sabotaged):
 
 
 def test_counts_are_exact_without_kills(tmp_path):
-    mix, deeds = {PLAIN: 6, MOVED: 3, FLAKY: 1}, {START: 1, STOP: 1}
-    orders = {"dead_s": 120.0, "work_s": 0.03, **UNHURRIED}  # shards are drained, and it shows
-    settings = Settings(mix=mix, deeds=deeds, orders=orders, is_exact=True)
+    mix, faults = {PLAIN: 6, MOVED: 3, FLAKY: 1}, {START: 1, STOP: 1}
+    orders = {"dead_s": 120.0, "work_s": 0.03, **UNHURRIED}  # long enough that draining is visible
+    settings = Settings(mix=mix, faults=faults, orders=orders, is_exact=True)
     with workload(tmp_path, settings) as work:
         work.start()
-        work.disturb(DEEDS, most_done=60)
+        work.disturb(FAULTS, most_done=60)
         verdict = judged(work)
     assert sum(shard.redelivered for shard in verdict.found.shards)
 
@@ -104,7 +104,7 @@ def test_counts_are_exact_without_kills(tmp_path):
 @pytest.mark.timeout(170)
 def test_handlers_that_raise_hang_and_exit(tmp_path):
     mix = {PLAIN: 200, FLAKY: 20, POISON: 5, SLOW: 2, EXIT: 2}
-    settings = Settings(mix=mix, producers=0, deeds={})
+    settings = Settings(mix=mix, producers=0, faults={})
     with workload(tmp_path, settings) as work:
         work.start()
         work.produce("w0", most_messages=200)
@@ -119,8 +119,8 @@ def test_handlers_that_raise_hang_and_exit(tmp_path):
 @pytest.mark.sabotage("stamps-off", expects=r"\d times in the topic")
 @pytest.mark.timeout(3000)
 def test_all_faults_for_minutes(tmp_path, sabotaged, capsys):
-    deeds = {**TO_ALL, KILL_UNHEARD: 1}
-    settings = Settings(deeds=deeds, is_relayed=True)
+    faults = {**TO_ALL, KILL_UNHEARD: 1}
+    settings = Settings(faults=faults, is_relayed=True)
     with workload(tmp_path, settings) as work:
         work.start()
         disturb_for(work, SABOTAGED_S if sabotaged else SOAK_S)
@@ -132,7 +132,7 @@ def test_all_faults_for_minutes(tmp_path, sabotaged, capsys):
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_many_deaths_over_few_shards(tmp_path):
-    settings = Settings(shards=2, consumers=5, deeds={KILL: 3, KILL_BUS: 1, PAUSE: 1})
+    settings = Settings(shards=2, consumers=5, faults={KILL: 3, KILL_BUS: 1, PAUSE: 1})
     with workload(tmp_path, settings) as work:
         work.start()
         disturb_for(work, SOAK_S / 2)
@@ -143,7 +143,7 @@ def test_many_deaths_over_few_shards(tmp_path):
 @pytest.mark.timeout(3000)
 def test_arrow_batches_are_acked_once(tmp_path):
     orders = {"batch": True, "pause_s": 0.005}
-    with workload(tmp_path, Settings(mix={PLAIN: 1}, deeds=TO_ALL, orders=orders)) as work:
+    with workload(tmp_path, Settings(mix={PLAIN: 1}, faults=TO_ALL, orders=orders)) as work:
         work.start()
         disturb_for(work, SOAK_S / 2)
         judged(work)

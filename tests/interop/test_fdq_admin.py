@@ -1,4 +1,4 @@
-"""`polybus topic stats` and `polybus inspect`, as typed, on a real bus and on its files."""
+"""`polybus topic stats` and `polybus inspect` on a running bus and on its files."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def polybus(bus, monkeypatch, capsys) -> Call:
 
 @pytest.fixture
 def orders(bus, request) -> str:
-    """A topic of two shards with five messages; one of them was trimmed."""
+    """A topic of two shards and five messages, of which one was trimmed."""
     name = str(request.node.name)
     with bus.client() as client, client.producer() as producer:
         client.create_topic(name, shards=2)
-        for at, key in enumerate(["é", "é", "a", "a"]):  # two to each shard
+        for at, key in enumerate(["é", "é", "a", "a"]):  # two in each shard
             producer.produce(name, [b"body %d" % at], keys=[key]).result()
         producer.produce(name, [b"\xff\x00" * 50], keys=["customer-7"]).result()
         client.trim(name, {0: 1})

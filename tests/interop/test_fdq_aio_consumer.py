@@ -1,4 +1,4 @@
-"""The async twin: coroutines as handlers, on the loop that asked for them."""
+"""The async consumer: coroutines as handlers, on the caller's event loop."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ QUICK: dict[str, Any] = {"first_backoff_s": 0.005, "last_backoff_s": 0.02}
 
 @pytest.fixture(autouse=True)
 def bus():
-    """One bus for the clients of a test."""
+    """An in-process bus, shared by the clients of a test."""
     with fdq.Producer(URL) as producer:
         yield producer
 

@@ -1,4 +1,4 @@
-"""`polybus fdq produce` and `replay`, as one types them: on a real bus, and on a folder."""
+"""`polybus fdq produce` and `replay` on a running bus and on a folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @contextmanager
 def typed(data: bytes, folder: Path) -> Iterator[None]:
-    """Stdin is this."""
+    """Replace stdin."""
     (folder / "stdin").write_bytes(data)
     kept = os.dup(0)
     with (folder / "stdin").open("rb") as file:
@@ -58,7 +58,7 @@ class Done(NamedTuple):
 def polybus(
     url: str, tmp_path: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Done]:
-    """The command, in this process: starting one takes longer than what it does."""
+    """Run the command in this process, because starting one takes longer than the command."""
     monkeypatch.setenv("POLYBUS_URL", url)
 
     def call(*args: str, stdin: bytes = b"", code: int = 0) -> Done:
@@ -160,7 +160,7 @@ def test_follow_ends_with_ctrl_c(bus: NativeBus, topic: str, tmp_path: Path) -> 
 
 
 def test_help_imports_no_heavy_module() -> None:
-    """Neither Arrow nor the kernel is loaded to print it."""
+    """Printing the help loads neither Arrow nor compiled modules."""
     program = (
         "import sys; from polybus.cli.main import run; code = run(['fdq', 'replay', '--help']);"
         "print(code, [name for name in ('pyarrow', 'lmdb', 'uvloop') if name in sys.modules])"

@@ -1,4 +1,4 @@
-"""`polybus fdq consume`, as one types it, on a real bus."""
+"""`polybus fdq consume` on a running bus."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""The example does what it says, on a running bus and inside the process."""
+"""The example works on a running bus and on an in-process bus."""
 
 from __future__ import annotations
 

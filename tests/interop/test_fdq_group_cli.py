@@ -1,4 +1,4 @@
-"""`polybus group`, and what groups add to `topic stats` and `inspect`, on a real bus."""
+"""`polybus group`, and the groups in `topic stats` and `inspect`, on a running bus."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def polybus(bus, monkeypatch, capsys) -> Call:
 
 @pytest.fixture
 def topic(client, request) -> str:
-    """Two shards, four messages in one and three in the other."""
+    """A topic with four messages in one shard and three in the other."""
     name = str(request.node.name)
     client.create_topic(name, shards=2)
     with client.producer() as producer:
@@ -60,7 +60,7 @@ def topic(client, request) -> str:
 
 
 class Member:
-    """A consumer of group "billing", by the port's actions alone."""
+    """A consumer of group "billing" that uses the native actions directly."""
 
     def __init__(self, client: Client, topic: str, name: str) -> None:
         self._client = client
@@ -69,7 +69,7 @@ class Member:
         self._who["epoch"] = joined["epoch"]
 
     def assigned(self) -> dict[int, int]:
-        """The epochs of its shards."""
+        """Return the epochs of its shards."""
         told, _ = self._client.fetch(**self._who, held=[], max_rows=1)
         return {one["shard"]: one["epoch"] for one in told["assigned"]}
 
@@ -83,7 +83,7 @@ class Member:
 
 @pytest.fixture
 def member(client, topic) -> Member:
-    """It has both shards, and has acked some of what is in them."""
+    """A member that owns both shards and has acked some of their messages."""
     joined = Member(client, topic, "billing-1")
     until(lambda: len(joined.assigned()) == 2, "it has both shards")
     assert joined.ack(0, 0, 2, emitted=3, redelivered=1)["error"] is None
@@ -159,7 +159,7 @@ def test_stats_survive_a_kill_and_counts_a_clean_stop(polybus, monkeypatch):
             assert one["groups"][0].pop("lag_s") > 0
             assert one["groups"][0]["shards"][0].pop("lag_s") > 0
         assert after == before
-        joined.ack(0, 0, 2, emitted=5, redelivered=1)  # with no ack that is new
+        joined.ack(0, 0, 2, emitted=5, redelivered=1)  # without a new ack
         bus.stop()
         bus.start()
         (found,) = json.loads(polybus("topic", "stats", "t", "--json"))
@@ -175,7 +175,7 @@ def test_group_reset(polybus, topic, member, to, lag):
     said = polybus("group", "reset", topic, "billing", "--to", to)
     assert said == f"{lag} messages to read\n"
     found = json.loads(polybus("group", "info", topic, "billing", "--json"))
-    assert (found["acked"], found["lag"]) == (0, lag)  # counted anew
+    assert (found["acked"], found["lag"]) == (0, lag)  # counted from the new position
 
 
 def test_group_in_use_is_reset_and_removed_only_by_force(polybus, topic, member):

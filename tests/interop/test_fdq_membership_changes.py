@@ -1,8 +1,8 @@
-"""Consumers of a group that come and go in order: then nothing is ever done twice.
+"""Consumers that join and leave cleanly: no message is processed twice.
 
-Handlers fail now and then, and every fifth one commits a transaction. Whoever leaves,
-leaves by `close`; so each message ends well once, in order per key, and no two run at
-once for a key, whoever has its shard.
+Handlers fail now and then, and every fifth one commits a transaction. Consumers leave by
+`close`. So each message succeeds once, in order per key, and no two runs of a key overlap,
+also when its shard moves.
 """
 
 import logging
@@ -23,7 +23,7 @@ KEYS = [None, *(f"k{n}" for n in range(30))]
 
 
 class Handlers:
-    """What all consumers of a test have done."""
+    """The recorded runs of all consumers of a test."""
 
     def __init__(self, topic, chance):
         self.ended = Counter()
@@ -59,7 +59,7 @@ class Handlers:
         with self._lock:
             chance = self._chance.random()
         if chance < 0.05:
-            time.sleep(chance / 10)  # a handler that takes its time
+            time.sleep(chance / 10)  # a slow handler
         if self.may_fail and 0.05 < chance < 0.08:
             raise ValueError("by chance")
         if chance > 0.8:

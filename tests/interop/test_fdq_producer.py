@@ -1,4 +1,4 @@
-"""FDQ's producers and replays on a real bus: merged, refused, restarted, fenced, away."""
+"""FDQ producers and replays on a running bus: batches, errors, restarts, fences."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_errors_of_the_bus_are_raised(bus: NativeBus, topic: str) -> None:
         producer.produce(topic + "-other", "k", b"x")
         with bus.client() as client:
             client.drop_topic(topic + "-other")
-            with pytest.raises(errors.DoesNotExist):  # it knew the topic, and has a stream to it
+            with pytest.raises(errors.DoesNotExist):  # it has a stream to the topic
                 producer.produce(topic + "-other", "k", b"x")
             assert client.topics(topic + "-other") == []
 
@@ -157,7 +157,7 @@ def test_async_clients(bus: NativeBus, topic: str) -> None:
     assert asyncio.run(main()) == [b"%d" % n for n in range(50)]
 
 
-# --- a bus that is away
+# --- an unreachable bus
 
 
 def test_producer_survives_a_restart_of_the_bus(topic: str) -> None:
@@ -191,7 +191,7 @@ def test_lost_connection_neither_duplicates_nor_loses_messages(bus: NativeBus, t
 
 
 def test_close_does_not_exceed_its_timeout(topic: str) -> None:
-    """Though so much waits that nothing more can be handed over."""
+    """Although the queue of pending batches is full."""
     with NativeBus() as bus:
         options = ClientOptions(**QUICK, max_waiting_bytes=1000)
         producer = fdq.Producer(bus.url, options=options, max_batch_rows=1, linger_s=0)

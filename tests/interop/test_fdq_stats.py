@@ -1,4 +1,4 @@
-"""`topic.stats` beside a count that was taken by the handlers themselves."""
+"""`topic.stats` compared with counts of the handlers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.rig.native_bus import NativeBus
 from tests.rig.observer import until
 
 KEYS, EACH = 20, 15
-BAD, SHAKY = "key-3", "key-7"  # one that always fails, one that fails the first time
+BAD, SHAKY = "key-3", "key-7"  # one always fails, one fails the first time
 PATIENCE_S = 60
 
 
 class Handlers:
-    """What two consumers of a group saw, counted by shard."""
+    """The runs of two consumers of a group, counted by shard."""
 
     def __init__(self) -> None:
         self._lock = Lock()

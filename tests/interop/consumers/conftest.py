@@ -1,4 +1,4 @@
-"""FDQ's consumers stand on a bus in the process, and on one behind its port."""
+"""Buses for the tests of FDQ consumers: in-process, and behind the native port."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def native_url():
 @pytest.fixture(params=["memory", "native"])
 def url(request):
     if request.param == "memory":
-        # One that lives as long as the test, so that clients may come and go.
+        # One client stays open during the test, so that others may be opened and closed.
         with fdq.Producer("memory:consumers"):
             yield "memory:consumers"
     else:

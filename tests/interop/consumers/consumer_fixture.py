@@ -1,4 +1,4 @@
-"""What the tests of FDQ's consumers do again and again."""
+"""Helpers of the tests of FDQ consumers."""
 
 from contextlib import closing
 from typing import Any
@@ -10,7 +10,7 @@ QUICK: dict[str, Any] = {"first_backoff_s": 0.005, "last_backoff_s": 0.02}
 
 
 def unhurried(url):
-    """One that is not taken for dead because the machine stood still."""
+    """Return a consumer that does not expire if the machine is stopped for a while."""
     return fdq.Consumer(url, heartbeat_s=0.5, dead_s=120.0)
 
 
@@ -37,7 +37,7 @@ def total(url, topic, what):
 
 
 class Seen(list):
-    """A handler that keeps what it gets."""
+    """A handler that collects its messages."""
 
     def __call__(self, envelope):
         self.append(envelope)

@@ -1,4 +1,4 @@
-"""How a consumer ends: closed, ended by another, or by what happens to its topic."""
+"""The end of a consumer: by close, by a newer consumer, or by its topic."""
 
 import threading
 
@@ -140,7 +140,7 @@ def test_newer_consumer_of_the_same_name_ends_the_older(url, topic, consumer):
 
 
 def test_wait_raises_the_first_error(url, topic, consumer):
-    """Though what was asked for before it goes on."""
+    """While earlier subscriptions continue."""
     consumer.consume(topic, "one", Seen(), group="first")
     consumer.consume(topic, "one", Seen(), group="second")
     with unhurried(url) as other:
@@ -151,7 +151,7 @@ def test_wait_raises_the_first_error(url, topic, consumer):
 
 
 def test_expired_consumer_joins_again(url, topic, consumer):
-    """The bus knows it no more; so it is somebody new, from the start."""
+    """The bus has dropped the member, so it joins again with a new epoch."""
     seen = Seen()
     consumer.consume(topic, "one", seen)
     produce(url, topic, ("k", b"1"))

@@ -1,4 +1,4 @@
-"""Consumers of one topic: those of a group share it, groups do not know of each other."""
+"""Consumers of one topic: members of a group share it, groups are independent."""
 
 import threading
 from typing import Any
@@ -17,7 +17,7 @@ from tests.rig.observer import until
 
 
 def test_two_consumers_share_shards_and_drain_before_release(url, topic):
-    """The first is in the middle of a message of every shard's key when the second comes."""
+    """The first consumer runs a message of every shard when the second one joins."""
     running, overlaps, seen = set(), [], Seen()
     lock = threading.Lock()
 

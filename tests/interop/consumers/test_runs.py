@@ -1,4 +1,4 @@
-"""What a consumer is given: each message, in its order, again if it failed; batches, too."""
+"""Deliveries: every message in key order, again after a failure, and in batches."""
 
 import os
 import threading
@@ -164,7 +164,7 @@ def test_executors_run_concurrently_and_a_key_keeps_its_executor(url, topic, con
 
 
 def keys_by_executor(count):
-    """A key for each executor."""
+    """Return a key for each executor."""
     import xxhash
 
     found = {}
@@ -210,11 +210,11 @@ def test_failing_message_of_a_batch_does_not_kill_the_others(url, topic, consume
     assert (acked(url, topic), total(url, topic, "emitted")) == (6, 18)
 
 
-# --- bad input
+# --- invalid input
 
 
 def test_slow_handler_does_not_block_other_executors(url, topic, consumer, monkeypatch):
-    """Though the messages behind it are more than there is room for."""
+    """Although more messages follow it than the fetch buffer has room for."""
     monkeypatch.setattr("polybus.dialects.fdq.client.acker.SLOW_S", 0.05)
     monkeypatch.setattr(
         "polybus.dialects.fdq.client.consumer.create_window", lambda _: FetchWindow(16, 16)
@@ -256,7 +256,9 @@ def test_invalid_consume_options_are_refused(url, topic, consumer, settings):
         consumer.consume(topic, "one", print, **settings)
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of forks with threads
+@pytest.mark.filterwarnings(
+    "ignore:This process:DeprecationWarning"
+)  # warns about forks with threads
 def test_forked_child_has_no_consumer():
     with fdq.Consumer("memory:forked") as consumer:
         consumer.consume("t", "one", print)
@@ -264,7 +266,7 @@ def test_forked_child_has_no_consumer():
         if not child:
             code = 1
             try:
-                consumer.close()  # does nothing, and does not hang
+                consumer.close()  # does nothing and does not block
                 consumer.consume("t", "two", print)
             except StoreClosed:
                 code = 0

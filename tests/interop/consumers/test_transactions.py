@@ -1,4 +1,4 @@
-"""Acks and outputs in one step, or neither."""
+"""Transactions: ack and outputs are atomic."""
 
 import threading
 
@@ -76,7 +76,7 @@ def test_run_that_fails_after_its_commit_is_done(url, topic, consumer):
 
 
 def test_transaction_with_many_small_outputs(url, topic, consumer):
-    count = 50_000  # together little, but not as JSON
+    count = 50_000  # small in total, but large as JSON
 
     def handle(envelope):
         with envelope.transaction() as tx:

@@ -1,11 +1,11 @@
-"""Does FDQ keep its word? Clients write down what they do, and a checker judges it.
+"""A checker of FDQ's guarantees: clients record their operations, and the checker compares them.
 
-diary.py       a file per process: what it began, and how that ended
-history.py     the diaries of a round, as values
-found.py       what is in the bus when all is quiet
-checker.py     compares the two: anomalies, in the style of Jepsen's queues
-recording.py   a bus for a client that writes down what goes through it
-children.py    the producers and consumers of a round, processes that may be killed
-plans.py       what the handler of a message is to do with it
-workload.py    a round: a bus, its clients, what is done to them, and the verdict
+journal.py     a file per process: its operations and their outcomes
+history.py     the journals of a round, as values
+snapshot.py    the content of the idle bus
+checker.py     compares the two and reports anomalies, in the style of Jepsen
+recorded_bus.py  a bus client that records its calls
+clients.py     the producer and consumer processes of a round
+message_plan.py  the plan that the handler of a message follows
+workload.py    a round: a bus, its clients, injected faults, and the verdict
 """

@@ -1,9 +1,9 @@
-"""The verdict on a round: every anomaly, each in a sentence; none if all is as promised.
+"""The checker of a round: every anomaly with a sentence; none if all guarantees held.
 
     check(history, found) -> [Anomaly("lost", "w1 7 plain was answered and is not there"), ...]
 
-In the style of Jepsen's queue and Kafka workloads: clients do not know what the bus should
-hold, they know what they were told, and each rule here is what follows from that.
+In the style of Jepsen's queue and Kafka workloads: clients do not know the content of the bus,
+they know the responses they got, and each rule follows from those.
 
     lost          answered and not there; acked by the group and never handled; acked by a
                   transaction without what it produced
@@ -51,7 +51,7 @@ def check(history: History, found: Found) -> list[Anomaly]:
 
 
 def in_words(anomalies: list[Anomaly], most: int = 20) -> str:
-    """For a failing test: the first few, and how many of each kind there are."""
+    """Format the first anomalies and the count of each kind, for a failing test."""
     kinds = [one.kind for one in anomalies]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     lines = [f"{one.kind}: {one.text}" for one in anomalies[:most]]

@@ -54,7 +54,7 @@ class ClientPool:
 
 
 class ClientProcess:
-    """A client that runs, is stopped, or has ended."""
+    """A client process: running, stopped, or ended."""
 
     def __init__(self, child: ForkedProcess, orders: Any) -> None:
         self._child = child

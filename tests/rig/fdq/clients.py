@@ -1,7 +1,7 @@
-"""The producers and consumers of a round, as the processes that they are.
+"""The producer and consumer processes of a round.
 
-They work until SIGTERM and then end cleanly; a kill, or a handler that ends its process, is
-the other way. What they did is in their diaries.
+They work until SIGTERM and then end cleanly, unless a kill or a handler ends the process. Their
+operations are in their journals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polybus.errors import Fenced, PolybusError, Unavailable, UsageError
 from polybus.native import Client, ClientOptions
 from polybus.native import bus_client as buses
 from tests.rig.fdq.history import FAILED, OK, PRODUCE, RUN, Message
-from tests.rig.fdq.journal import UNKNOWN, Diary
+from tests.rig.fdq.journal import UNKNOWN, Journal
 from tests.rig.fdq.message_plan import (
     CALM,
     DEADLY,
@@ -44,7 +44,7 @@ from tests.rig.fork_server import die_with_parent
 TOPIC = "orders"
 OUTPUT = "orders.moved"
 GROUP = "billing"
-EXIT_CODE = 42  # of a process that its handler ended
+EXIT_CODE = 42  # of a process that its handler has ended
 MOST_OUTPUTS = 3
 MOST_IN_FLIGHT = 32
 LOOK_S = 0.05
@@ -55,33 +55,33 @@ PATIENT = ClientOptions(first_backoff_s=0.01, last_backoff_s=0.2, connect_timeou
 
 @dataclass(frozen=True)
 class Orders:
-    """What a child is to do. Times are short: a round has little of it."""
+    """The settings of a child. Times are short, because rounds are."""
 
     url: str
     name: str
     folder: str
     seed: int = 0
     executors: int = 2
-    batch: bool = False  # then all messages are to be plain
+    batch: bool = False  # requires plain messages only
     heartbeat_s: float = 0.2
     dead_s: float = 0.8
     handler_timeout_s: float = 1.0
     backoff_s: float = 0.02
     max_deliver: int = 4
-    work_s: float = 0.002  # what a handler takes at most
+    work_s: float = 0.002  # maximum run time of a handler
     keys: int = 12
-    most_messages: int = 0  # that a producer sends; 0: until it is told to end
-    pause_s: float = 0.03  # at most, between two calls of a producer
+    most_messages: int = 0  # messages of a producer; 0: until SIGTERM
+    pause_s: float = 0.03  # maximum pause between two calls of a producer
     mix: Mapping[str, int] = field(default_factory=lambda: CALM)
 
     @property
     def who(self) -> str:
-        """What it calls itself: of one name there may be several, one after the other."""
+        """Its name. Several processes may use one name, one after the other."""
         return self.name.partition(".")[0]
 
     @property
-    def diary(self) -> Path:
-        return Path(self.folder, f"{self.name}.diary")
+    def journal(self) -> Path:
+        return Path(self.folder, f"{self.name}.journal")
 
     @property
     def log(self) -> Path:
@@ -89,12 +89,12 @@ class Orders:
 
 
 def begin(orders: Orders) -> Event:
-    """Settles in: ends with its parent, says where it fails, hears when it is to end."""
+    """Set up the process: end with its parent, report errors, handle SIGTERM."""
     die_with_parent()
     log = os.open(orders.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    # Of handlers that fail as planned there are too many to be told of.
+    # Planned failures of handlers would flood the log.
     logging.getLogger("polybus.fdq").setLevel(logging.ERROR)
     ending = Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
@@ -102,37 +102,37 @@ def begin(orders: Orders) -> Event:
     return ending
 
 
-def record(diary: Diary) -> Callable[[int], int]:
+def record(journal: Journal) -> Callable[[int], int]:
     """From now on every bus of this process writes down what goes through it. What it
     answers with tells the epoch under which a shard was given to us last."""
     epochs: dict[int, int] = {}
 
     def connect(url: str | None = None, options: ClientOptions | None = None) -> Any:
         assert url is not None
-        return RecordedBus(Client(url, PATIENT), diary, epochs)
+        return RecordedBus(Client(url, PATIENT), journal, epochs)
 
     buses.connect = connect
     return epochs.__getitem__
 
 
-# --- producing
+# --- producers
 
 
 def produce(orders: Orders) -> None:
     ending = begin(orders)
-    record(diary := Diary(orders.diary))
+    record(journal := Journal(orders.journal))
     with fdq.Producer(orders.url, orders.who) as producer:
-        Producing(orders, producer, diary).go_on(ending)
-    diary.note("closed")
+        Producing(orders, producer, journal).go_on(ending)
+    journal.note("closed")
 
 
 class Producing:
-    """Single messages and batches, waited for and not, and some that must be refused."""
+    """Produce single messages and batches, with and without waiting, and some invalid ones."""
 
-    def __init__(self, orders: Orders, producer: fdq.Producer, diary: Diary) -> None:
+    def __init__(self, orders: Orders, producer: fdq.Producer, journal: Journal) -> None:
         self._orders = orders
         self._producer = producer
-        self._diary = diary
+        self._journal = journal
         self._random = Random(orders.seed)
         self._sender = Sender(orders.name, self._random, orders.keys, orders.mix)
         self._room = threading.Semaphore(MOST_IN_FLIGHT)
@@ -156,7 +156,7 @@ class Producing:
 
     def _begin(self, messages: list[Message]) -> int:
         self._sent += len(messages)
-        return self._diary.begin(PRODUCE, producer=self._orders.name, messages=messages)
+        return self._journal.begin(PRODUCE, producer=self._orders.name, messages=messages)
 
     def _send_one(self) -> None:
         message = self._sender.message()
@@ -176,7 +176,7 @@ class Producing:
         self._send_all([self._sender.message() for _ in range(self._random.randint(1, 8))])
 
     def _be_refused(self) -> None:
-        """One key is too long, so nothing of the batch may be seen."""
+        """One key is too long, so no message of the batch may be visible."""
         messages = [self._sender.message() for _ in range(3)]
         messages[1] = messages[1]._replace(key=TOO_LONG_A_KEY)
         self._send_all(messages)
@@ -192,27 +192,27 @@ class Producing:
             self._end(number, None, told)
 
     def _end(self, number: int, error: BaseException | None, told: Any = None) -> None:
-        """Somebody newer may have refused it after it had arrived: that is not known."""
+        """It may have been stored before it was fenced, so its outcome is unknown."""
         sure = isinstance(error, UsageError)
         self._is_fenced = self._is_fenced or isinstance(error, Fenced)
         outcome = OK if error is None else FAILED if sure else UNKNOWN
         duplicate = told is not None and told.duplicate
-        self._diary.end(number, outcome, duplicate=duplicate, error=error and repr(error))
+        self._journal.end(number, outcome, duplicate=duplicate, error=error and repr(error))
         if error is not None and not isinstance(error, FORESEEN):
             self._surprise = error
 
 
-# --- consuming
+# --- consumers
 
 
 def consume(orders: Orders) -> None:
     ending = begin(orders)
-    recorded = record(diary := Diary(orders.diary))
+    recorded = record(journal := Journal(orders.journal))
     consumer = fdq.Consumer(orders.url, heartbeat_s=orders.heartbeat_s, dead_s=orders.dead_s)
     consumer.consume(
         TOPIC,
         orders.who,
-        BatchHandler(diary, recorded) if orders.batch else Handler(orders, diary),
+        BatchHandler(journal, recorded) if orders.batch else Handler(orders, journal),
         group=GROUP,
         batch=orders.batch,
         executors=orders.executors,
@@ -225,22 +225,22 @@ def consume(orders: Orders) -> None:
         while not ending.is_set() and not consumer.wait(LOOK_S):
             pass
     except Fenced:
-        diary.note("fenced")
+        journal.note("fenced")
     consumer.close()
-    diary.note("closed")
+    journal.note("closed")
 
 
 class Handler:
-    """Does with each message what its body says, and writes it down."""
+    """Follow the plan in the body of each message, and record it."""
 
-    def __init__(self, orders: Orders, diary: Diary) -> None:
+    def __init__(self, orders: Orders, journal: Journal) -> None:
         self._orders = orders
-        self._diary = diary
+        self._journal = journal
         self._random = Random(orders.seed)
 
     def __call__(self, envelope: fdq.Envelope) -> None:
         body = envelope.message.decode()
-        number = self._diary.begin(
+        number = self._journal.begin(
             RUN,
             epoch=envelope.shard_epoch,
             shard=envelope.shard,
@@ -252,10 +252,10 @@ class Handler:
         try:
             self._act(envelope, body, number)
         except BaseException:
-            self._diary.end(number, FAILED)
+            self._journal.end(number, FAILED)
             raise
         late = plan_of(body) == SLOW and envelope.delivery == 1
-        self._diary.end(number, FAILED if late else OK)
+        self._journal.end(number, FAILED if late else OK)
 
     def _act(self, envelope: fdq.Envelope, body: str, number: int) -> None:
         plan, first = plan_of(body), envelope.delivery == 1
@@ -279,19 +279,19 @@ class Handler:
 
 
 class BatchHandler:
-    """Does nothing with many messages, one after the other, and writes it down.
+    """Record batches of messages without further work.
 
-    A batch does not tell how often it was delivered: any of it may have been before.
+    A batch has no delivery count: any of its messages may be a redelivery.
     """
 
-    def __init__(self, diary: Diary, epoch_of: Callable[[int], int]) -> None:
-        self._diary = diary
+    def __init__(self, journal: Journal, epoch_of: Callable[[int], int]) -> None:
+        self._journal = journal
         self._epoch_of = epoch_of
 
     def __call__(self, batch: Any) -> None:
         epoch = self._epoch_of(batch.column("shard")[0].as_py())
         for row in batch.to_pylist():
-            number = self._diary.begin(
+            number = self._journal.begin(
                 RUN,
                 epoch=epoch,
                 shard=row["shard"],
@@ -300,4 +300,4 @@ class BatchHandler:
                 body=row["body"].decode(),
                 delivery=2,
             )
-            self._diary.end(number, OK)
+            self._journal.end(number, OK)

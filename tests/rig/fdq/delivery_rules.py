@@ -1,4 +1,4 @@
-"""Rules of the checker: what was promised is there, once, and whole; nothing else is."""
+"""Rules of the checker: acknowledged messages exist once and complete, and no others do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lost(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _passed_over(evidence: Evidence, row: Row) -> Iterator[Anomaly]:
-    """Acked, but who did what was to be done?"""
+    """Every acked message was handled."""
     message = evidence.messages.get(row.body)
     if message is not None and message.transactional:
         if row.body not in evidence.outputs:
@@ -62,7 +62,7 @@ def _dead_twice(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _acked_twice(evidence: Evidence) -> Iterator[Anomaly]:
-    """After an ack was accepted the message is nobody's, but for those whose epoch is older."""
+    """After an accepted ack no run may begin, except under an older epoch."""
     done = Counter((one.shard, one.offset) for one in evidence.history.commits if one.outcome == OK)
     for position, count in done.items():
         if count > 1:
@@ -79,7 +79,7 @@ def _acked_twice(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _is_tidy(low: int, ranges: tuple[tuple[int, int], ...]) -> bool:
-    """Ranges are above the low mark, in order, apart, and none is empty."""
+    """Return whether ranges are above the low-water mark, ascending, separate and not empty."""
     edges = [low, *(edge for span in ranges for edge in span)]
     return all(first < second for first, second in pairwise(edges))
 
@@ -116,7 +116,7 @@ def aborted_reads(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _other_words(evidence: Evidence) -> Iterator[Anomaly]:
-    """Handlers and dead letters have what the log has, key and body, and nothing else."""
+    """Handlers and dead letters got exactly the key and body of the log."""
     read: list[Run | Dead] = [*evidence.history.runs, *evidence.found.dead]
     for one in read:
         row = evidence.row_at.get((one.shard, one.offset))

@@ -1,4 +1,4 @@
-"""A history and what was found, arranged so that each rule is a few lines."""
+"""A history and a snapshot, indexed for the rules."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Evidence:
 
     @cached_property
     def messages(self) -> dict[str, Message]:
-        """All that producers ever tried to send, by body."""
+        """Every message that a producer tried to send, by body."""
         return {one.body: one for call in self.history.produced for one in call.messages}
 
     @cached_property
     def rows(self) -> dict[str, list[Row]]:
-        """The topic by body; more than one is a fault."""
+        """The rows of the topic by body; more than one is a fault."""
         rows = defaultdict(list)
         for row in self.found.topic:
             rows[row.body].append(row)
@@ -51,7 +51,7 @@ class Evidence:
 
     @cached_property
     def outputs(self) -> dict[str, list[Row]]:
-        """What transactions produced, by the body of their source."""
+        """The outputs of transactions by the body of their source."""
         rows = defaultdict(list)
         for row in self.found.outputs:
             rows[source_of(row.body)].append(row)
@@ -70,7 +70,7 @@ class Evidence:
 
     @cached_property
     def runs(self) -> dict[Position, list[Run]]:
-        """By message, in the order of time."""
+        """Runs by message, in time order."""
         runs = defaultdict(list)
         for run in sorted(self.history.runs, key=lambda one: one.began_ns):
             runs[run.shard, run.offset].append(run)
@@ -78,9 +78,9 @@ class Evidence:
 
     @cached_property
     def unseen(self) -> dict[Position, int]:
-        """By message, how many consumers told the bus of a run that they then did not begin.
+        """By message, the number of runs that were reported and did not begin.
 
-        Who dies in between is charged all the same: the bus cannot know how far it came.
+        If the consumer dies in between, the bus counts a failure nevertheless.
         """
         told = defaultdict(set)
         for one in self.history.told:
@@ -98,7 +98,7 @@ class Evidence:
 
     @cached_property
     def tries(self) -> dict[str, list[Committed]]:
-        """Of a transaction, by the body of each of its outputs: it is sent until it is answered."""
+        """Transactions by the body of each output; a try repeats until answered."""
         tries = defaultdict(list)
         for one in self.history.commits:
             for body in one.outputs:
@@ -114,7 +114,7 @@ class Evidence:
         return shard is not None and shard.start <= row.offset and shard.has_acked(row.offset)
 
     def accepted(self) -> list[tuple[Position, int, int]]:
-        """(position, epoch, when it was known) of each ack that was accepted."""
+        """(position, epoch, time of the response) of each accepted ack."""
         acked = [
             ((ack.shard, offset), ack.epoch, ack.ended_ns)
             for ack in self.history.acks

@@ -1,7 +1,7 @@
-"""Rules of the checker: whoever has lost a shard changes nothing there any more.
+"""Rules of the checker: a member that has lost a shard cannot change it.
 
-An epoch is known from the moment at which some client was told of it. What is sent after
-that under an older one must be refused; what was on its way before may go either way.
+An epoch is known from the first response that names it. Requests under an older epoch that
+begin after that must be refused; earlier ones may have either outcome.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The history of a round: what its clients began, and what they were told.
+"""The history of a round: the operations of its clients and their outcomes.
 
-Every value here is what a client saw, with the time at which it was sure of it: a begin is
-written down before the deed, an end after the answer. Outcomes are those of Jepsen's
-operations: `ok` (it was done), `failed` (it was refused: it must not be seen), `unknown`
-(nobody was told). A transaction may also be `duplicate`: it was done before.
+Every value is a client's observation with its time: a begin is recorded before the call, an end
+after the response. Outcomes are those of Jepsen's operations: `ok` (done), `failed` (refused,
+must be invisible), `unknown` (no response). A transaction may also be `duplicate`: it was done
+before.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.rig.fdq.journal import NEVER_NS, UNKNOWN, Operation
 OK: Final = "ok"
 FAILED: Final = "failed"
 DUPLICATE: Final = "duplicate"
-UNSENT: Final = "unsent"  # there was no bus to hear it: as if it had never been begun
+UNSENT: Final = "unsent"  # the bus was unreachable: as if it had not begun
 
-# The kinds of a diary's entries.
+# The kinds of a journal's entries.
 PRODUCE: Final = "produce"
 RUN: Final = "run"
 ACK: Final = "ack"
@@ -31,7 +31,7 @@ Position = tuple[int, int]  # shard, offset
 
 
 class Message(NamedTuple):
-    """`body` is unique in a round. `transactional`: its handler acks it with what it produces."""
+    """A message. `body` is unique in a round; a transaction acks `transactional` ones."""
 
     key: str | None
     body: str
@@ -40,7 +40,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Produced:
-    """One call of a producer: a message, or a batch, which is all or nothing."""
+    """One produce call: a message, or an atomic batch."""
 
     producer: str
     messages: tuple[Message, ...]
@@ -51,7 +51,7 @@ class Produced:
 
 @dataclass(frozen=True)
 class Run:
-    """A handler at work on a message. `ok`: it returned; `failed`: it raised."""
+    """A run of a handler. `ok`: it returned; `failed`: it raised."""
 
     consumer: str
     epoch: int  # of the assignment of the shard by which it came
@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Ack:
-    """What one ack said of one shard. `failed`: it was refused."""
+    """The report of one ack about one shard. `failed`: it was refused."""
 
     consumer: str
     epoch: int
@@ -80,7 +80,7 @@ class Ack:
 
 @dataclass(frozen=True)
 class Committed:
-    """A transaction: the ack of one message with the bodies that it produced."""
+    """A transaction: the ack of one message and the bodies of its outputs."""
 
     consumer: str
     epoch: int
@@ -94,7 +94,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Assigned:
-    """A consumer was told that a shard is its own, under this epoch."""
+    """An assignment of a shard to a consumer under this epoch."""
 
     consumer: str
     epoch: int
@@ -104,7 +104,7 @@ class Assigned:
 
 @dataclass(frozen=True)
 class Told:
-    """A consumer was about to tell the bus that this is running, or begins."""
+    """A consumer was about to report a run to the bus."""
 
     consumer: str
     shard: int
@@ -121,12 +121,12 @@ class History:
     assigned: tuple[Assigned, ...] = ()
     told: tuple[Told, ...] = ()
     max_deliver: int = 5
-    is_exact: bool = True  # nobody was killed: what rides on acks is counted exactly
+    is_exact: bool = True  # without kills, counts that travel with acks are exact
 
 
-def history_of(diaries: Iterable[Operation], *, max_deliver: int, is_exact: bool) -> History:
-    """The diaries of all processes, as one history, in the order of time."""
-    sent = (one for one in diaries if one.outcome != UNSENT)
+def history_of(journals: Iterable[Operation], *, max_deliver: int, is_exact: bool) -> History:
+    """Return the journals of all processes as one history, in time order."""
+    sent = (one for one in journals if one.outcome != UNSENT)
     entries = sorted(sent, key=lambda one: one.began_ns)
 
     def of(kind: str) -> list[Operation]:
@@ -156,7 +156,7 @@ def _run(one: Operation) -> Run:
 
 
 def _acks(one: Operation) -> list[Ack]:
-    """An ack speaks of several shards, and each is judged by itself."""
+    """Yield one value per shard of an ack."""
     refused = one.answer.get("refused", [])
     return [
         Ack(

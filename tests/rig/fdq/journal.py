@@ -1,13 +1,13 @@
-"""What one process did, in a file that outlives it.
+"""The operations of one process, in a file that survives it.
 
-    diary = Diary(path)
-    number = diary.begin("produce", body="w1 7 plain")     # on record before it is done
-    diary.end(number, "ok", first_id=12)                   # and after
+    journal = Journal(path)
+    number = journal.begin("produce", body="w1 7 plain")     # on record before it is done
+    journal.end(number, "ok", first_id=12)                   # and after
     operations("c1", path)                                 # of which some never ended
 
-A line is written by one call and is the kernel's at once, so a kill -9 takes nothing that
-was said before it. What began and has no end is *unknown*: it may have happened. Times are
-of the one monotonic clock that all processes of a machine share, so they can be compared.
+A line is one write to the page cache, so kill -9 loses no earlier line. An operation without an
+end is *unknown*: it may have happened. Times are of the monotonic clock that all processes of a
+machine share, so they are comparable.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, Final
 
 UNKNOWN: Final = "unknown"
-NEVER_NS: Final = 2**63 - 1  # later than all that happens
+NEVER_NS: Final = 2**63 - 1  # later than every event
 
 
-class Diary:
-    """One writer a process, used by any of its threads."""
+class Journal:
+    """The journal of one process, for any of its threads."""
 
     def __init__(self, path: str | Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -41,7 +41,7 @@ class Diary:
         self._write({"number": number, "outcome": outcome, "answer": answer})
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Something that has no end."""
+        """Record an event without an end."""
         self.begin(kind, **fields)
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Diary:
 
 @dataclass
 class Operation:
-    """What was begun, and what is known of its end."""
+    """An operation, and its outcome if it has ended."""
 
     process: str
     kind: str
@@ -66,7 +66,7 @@ class Operation:
 
 
 def operations(process: str, path: str | Path) -> list[Operation]:
-    """In the order in which they began."""
+    """Return the operations in the order of their begins."""
     found: dict[int, Operation] = {}
     for line in _lines(Path(path)):
         if "kind" in line:
@@ -79,7 +79,7 @@ def operations(process: str, path: str | Path) -> list[Operation]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """A line that a kill cut short was never said."""
+    """Return the complete lines; a kill may have truncated the last one."""
     for line in path.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):
             yield json.loads(line)

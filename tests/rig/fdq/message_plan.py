@@ -1,7 +1,7 @@
-"""The messages of a round: what their bodies say, and what a handler is to do with them.
+"""The messages of a round: their bodies, and the plan that the handler follows.
 
-A body is "w1 17 flaky": who sent it, its number there, and its plan. Bodies are unique in a
-round. All misbehaviour is a message's own, so a round can be told from its log.
+A body is "w1 17 flaky": producer, number and plan. Bodies are unique in a round. The message
+itself decides about failures, so the log of a round explains them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ROUGH: Final[Mapping[str, int]] = {
     EXIT: 2,
 }
 
-KEYLESS = 0.1  # so many have no key
+KEYLESS = 0.1  # share of messages without a key
 
 
 class Sender:
-    """Thinks up the messages of one producer."""
+    """Generates the messages of one producer."""
 
     def __init__(self, name: str, random: Random, keys: int, mix: Mapping[str, int]) -> None:
         self._name = name

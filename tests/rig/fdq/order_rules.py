@@ -1,9 +1,8 @@
-"""Rules of the checker: whatever happens, the messages of a key keep their order.
+"""Rules of the checker: the messages of a key keep their order.
 
-In the topic it is that in which each producer sent them. Among handlers: a message is
-begun only when the one before it, of the same key, was done: some handler has returned
-from it, or it is a dead letter. That holds for those, too, who have lost their shard and
-do not know it yet: what they go on with follows from what they did themselves.
+The topic has the order in which each producer sent them. A run begins only after the previous
+message of its key is done: a handler has returned from it, or it is a dead letter. This also
+holds for members that have lost their shard and do not know it yet.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def by_offset(rows: Iterable[Row]) -> list[Row]:
 
 
 def keyed(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows of each key, in the order of the log. What has no key has no order."""
+    """The rows of each key in log order. Messages without a key have no order."""
     found = defaultdict(list)
     for row in by_offset(rows):
         if row.key is not None:
@@ -68,13 +67,13 @@ def _handled(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _counts(evidence: Evidence, row: Row) -> bool:
-    """What the group never was to read is done."""
+    """Messages before the start of the group count as done."""
     shard = evidence.shards.get(row.shard)
     return shard is not None and row.offset >= shard.start
 
 
 def _first_done(evidence: Evidence, row: Row) -> int | None:
-    """When a handler had returned; a transaction is done though nobody lived to be told."""
+    """The times of successful runs; a committed transaction counts even without a response."""
     returned = [run.ended_ns for run in evidence.runs.get(row.position, ()) if run.outcome == OK]
     moved = [
         one.began_ns
@@ -85,7 +84,7 @@ def _first_done(evidence: Evidence, row: Row) -> int | None:
 
 
 def _backwards(evidence: Evidence) -> Iterator[Anomaly]:
-    """Under one epoch a key's messages come forwards; one may come again before the next."""
+    """Under one epoch the offsets of a key do not decrease, but a message may repeat."""
     last: dict[tuple[str, int, int, str], int] = {}
     for run in sorted(evidence.history.runs, key=lambda one: one.began_ns):
         if run.key is None:
@@ -97,7 +96,7 @@ def _backwards(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _produced_further(evidence: Evidence) -> Iterator[Anomaly]:
-    """Transactions of a key are done in its order, so their outputs are, too."""
+    """Transactions of a key are in order, and so are their outputs."""
     for rows in keyed(evidence.found.outputs).values():
         last = -1
         for row in rows:

@@ -1,8 +1,8 @@
-"""A bus for a consumer that writes down what goes through it: fetches, acks, transactions.
+"""A bus client that records fetches, acks and transactions in a journal.
 
 It is put where clients look for their bus (`fdq.bus.connect`), so they are the real ones,
-and know nothing of it. Each try is an operation of its own: when the bus dies before it has
-answered, that one is unknown, and the next may find that it was done.
+and know nothing of it. Each try is an operation: if the bus dies before it
+responds, the try is unknown, and the next one may be a duplicate.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.errors import NotConnected, PolybusError, Unavailable
 from tests.rig.fdq.history import ACK, ASSIGNED, COMMIT, DUPLICATE, FAILED, OK, RUNNING, UNSENT
-from tests.rig.fdq.journal import UNKNOWN, Diary
+from tests.rig.fdq.journal import UNKNOWN, Journal
 
 if TYPE_CHECKING:
     from polybus.native import Client
 
 
 class RecordedBus:
-    """`client`, with a diary; `epochs` are those of the shards that it was given, newest."""
+    """`client`, with a journal; `epochs` are those of the shards that it was given, newest."""
 
-    def __init__(self, client: Client, diary: Diary, epochs: dict[int, int]) -> None:
+    def __init__(self, client: Client, journal: Journal, epochs: dict[int, int]) -> None:
         self._client = client
-        self._diary = diary
+        self._journal = journal
         self._epochs = epochs
 
     def __getattr__(self, name: str) -> Any:
@@ -32,7 +32,7 @@ class RecordedBus:
     def follow(self, **request: Any) -> Any:
         for answer, rows in self._client.follow(**request):
             for one in (answer or {}).get("assigned", ()):
-                self._diary.note(ASSIGNED, shard=one["shard"], epoch=one["epoch"])
+                self._journal.note(ASSIGNED, shard=one["shard"], epoch=one["epoch"])
                 self._epochs[one["shard"]] = one["epoch"]
             yield answer, rows
 
@@ -42,7 +42,7 @@ class RecordedBus:
         if name == "group.commit":
             return self._tries(name, request, COMMIT, _outputs(request))
         if name == "group.heartbeat" and request.get("running"):
-            self._diary.note(RUNNING, shards=request["running"])
+            self._journal.note(RUNNING, shards=request["running"])
         return self._client.act(name, **request)
 
     def _tries(
@@ -52,18 +52,18 @@ class RecordedBus:
         given = {key: value for key, value in request.items() if value is not None}
 
         def once() -> dict[str, Any]:
-            number = self._diary.begin(kind, **fields)
+            number = self._journal.begin(kind, **fields)
             try:
                 answer = connection.act_once(name, given)
             except NotConnected:
-                self._diary.end(number, UNSENT)
+                self._journal.end(number, UNSENT)
                 raise
             except Unavailable:
-                raise  # it never ends: nobody knows
+                raise  # no end: unknown
             except PolybusError as error:
-                self._diary.end(number, FAILED, error=error.code)
+                self._journal.end(number, FAILED, error=error.code)
                 raise
-            self._diary.end(
+            self._journal.end(
                 number,
                 _outcome(name, answer),
                 refused=_refused(answer),
@@ -91,7 +91,7 @@ def _outputs(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outcome(name: str, answer: dict[str, Any]) -> str:
-    """What an answer says. That of a leave may tell nothing of its shards."""
+    """Return the outcome by shard. The response of a leave may have no shards."""
     if name == "group.commit":
         return DUPLICATE if answer.get("duplicate") else OK
     return OK if "shards" in answer else UNKNOWN

@@ -1,4 +1,4 @@
-"""What a round is made of, and what may be done to those who take part in it."""
+"""The settings of a round, and the faults that may be injected."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from tests.rig.fdq.message_plan import ROUGH
 
-KILL: Final = "kill"  # a consumer, with -9
-STOP: Final = "stop"  # one, cleanly
-START: Final = "start"  # another one
-PAUSE: Final = "pause"  # one stands still, until the group goes on without it
-KILL_BUS: Final = "kill the bus"  # with -9; it is started again on the same data
-KILL_UNHEARD: Final = "kill the bus unheard"  # likewise, before it has told what it did
+KILL: Final = "kill"  # kill a consumer with -9
+STOP: Final = "stop"  # stop a consumer cleanly
+START: Final = "start"  # start another consumer
+PAUSE: Final = "pause"  # pause a consumer until the group continues without it
+KILL_BUS: Final = "kill the bus"  # kill the bus with -9 and start it again on its data
+KILL_UNHEARD: Final = "kill the bus unheard"  # likewise, before it responds
 KILL_PRODUCER: Final = "kill a producer"
 TAKE_OVER: Final = "take a name over"  # a second client of the same name
 
@@ -28,8 +28,8 @@ class Settings:
     producers: int = 2
     consumers: int = 3
     mix: Mapping[str, int] = field(default_factory=lambda: ROUGH)  # of messages' plans
-    deeds: Mapping[str, int] = field(default_factory=lambda: TO_ALL)
-    # Nobody dies, or is taken for dead: nothing is done twice, and all is counted.
+    faults: Mapping[str, int] = field(default_factory=lambda: TO_ALL)
+    # No process dies or expires: no duplicates, and all counts are exact.
     is_exact: bool = False
     is_relayed: bool = False  # clients speak to the bus through a relay
     orders: Mapping[str, Any] = field(default_factory=dict)  # for all children

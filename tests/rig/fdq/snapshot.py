@@ -1,4 +1,4 @@
-"""What is in the bus when all is quiet: the logs, the group's record, the stats."""
+"""The content of an idle bus: the logs, the group's record, the stats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """A dead letter, by what its headers say of where it comes from."""
+    """A dead letter, with the origin from its headers."""
 
     shard: int
     offset: int
@@ -42,7 +42,7 @@ class Dead(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """What the group's record says of a shard, and what the stats make of it."""
+    """The group's record of a shard, and its stats."""
 
     shard: int
     start: int
@@ -81,11 +81,11 @@ def output_body(source: str, run: str, part: int) -> str:
     return SEPARATOR.join((source, run, str(part)))
 
 
-# --- looking
+# --- reading
 
 
 class Bus(Protocol):
-    """As much of a client as looking takes."""
+    """The part of a client that the snapshot uses."""
 
     def act(self, name: str, /, **request: Any) -> dict[str, Any]: ...
     def read(self, topic: str, shard: int | str = "all") -> Iterable[Any]: ...
@@ -97,7 +97,7 @@ def outputs_of(bus: Bus, output: str) -> tuple[Row, ...]:
 
 
 def look(bus: Bus, topic: str, output: str, group: str) -> Found:
-    """What is there now. Only when all clients have ended does it mean much."""
+    """Read the snapshot. All clients should have ended."""
     names = {one["topic"] for one in bus.act("topic.list")["topics"]}
     dlq = f"{topic}.dlq"
     return Found(
@@ -132,7 +132,7 @@ def _dead(bus: Bus, topic: str, group: str) -> Iterable[Dead]:
 
 
 def _shards(bus: Bus, topic: str, group: str) -> Iterable[Shard]:
-    """The record's own fields by `group.info`, what is made of them by `topic.stats`."""
+    """Fields of the record from `group.info`, derived ones from `topic.stats`."""
     stats = bus.act("topic.stats", topic=topic)
     counted = {one["shard"]: one for one in _group(stats, group).get("shards", ())}
     inserted = {one["shard"]: one for one in stats["shards"]}
@@ -142,7 +142,7 @@ def _shards(bus: Bus, topic: str, group: str) -> Iterable[Shard]:
             shard=number,
             start=one["start"],
             low=one["low"],
-            ranges=(),  # how many there are is told alone; when all is acked there are none
+            ranges=(),  # only their number is reported; 0 when all is acked
             inserted=inserted[number]["inserted"],
             routed=inserted[number]["routed"],
             acked=counted[number]["acked"],

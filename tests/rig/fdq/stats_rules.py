@@ -1,4 +1,4 @@
-"""Rules of the checker: in the end all is acked, and the stats are what a recount gives."""
+"""Rules of the checker: in the end all messages are acked, and the stats equal a recount."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.rig.fdq.snapshot import Shard
 
 
 def early(evidence: Evidence) -> Iterator[Anomaly]:
-    """A dead letter has had all its runs."""
+    """A dead letter had `max_deliver` runs."""
     most = evidence.history.max_deliver
     for position, letters in evidence.dead.items():
         runs = len(evidence.runs.get(position, ()))
@@ -20,7 +20,7 @@ def early(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def needless(evidence: Evidence) -> Iterator[Anomaly]:
-    """If nobody died, a shard changed hands when its owner was done with it: once is enough."""
+    """Without deaths shards move after they are drained, so each message runs once."""
     for runs in evidence.runs.values() if evidence.history.is_exact else ():
         done = [run.consumer for run in runs if run.outcome == OK]
         if len(done) > 1:
@@ -59,7 +59,7 @@ def stats(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _deliveries(evidence: Evidence, shard: Shard) -> Iterator[Anomaly]:
-    """These ride on acks: what a kill takes with it was never told."""
+    """These counts travel with acks, so a kill may lose some."""
     runs = [run for run in evidence.history.runs if run.shard == shard.shard]
     again = [run for run in runs if run.delivery > 1]
     recounts = (("emitted", len(runs)), ("redelivered", len(again)))

@@ -1,4 +1,4 @@
-"""What came of a round: the anomalies, and what it really went through."""
+"""The result of a round: its anomalies and its events."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Verdict:
     anomalies: list[Anomaly]
     history: History
     found: Found
-    deeds: Counter[str]
+    faults: Counter[str]
 
     @property
     def refused(self) -> int:
-        """Acks and transactions that came too late, and were told so."""
+        """Acks and transactions that were refused as too late."""
         changes: list[Ack | Committed] = [*self.history.acks, *self.history.commits]
         return sum(one.outcome == FAILED for one in changes)
 
@@ -42,16 +42,16 @@ class Verdict:
             "dead letters": len(self.found.dead),
         }
         said = ", ".join(f"{count} {name}" for name, count in counts.items())
-        deeds = ", ".join(f"{name} {count}" for name, count in sorted(self.deeds.items()))
-        return f"{said}; {deeds or 'undisturbed'}: {in_words(self.anomalies)}"
+        faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
+        return f"{said}; {faults or 'undisturbed'}: {in_words(self.anomalies)}"
 
 
 def judge(
-    folder: Path, found: Found, deeds: Counter[str], *, max_deliver: int, is_exact: bool
+    folder: Path, found: Found, faults: Counter[str], *, max_deliver: int, is_exact: bool
 ) -> Verdict:
-    """Of the diaries in a folder, and of what is there in the end."""
+    """Build the verdict from the journals of a folder and the final snapshot."""
     entries: list[Operation] = []
-    for path in sorted(folder.glob("*.diary")):
+    for path in sorted(folder.glob("*.journal")):
         entries += operations(path.stem, path)
     history = history_of(entries, max_deliver=max_deliver, is_exact=is_exact)
-    return Verdict(check(history, found), history, found, deeds)
+    return Verdict(check(history, found), history, found, faults)

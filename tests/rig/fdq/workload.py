@@ -1,14 +1,14 @@
-"""A round of FDQ: a real bus, its clients as processes, and what is done to them.
+"""A round of FDQ: a running bus, its client processes, and injected faults.
 
     with Workload(folder, seed, Settings()) as work:
         work.start()
-        work.disturb(20)                # twenty times something bad
-        work.settle()                   # producers end, all that is there is acked
-        verdict = work.verdict()        # the checker's, and what the round went through
+        work.disturb(20)                # twenty faults
+        work.settle()                   # producers end, all messages are acked
+        verdict = work.verdict()        # of the checker
 
-All that is random comes from the seed; what the operating system makes of it does not, so a
-seed gives the same deeds, and not the same moments. Deeds are paced by what the clients
-have done since the last one, not by time: a slow machine has a longer round, not another.
+The seed decides all random choices, but not the scheduling of the operating system: the same
+seed gives the same faults, not the same moments. Faults are paced by the progress of the
+clients, not by time, so a slow machine has a longer round, not a different one.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from tests.rig.native_bus import NativeBus
 from tests.rig.observer import until
 from tests.rig.relay import Relay
 
-PATIENCE_S = 150.0  # for what only fails if something is wrong, on a machine that may stand still
+PATIENCE_S = 150.0  # generous, because the machine may be stopped meanwhile
 MOST_CONSUMERS = 5
-# Of what clients do, between one deed and the next.
+# Operations of the clients between two faults.
 LEAST_DONE, MOST_DONE = 10, 200
 
 
@@ -84,7 +84,7 @@ class Workload:
             self._relay.close()
         self.bus.__exit__(kind, error, trace)
 
-    # --- clients come
+    # --- clients
 
     def start(self) -> None:
         self.client.create_topic(TOPIC, shards=self._settings.shards)
@@ -118,16 +118,16 @@ class Workload:
     def _url(self) -> str:
         return self.bus.url if self._relay is None else f"polybus://127.0.0.1:{self._relay.port}"
 
-    # --- what is done to them
+    # --- faults
 
     def disturb(self, times: int, most_done: int = MOST_DONE) -> None:
-        names, weights = list(self._settings.deeds), list(self._settings.deeds.values())
+        names, weights = list(self._settings.faults), list(self._settings.faults.values())
         for _ in range(times):
             self.go_on(self._random.randint(LEAST_DONE, most_done))
             self.do(self._random.choices(names, weights)[0])
 
     def do(self, name: str) -> None:
-        deeds: dict[str, Callable[[], None]] = {
+        faults: dict[str, Callable[[], None]] = {
             KILL: lambda: self._end_one(self.consumers, signal.SIGKILL),
             STOP: lambda: self._end_one(self.consumers, signal.SIGTERM),
             START: self._start_one,
@@ -139,7 +139,7 @@ class Workload:
         }
         self._renew()
         self.done[name] += 1
-        deeds[name]()
+        faults[name]()
         self._renew()
 
     def kill_bus(self) -> None:
@@ -156,7 +156,7 @@ class Workload:
         self.bus.start()
 
     def pause(self, child: ClientProcess) -> None:
-        """Until the group goes on without it. What it was about to say it then says too late."""
+        """Pause a consumer until the group continues without it, so that its calls are late."""
         child.signal(signal.SIGSTOP)
         who = child.orders.who
         until(lambda: who not in self.members(), f"{who} is missed", PATIENCE_S)
@@ -164,7 +164,7 @@ class Workload:
         child.signal(signal.SIGCONT)
 
     def _pause_one(self) -> None:
-        """Not one whose name another goes by: nobody would miss it."""
+        """Return a consumer whose name no other process uses."""
         names = [child.orders.who for child in self.consumers]
         alone = [child for child in self.consumers if names.count(child.orders.who) == 1]
         if alone:
@@ -184,7 +184,7 @@ class Workload:
         self._wait(child, (0, EXIT_CODE, -signal.SIGKILL))
 
     def _take_over(self) -> None:
-        """The same name twice: the older one ends, or is told so when it next says something."""
+        """Start a second client of a name: the older one is fenced at its next call."""
         children, start = self._random.choice(
             ((self.consumers, self.consume), (self.producers, self.produce))
         )
@@ -192,7 +192,7 @@ class Workload:
         start(child.orders.who)
 
     def _renew(self) -> None:
-        """There are some of each at any time; who has ended by itself is let go."""
+        """Replace clients that have ended by themselves."""
         for children in (self.consumers, self.producers):
             for child in [one for one in children if one.has_ended]:
                 children.remove(child)
@@ -202,7 +202,7 @@ class Workload:
         if not self.producers:
             self.produce(f"w{self._started}")
 
-    # --- how it is going
+    # --- progress
 
     def members(self) -> list[str]:
         try:
@@ -216,22 +216,22 @@ class Workload:
         return sum(one["lag"] for one in group["shards"])
 
     def refused(self) -> int:
-        """Acks and transactions that were told that they came too late."""
+        """Return the number of acks and transactions that were refused as too late."""
         return sum(
             one.kind in (ACK, COMMIT) and (one.outcome == FAILED or bool(one.answer.get("refused")))
             for one in self._operations()
         )
 
     def repeated(self) -> int:
-        """Transactions that were done, and nobody was told: at the next try they were found."""
+        """Return the number of transactions that were committed without a response."""
         return sum(one.kind == COMMIT and one.outcome == DUPLICATE for one in self._operations())
 
     def _operations(self) -> list[Operation]:
-        paths = self._folder.glob("*.diary")
+        paths = self._folder.glob("*.journal")
         return [one for path in paths for one in operations(path.stem, path)]
 
     def _is_one_hidden(self, since_ns: int) -> bool:
-        """Whether a transaction that began since then is done, and was not answered."""
+        """Return whether a transaction since then is committed and not answered."""
         begun = [
             one
             for one in self._operations()
@@ -241,7 +241,7 @@ class Workload:
         return any(done.issuperset(one.fields["outputs"]) for one in begun)
 
     def go_on(self, count: int) -> None:
-        """Until the clients have done so much more."""
+        """Wait until the clients have made this much progress."""
         wanted = self._done() + count
 
         def is_there() -> bool:
@@ -252,19 +252,19 @@ class Workload:
 
     def _done(self) -> int:
         done = b'"outcome": "ok"'
-        return sum(path.read_bytes().count(done) for path in self._folder.glob("*.diary"))
+        return sum(path.read_bytes().count(done) for path in self._folder.glob("*.journal"))
 
     # --- the end
 
     def settle(self) -> None:
-        """Producers end, consumers do all there is to do, then they end, too."""
+        """Stop the producers, wait until all messages are acked, then stop the consumers."""
         self.end(self.producers)
         self._staff()
         self._quiet()
         self.end(self.consumers)
 
     def _quiet(self) -> None:
-        """Until everything is acked, however long that takes, as long as it goes on."""
+        """Wait until all messages are acked, as long as there is progress."""
         left = self.lag()
         while left:
             before = left
@@ -277,7 +277,7 @@ class Workload:
             left = self.lag()
 
     def _staff(self) -> None:
-        """As many consumers as in the beginning, whoever has ended by itself."""
+        """Start consumers again until there are as many as at the beginning."""
         for child in [one for one in self.consumers if one.has_ended]:
             self.consumers.remove(child)
             self._wait(child, (0, EXIT_CODE))
@@ -285,7 +285,7 @@ class Workload:
             self.consume(f"c{self._started}")
 
     def finish(self) -> None:
-        """Producers that were told how much to send have sent it."""
+        """Wait for producers with a limited number of messages."""
         for child in self.producers:
             self._wait(child, (0,))
         self.producers.clear()
@@ -298,8 +298,8 @@ class Workload:
         children.clear()
 
     def _tell_to_end(self, child: ClientProcess) -> None:
-        """Once it can hear it: whoever has a diary does."""
-        until(lambda: child.orders.diary.exists() or child.has_ended, "it begins", PATIENCE_S)
+        """Send the signal after the process has a journal, which means that it handles signals."""
+        until(lambda: child.orders.journal.exists() or child.has_ended, "it begins", PATIENCE_S)
         child.signal(signal.SIGTERM)
 
     def _wait(self, child: ClientProcess, codes: tuple[int, ...]) -> None:

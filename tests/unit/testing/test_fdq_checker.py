@@ -1,7 +1,7 @@
-"""The checker of FDQ: for each anomaly a history that shows it, and one that nearly does.
+"""The checker of FDQ: for each anomaly a history with it, and a similar one without.
 
-By hand first, then at random: rounds of a model that keeps its word are never objected to,
-and with one thing changed they always are.
+Handwritten rounds first, then random ones: correct rounds of a model have no anomaly, and each
+round with one injected fault has one.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def kinds(history: History, found: Found) -> set[str]:
 
 
 def changed(**fields) -> tuple[History, Found]:
-    """The small round with other fields."""
+    """Return the small round with changed fields."""
     seen = {name: fields.pop(name) for name in list(fields) if hasattr(FOUND, name)}
     return replace(HISTORY, **fields), replace(FOUND, **seen)
 
@@ -111,7 +111,7 @@ def test_correct_round_has_no_anomaly():
     assert in_words([]) == "no anomalies"
 
 
-# (the anomaly, a round that has it, one that nearly does)
+# (anomaly, a round with it, a similar round without it)
 COMMIT = HISTORY.commits[0]
 ACK = HISTORY.acks[0]
 RETRIED = (run(0, 10, outcome=FAILED), run(0, 12, delivery=2), run(1, 20), run(2, 30))
@@ -432,13 +432,13 @@ def without(things: tuple[Any, ...], *gone: Any) -> tuple[Any, ...]:
 
 
 def answered(history: History, found: Found) -> list[Row]:
-    """Rows whose producer was told so."""
+    """Rows whose produce call succeeded."""
     sure = {one.body for call in history.produced if call.outcome == OK for one in call.messages}
     return [row for row in found.topic if row.body in sure]
 
 
 def neighbours(rows: Iterable[Row], same: Callable[[Row], object]) -> list[tuple[Row, Row]]:
-    """Pairs of one key, one after the other, that are not the `same`."""
+    """Consecutive pairs of one key that differ in `same`."""
     pairs = [
         pair
         for key in {row.key for row in rows} - {None}
@@ -461,7 +461,7 @@ def lose_outputs(random, history, found):
 
 
 def pass_over(random, history, found):
-    """Nobody has handled it."""
+    """No handler has run it."""
     dead = {letter.position for letter in found.dead}
     plain = {one.body for call in history.produced for one in call.messages if not one[2]}
     rows = (row for row in found.topic if row.body in plain and row.position not in dead)

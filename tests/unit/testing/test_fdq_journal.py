@@ -1,4 +1,4 @@
-"""Diaries outlive their writers, and become the history that they tell."""
+"""Journals survive their processes and become the history of a round."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.rig.fdq.history import (
     Message,
     history_of,
 )
-from tests.rig.fdq.journal import NEVER_NS, UNKNOWN, Diary, operations
+from tests.rig.fdq.journal import NEVER_NS, UNKNOWN, Journal, operations
 from tests.rig.fdq.snapshot import output_body, run_of, source_of
 from tests.rig.observer import until
 
 
 def test_unfinished_call_has_an_unknown_outcome(tmp_path):
-    diary = Diary(tmp_path / "x")
-    first, second = diary.begin("produce", body="a"), diary.begin("produce", body="b")
-    diary.end(first, OK, first_id=7)
+    journal = Journal(tmp_path / "x")
+    first, second = journal.begin("produce", body="a"), journal.begin("produce", body="b")
+    journal.end(first, OK, first_id=7)
     done, open_ = operations("p", tmp_path / "x")
     assert (done.outcome, done.answer, done.fields) == (OK, {"first_id": 7}, {"body": "a"})
     assert done.began_ns <= done.ended_ns < NEVER_NS
@@ -36,23 +36,23 @@ def test_unfinished_call_has_an_unknown_outcome(tmp_path):
 
 def test_truncated_line_is_ignored(tmp_path):
     path = tmp_path / "x"
-    diary = Diary(path)
-    diary.end(diary.begin("produce"), OK)
+    journal = Journal(path)
+    journal.end(journal.begin("produce"), OK)
     for cut in range(1, len(path.read_bytes().splitlines(keepends=True)[1])):
         (tmp_path / "cut").write_bytes(path.read_bytes()[:-cut])
         assert [one.outcome for one in operations("p", tmp_path / "cut")] == [UNKNOWN]
 
 
 def test_journals_become_a_history(tmp_path):
-    diary = Diary(tmp_path / "x")
-    diary.note(ASSIGNED, shard=1, epoch=2)
-    diary.end(diary.begin(PRODUCE, producer="w", messages=[Message("k", "m", True)]), OK)
+    journal = Journal(tmp_path / "x")
+    journal.note(ASSIGNED, shard=1, epoch=2)
+    journal.end(journal.begin(PRODUCE, producer="w", messages=[Message("k", "m", True)]), OK)
     where = {"epoch": 2, "shard": 1, "offset": 0}
-    diary.end(diary.begin(RUN, **where, key="k", body="m", delivery=1), FAILED)
-    diary.begin(COMMIT, **where, outputs=["m|r|0"])
-    diary.end(diary.begin(COMMIT, **where, outputs=["m|r|1"]), UNSENT)
+    journal.end(journal.begin(RUN, **where, key="k", body="m", delivery=1), FAILED)
+    journal.begin(COMMIT, **where, outputs=["m|r|0"])
+    journal.end(journal.begin(COMMIT, **where, outputs=["m|r|1"]), UNSENT)
     shards = [{"shard": number, "epoch": 2, "acked": [[0, 3]]} for number in (1, 2)]
-    diary.end(diary.begin(ACK, shards=shards), OK, refused=[2])
+    journal.end(journal.begin(ACK, shards=shards), OK, refused=[2])
     found = history_of(operations("c", tmp_path / "x"), max_deliver=3, is_exact=False)
     assert [(one.consumer, one.shard, one.epoch) for one in found.assigned] == [("c", 1, 2)]
     assert found.produced[0].messages == (Message("k", "m", True),)
