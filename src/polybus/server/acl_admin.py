@@ -5,18 +5,18 @@
     acl_rm    rule               remove one
     acl_test  who action topic   would it be allowed, and which rule decides
 
-Who may change what:
+Rights to change rules:
 
     an admin of the whole bus (root, its own user,     every rule
-    and whom a rule gives `admin` on `*`)
+    and callers with an `admin` rule on `*`)
     an admin of a pattern                              rules within it, `admin` aside
     a topic's creator                                  produce, subscribe and delete of
                                                        that topic; rules of creators only
 
-So a creator cannot take away what an admin has set. Everyone may test.
+So a creator cannot remove a rule that an admin has set. Every caller may test.
 
-A change is looked up and written on another thread, then put in force here, then
-answered. One that cannot be written is not put in force.
+A change is resolved and written on another thread, then takes effect, then is answered. A
+change that cannot be written does not take effect.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class AclAdmin:
         self._turn = asyncio.Lock()  # changes and reloads come one after another
 
     def start(self, loaded: LoadedSettings) -> None:
-        """Before anybody is served: reads everything, or raises `ConfigError`."""
+        """Read all rules before the first connection. Raises `ConfigError`."""
         self._apply(
             loaded, rule_set.load_rule_set(loaded, self._path), rule_set.load_user_quotas(loaded)
         )
@@ -157,7 +157,7 @@ class AclAdmin:
         self._install(book)
         for entry in book.entries:
             if entry.names_nobody:
-                self._log.warning("rule names nobody", rule=str(entry.rule))
+                self._log.warning("rule matches no caller", rule=str(entry.rule))
 
     def _install(self, book: RuleSet) -> None:
         self._book = book

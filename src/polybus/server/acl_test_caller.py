@@ -1,8 +1,8 @@
-"""Callers that `polybus acl test` asks about: who they would be, had they connected.
+"""Identities for `polybus acl test`: the identity that a caller would have if it connected.
 
 user:alice                           alice, with the groups that the host gives her
 user:alice,service:backup.service    the same, running as that unit
-group:staff                          somebody in staff whom no rule names
+group:staff                          a member of staff that no rule names
 service:/usr/bin/x  key:K  anonymous
 """
 

@@ -1,14 +1,14 @@
-"""The admin socket: questions to a running bus, one JSON object a line.
+"""The admin socket: requests to a running bus, one JSON object per line.
 
     → {"verb": "stats"}
     ← {"ok": {...}}   or   {"error": {"code": "unknown_verb", "text": "..."}}
 
-Answers come in the order of the questions. A table of verbs says what may be
-asked and by whom: everyone who reaches the socket, or admins only, that is root,
-the user that the bus runs as, and whom a rule makes one; the kernel vouches for
-who is who. A verb may take its time: the next question waits for its answer.
+Responses come in the order of the requests. A table of verbs lists the requests and their
+callers: any caller that reaches the socket, or admins only: root, the user that the bus runs
+as, and callers with an admin rule. The kernel reports the identity. A verb may be slow: the
+next request waits for its response.
 
-What happens to bad input:
+Bad input:
 
     not JSON, not an object, no verb, an unknown one,   an error, the connection
     a key the verb does not take                        lives on
@@ -17,7 +17,8 @@ What happens to bad input:
     input that ends inside a line                       that line is dropped, then closed
     questions faster than answers are read              reading pauses
 
-Strangers hold at most half the places, so they cannot lock the owner out.
+Callers that are not admins get at most half of the connections, so they cannot lock the
+owner out.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Answer = dict[str, Any]
 
 
 class AdminServer:
-    """All admin connections of one bus: its verbs, its places, its clock."""
+    """All admin connections of one bus, with its verbs and limits."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class AdminServer:
         self._sessions: set[AdminSession] = set()
 
     def open(self, pipe: ConnectionIO) -> AdminSession:
-        """A session for a new connection; one too many is told so and closed."""
+        """Open a session. A connection over the limit gets an error and is closed."""
         session = AdminSession(self, pipe)
         strangers = sum(not self.is_admin(one.identity) for one in self._sessions)
         if not self.is_admin(pipe.identity) and strangers >= self._max_strangers:
@@ -89,14 +90,14 @@ class AdminServer:
         return identity.uid in self._admins or self._has_admin_rule(identity)
 
     def tick(self) -> None:
-        """Close those that said nothing whole for too long."""
+        """Close sessions without a complete request for too long."""
         deadline = self.clock() - self._idle_timeout_s
         for session in [one for one in self._sessions if one.is_idle_since(deadline)]:
             self._log.info("connection closed", dialect="admin", peer=session.peer, reason="idle")
             session.abort()
 
     def answer(self, line: bytes, identity: Identity) -> Answer | Awaitable[Answer]:
-        """What to say to one line. Never raises: a defect of ours is an answer, too."""
+        """Return the response to one line. Never raises: an internal error is a response, too."""
         try:
             request = _parse(line)
             found = self._verb(request, identity).answer(request, identity)
@@ -127,7 +128,7 @@ class AdminServer:
             )
         if not verb.for_everyone and not self.is_admin(identity):
             self._log.warning("denied", dialect="admin", user=identity.name, verb=name)
-            who = "root, the user of the bus, and whom a rule makes an admin"
+            who = "root, the user of the bus, and callers with an admin rule"
             raise AdminError("denied", f"{name} is for {who}")
         unknown = sorted(request.keys() - verb.keys - {"verb"})
         if unknown:
@@ -136,7 +137,7 @@ class AdminServer:
 
 
 class AdminSession:
-    """One connection: cuts lines, answers them one after another."""
+    """One connection: splits input into lines and answers them in order."""
 
     def __init__(self, desk: AdminServer, pipe: ConnectionIO) -> None:
         self._desk = desk
@@ -162,7 +163,7 @@ class AdminSession:
         self.close()
 
     def close(self) -> None:
-        """Take nothing more; what is answered still goes out."""
+        """Accept no more requests; pending responses are still sent."""
         self._closing = True
         self._pipe.close()
 
@@ -170,7 +171,7 @@ class AdminSession:
         self._pipe.abort()
 
     def is_idle_since(self, deadline: float) -> bool:
-        """Has it said nothing whole since then, and waits for nothing?"""
+        """Return True without a complete or pending request since `deadline`."""
         return self._pending is None and self._last_whole_s < deadline
 
     def receive(self, buffer: Buffer, start: int, end: int) -> int:
@@ -218,7 +219,7 @@ class AdminSession:
             self._pipe.resume_reading()
 
     def _add_line_part(self, data: bytes, at: int) -> int:
-        """Add up to one line to what is there, answer it if it is whole; where it ended."""
+        """Add up to one line, answer it if it is complete. Returns the position after it."""
         newline = data.find(b"\n", at)
         stop = len(data) if newline < 0 else newline
         if len(self._line) + stop - at > MAX_LINE_BYTES:

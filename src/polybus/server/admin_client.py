@@ -26,7 +26,7 @@ from polybus.model.socket_path import find_socket
 TIMEOUT_S = 10.0
 # A line for each of a million connections.
 MAX_ANSWER_BYTES = 512 * 1024 * 1024
-# What the bus says → what is raised here.
+# Error code of the bus → exception raised here.
 ERRORS: Mapping[str, type[PolybusError]] = {
     "denied": Denied,
     "refused": Refused,

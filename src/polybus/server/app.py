@@ -138,7 +138,7 @@ class App:
         stack.callback(self._streams.close)
 
     def _count_received(self) -> int:
-        """Count what connections of the loop sent: reads of streams, and requests of others."""
+        """Return the reads of stream connections plus the requests of other connections."""
         others = sum(one.received for one in self._broker.overview.other_totals)
         return self._streams.shared.reads + others
 

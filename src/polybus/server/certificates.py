@@ -4,7 +4,7 @@ Listeners are given one `SSLContext` and keep it for as long as the bus lives.
 Its only job is to hand each new connection over, at its first message, to the
 context that is current. So a reload (SIGHUP) builds a whole new context and
 then swaps one reference: a certificate that does not fit its key changes
-nothing, and connections that are already there keep what they have.
+nothing, and open connections keep their certificate.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ A top-level key `data` is the variable `POLYBUS_DATA`; a key `max_payload` of
 the section `[rqueue]` is `POLYBUS_RQUEUE_MAX_PAYLOAD`. An empty variable is an
 unset one. Unknown keys in the file are errors: a limit that was mistyped would
 silently not hold. An unknown `POLYBUS_*` variable is a warning only, because
-not everyone who sets variables means us: Kubernetes gives every container near
+not every such variable is meant for polybus: Kubernetes gives every container near
 a service called "polybus" a POLYBUS_SERVICE_HOST and POLYBUS_PORT.
 
-Every complaint is one line: where the value came from, section, key, what was
-expected, what was found.
+Every error is one line: the source of the value, section, key, the expected value, the
+found value.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """The effective settings, the source of each, and what deserves a warning.
+    """The effective settings, the source of each, and warnings.
 
-    `again` reads the same places once more, for what can change while the bus runs.
+    `again` reads the same sources once more, for settings that a running bus reloads.
     """
 
     settings: Settings
@@ -240,7 +240,7 @@ def _build(values: Mapping[str, Any]) -> Settings:
 
 
 def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
-    """What each value alone cannot show: settings that contradict each other."""
+    """Raise `ConfigError` for settings that contradict each other."""
     limits = settings.limits
     if limits.outbox_high_water_bytes > limits.outbox_max_bytes:
         raise _contradiction(

@@ -1,8 +1,8 @@
-"""One value of the configuration, from what was written to what is meant.
+"""One value of the configuration: from its text or TOML value to its type.
 
 TOML gives typed values, the environment and flags give text; both end as the
-type of the dataclass field. `Unfit` says what was expected, in words for the
-person who wrote the value; the caller adds where it came from.
+type of the dataclass field. `InvalidValue` has the expected value as
+text; the caller adds the source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORDS = {
 
 
 class InvalidValue(Exception):
-    """The value does not fit; the text is what was expected instead."""
+    """A value of the wrong type or range; the text describes the expected value."""
 
 
 def from_toml(value: Any, kind: Any, base: Path) -> Any:
@@ -134,7 +134,7 @@ def _path(value: Any, base: Path) -> Path:
     try:
         return base / Path(value).expanduser()
     except RuntimeError:
-        raise InvalidValue("a path (whose '~' is somebody's home)") from None
+        raise InvalidValue("a path (with a '~' that is the home of a user)") from None
 
 
 def _number(text: str, kind: type) -> Any:

@@ -61,7 +61,7 @@ class DurableService:
         await asyncio.to_thread(self._stack.close)
 
     def compact(self) -> dict[str, Any]:
-        """Gives back the room of what was removed; blocks, for as long as that takes."""
+        """Free the space of removed data. Blocks until it is done."""
         try:
             before, after = self.store.compact()
         except PolybusError as error:

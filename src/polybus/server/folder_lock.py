@@ -3,7 +3,7 @@
 The owner holds an flock on the file `lock` in it, with its pid written inside.
 The kernel lets go of the lock when the owner ends, however it ends, so a kill -9
 leaves nothing to clean up; the file stays, and its pid is only read while
-somebody holds the lock.
+a process holds the lock.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
     data        --data; else $XDG_STATE_HOME/polybus, ~/.local/state/polybus,
                 or /var/lib/polybus for root
 
-A folder the bus makes is 0700, so only its user reaches what is inside; the
+A folder that the bus creates is 0700, so only its user reaches its files; the
 exception is root's runtime folder (0755), because a bus of root serves everyone
 and its policy decides. A folder that is already there must belong to the bus's
-user and be writable by no one else: in a shared temp folder somebody else could
-have made it first, and would then own our sockets.
+user and be writable by no other: in a shared temp folder another user could have
+created it first, and would then own the sockets.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def socket_mode(uid: int) -> int:
 
 
 def prepare_runtime(folder: Path, uid: int) -> None:
-    """Make `<runtime>`, or check the one that is there. What it is in must exist."""
+    """Create `<runtime>`, or check the existing one. Its parent must exist."""
     what = "runtime folder"
     if not folder.parent.is_dir():
         raise ConfigError(f"{what} {folder}: there is no {folder.parent} (see $XDG_RUNTIME_DIR)")
@@ -70,7 +70,7 @@ def prepare_data(folder: Path, uid: int) -> None:
 
 
 def prepare_listed(folder: Path, uid: int) -> None:
-    """The folder of a socket that somebody listed: made if missing, else left as it is."""
+    """Create the folder of a configured socket if it is missing."""
     try:
         if not folder.exists():
             _make(folder, socket_folder_mode(uid))

@@ -1,7 +1,7 @@
 """Signals, the timer, and the end.
 
     SIGTERM, SIGINT   stop: drain, then exit 0; a second one ends the process at once
-    SIGHUP            reload what can change while the bus runs
+    SIGHUP            reload rules, keys, tokens and certificates
 
 A stop takes less than 10 s, whatever happens: should the loop itself hang, a
 thread ends the process when that time is nearly over.

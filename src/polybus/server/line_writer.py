@@ -1,7 +1,7 @@
 """Lines to a file descriptor, from a thread of its own.
 
-stderr may be a pipe that nobody reads, a full disk or a stopped terminal; a
-write to it can then block for ever, and the event loop must never block. So the
+stderr may be a pipe that is not read, a full disk or a stopped terminal; a
+write to it can then block forever, and the event loop must never block. So the
 loop only queues lines; a thread writes them. The queue is bounded: when it is
 full, lines are dropped, as are those that a closed pipe or a full disk did not
 take. All are counted, and once lines get through again the last of them says how many.
@@ -21,12 +21,12 @@ MAX_QUEUED_LINES = 10_000
 MAX_LINE_CHARS = 64 * 1024
 # After a write that failed: a closed pipe must not make a busy thread.
 RETRY_S = 0.01
-# At the end: how long a reader of stderr may take for what is queued.
+# How long `close` waits until queued lines are written.
 CLOSE_TIMEOUT_S = 1.0
 
 
 class LineWriter:
-    """`write` never blocks. `close` waits for what is queued, for a bounded time."""
+    """`write` never blocks. `close` waits for queued lines, for a bounded time."""
 
     def __init__(self, fd: int) -> None:
         self.dropped = 0

@@ -1,13 +1,12 @@
-"""Which listeners a bus opens: from the settings to a checked list of addresses.
+"""The listeners of a bus: from the settings to a checked list of addresses.
 
-With no `listen` every dialect starts at its default; with any, only those that
-are listed. The admin socket is always there: at its default, or where it is
-listed. Everything is checked before anything is opened: the dialect, the
-address, the scheme, and that nobody beyond this machine is served in plain text
-without someone having asked for it.
+Without `listen` every installed dialect listens at its default addresses; with it, only the
+listed ones. The admin socket is always open: at its default, or where it is listed. All
+checks come before anything is opened: the dialect, the address, the scheme, and that other
+machines are not served without encryption unless `insecure` is set.
 
-`localhost` stands for two addresses, and a client may try either first. So it is
-two listeners, on a host that has both; at port 0 each gets a port of its own.
+`localhost` stands for two addresses, and a client may try either first. So it becomes two
+listeners on a host that has both; at port 0 each gets its own port.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LOOPBACKS = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 
 @dataclass(frozen=True, slots=True)
 class ListenerSpec:
-    """One listener to open. `listed`: somebody asked for it, it is not a default."""
+    """One listener to open. `listed`: it is configured, not a default."""
 
     dialect: str
     address: Address
@@ -43,7 +42,7 @@ class ListenerSpec:
 def plan_listeners(
     loaded: LoadedSettings, runtime: Path, admin: bool = True
 ) -> tuple[ListenerSpec, ...]:
-    """The listeners to open, dialects first; `UsageError` if one cannot be."""
+    """Return the listeners to open, dialects first. Raises `ConfigError` for an invalid one."""
     source = loaded.sources.get("listen", DEFAULT)
     listed = [
         one for item in loaded.settings.listen for one in _expand_localhost(_parse(item, source))
@@ -78,7 +77,7 @@ def _parse(item: str, source: str) -> ListenerSpec:
         raise ConfigError(f"{source}: unknown dialect {name!r}: this bus has {', '.join(known)}")
     try:
         address = Address.parse(text)
-        if address.is_unix:  # so that what is printed is right in any folder
+        if address.is_unix:  # so that the printed address is valid in any folder
             address = Address.parse(f"{address.scheme}:{Path(address.path).absolute()}")
     except AddressError as error:
         raise AddressError(f"{source}: {name}: {error}") from None
@@ -94,7 +93,7 @@ def _expand_localhost(one: ListenerSpec) -> list[ListenerSpec]:
 
 
 def _is_here(host: str, family: socket.AddressFamily) -> bool:
-    """Has this machine such an address? Containers often lack IPv6."""
+    """Return True if this machine has the address. Containers often lack IPv6."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as trial:
             trial.bind((host, 0))

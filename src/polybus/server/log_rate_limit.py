@@ -7,7 +7,7 @@ event anyway, this is only about the lines. Tracebacks are long, and a defect th
 repeats itself says nothing new: for them the second is a minute.
 
 Lines that differ in their reason, their quota or their user are not repeats of one
-another: whoever floods the log must not hide what another one does.
+another: a client that floods the log must not hide the lines of others.
 
 It is the first step of the log, so that a suppressed line costs almost nothing.
 """
@@ -27,7 +27,7 @@ TRACEBACK_WINDOW_S = 60.0
 # uids (user namespaces give thousands): all kinds beyond this share one count.
 MAX_KINDS = 200
 SUMMARY = "repeated"
-# What tells two events of the same name apart.
+# Fields that distinguish two events of the same name.
 DISTINGUISHING_FIELDS = ("reason", "quota", "user")
 
 
@@ -51,7 +51,7 @@ class _Window:
 
 
 class LogRateLimiter:
-    """A step of the log's processing: drops what repeats too often, and remembers how often."""
+    """A log processor: drops events that repeat too often, and counts them."""
 
     def __init__(self, max_repeats_per_s: int, clock: Callable[[], float]) -> None:
         self._limit = max_repeats_per_s

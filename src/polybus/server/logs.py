@@ -4,10 +4,10 @@
     {"at": "2026-01-31T12:00:00.123Z", "level": "warning", "event": "slow_consumer", ...}
 
 People read the first, machines (`--log-format json`) the second. Colours only
-on a terminal. What a peer says is quoted, so it can never forge a line.
+on a terminal. Text of a peer is quoted, so it can never forge a line.
 
 Two things must not happen: a flood of connects that fills the disk (`FloodGate`),
-and a stderr that nobody reads stopping the bus (`LineWriter`, see there).
+and a stderr that is not read blocking the bus (`LineWriter`, see there).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Logs:
 
 
 class _Lines:
-    """What structlog calls with the finished line, whatever its level."""
+    """The logger that structlog calls with the finished line, at any level."""
 
     def __init__(self, writer: LineWriter) -> None:
         self.debug = self.info = self.warning = self.error = self.critical = writer.write

@@ -1,7 +1,7 @@
-"""Between the loop and other threads: work handed to it, and work it hands out.
+"""Calls between the event loop and other threads.
 
-The loop never waits for a disk. What would make it wait runs on a few threads of
-its own, and what they have done comes back in one step, however much it is.
+The loop never waits for a disk. Blocking work runs on a few threads, and their results come
+back to the loop in one callback, however many there are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from polybus.errors import Unavailable
 
 T = TypeVar("T")
-# A loop that does not get round to a question in this time is stuck, or has ended.
+# A loop that does not run a call within this time is stuck, or has ended.
 ANSWER_TIMEOUT_S = 30.0
-READERS = 4  # threads that read for the loop: a disk serves few at once better than many
-# Threads that wait for the disk for the loop: what they write at once shares a sync.
+READERS = 4  # reading threads: a disk serves a few concurrent reads better than many
+# Threads that wait for the disk: their concurrent commits share one sync.
 WORKERS = 16
 
 
@@ -40,13 +40,13 @@ class LoopCaller:
             raise Unavailable("the bus is stopping") from error
         except TimeoutError:
             if outcome.cancel():
-                raise Unavailable("the bus did not get round to it: try again") from None
-            return outcome.result()  # it was done just now
+                raise Unavailable("timed out waiting for the event loop; retry") from None
+            return outcome.result()  # it finished in the meantime
 
 
 def _run(outcome: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if not outcome.set_running_or_notify_cancel():
-        return  # whoever asked has given up, and must not be surprised by the outcome
+        return  # the caller has timed out and must not see the call executed
     try:
         outcome.set_result(function(*args))
     except BaseException as error:
@@ -54,7 +54,7 @@ def _run(outcome: Future[Any], function: Callable[..., Any], args: tuple[Any, ..
 
 
 class CompletionQueue:
-    """Brings what other threads have finished to the loop: one wake-up for all that is ready."""
+    """Runs callbacks of other threads on the loop: one wake-up for all that are ready."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -63,7 +63,7 @@ class CompletionQueue:
         self._is_scheduled = False
 
     def call(self, step: Callable[[], None]) -> None:
-        """From any thread: the loop will take this step soon, in the order they came."""
+        """Run a step on the loop soon, in the order of the calls. May be called from any thread."""
         with self._lock:
             self._ready.append(step)
             if self._is_scheduled:
@@ -71,7 +71,7 @@ class CompletionQueue:
             self._is_scheduled = True
         try:
             self._loop.call_soon_threadsafe(self._run_ready)
-        except RuntimeError:  # the loop has ended: nobody is left to be told
+        except RuntimeError:  # the loop has ended
             pass
 
     def _run_ready(self) -> None:
@@ -81,20 +81,20 @@ class CompletionQueue:
         for step in ready:
             try:
                 step()
-            except Exception as error:  # one party's trouble is not everyone's
+            except Exception as error:  # an error in one step must not stop the others
                 context = {"message": "a step for the loop failed", "exception": error}
                 self._loop.call_exception_handler(context)
 
 
 class WorkerPool:
-    """The loop's threads for reading."""
+    """Threads for blocking work of the loop."""
 
     def __init__(self, completions: CompletionQueue, threads: int = READERS) -> None:
         self._completions = completions
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="polybus-reader")
 
     def __call__(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
-        """Runs `work` on one of them, and then `then` on the loop with its outcome."""
+        """Run `work` on a thread, then `then` on the loop with its future."""
         future = self._pool.submit(work)
         future.add_done_callback(lambda done: self._completions.call(lambda: then(done)))
 

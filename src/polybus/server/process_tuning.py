@@ -1,4 +1,4 @@
-"""What the bus asks of the process it lives in."""
+"""Settings of the process: descriptors, memory, garbage collection."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fit_limits(limits: Limits, descriptors: DescriptorLimit) -> Limits:
 
 
 def _open_standard_streams() -> None:
-    """Whoever started us may have closed 0, 1 or 2: a socket must not get that number."""
+    """The parent may have closed 0, 1 or 2: a socket must not get that number."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

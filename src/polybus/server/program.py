@@ -1,8 +1,7 @@
-"""What a run of the server is to do: everything decided and checked, nothing opened.
+"""The plan of one run of the server: everything is decided and checked, nothing is opened.
 
-The commands (`polybus serve`, `polybus rqueue`) make a `Program` out of flags,
-environment and file; `server.app` runs it; `polybus config check` makes one and
-throws it away.
+The commands build a `ServerPlan` from flags, environment and file, and `server.app` runs it.
+`polybus config check` only builds it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class ServerPlan:
 
 
 def plan_serve(loaded: LoadedSettings, environ: Mapping[str, str]) -> ServerPlan:
-    """The whole bus (`polybus serve`)."""
+    """Return the plan of the whole bus (`polybus serve`)."""
     _check_engine(loaded)
     uid = os.getuid()
     runtime = runtime_folder(environ, uid)
@@ -49,7 +48,7 @@ def plan_serve(loaded: LoadedSettings, environ: Mapping[str, str]) -> ServerPlan
 def plan_without_store(
     loaded: LoadedSettings, environ: Mapping[str, str], admin: bool
 ) -> ServerPlan:
-    """The rqueue server and nothing else (`polybus rqueue`)."""
+    """Return the plan of listeners without a store and a data folder (`polybus rqueue`)."""
     uid = os.getuid()
     runtime = runtime_folder(environ, uid)
     return ServerPlan(loaded, plan_listeners(loaded, runtime, admin), runtime, None, uid)
@@ -61,7 +60,7 @@ def check_exclusive(data: Flag, engine: Flag) -> None:
 
 
 def check_files(loaded: LoadedSettings) -> None:
-    """What only reading files can tell; for `polybus config check`."""
+    """Check the files that settings name, for `polybus config check`."""
     from polybus.server import rule_set
 
     rule_set.load_rule_set(loaded, None)

@@ -1,8 +1,8 @@
 """The rules in force, and where each is written: in the config, or in `acl.toml`.
 
-A user or group that the host does not know is an error where somebody has just
-written it. In `acl.toml` it is not: the user may have been removed since. Such a
-rule stays, and names nobody; an allow rule goes on closing what it closes.
+A user or group that the host does not know is an error in the config and in a new rule. In
+`acl.toml` it is not, because the user may have been removed later. Such a rule stays and
+matches no caller; an allow rule still closes its topics to others.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def write(path: Path, book: RuleSet) -> None:
 
 
 def resolve_rule(rule: Rule, source: str) -> PlacedRule:
-    """The rule with the number of whom it names; `ConfigError` if this host has no such."""
+    """Return the rule with its uid or gid. Raises `ConfigError` if the host does not know it."""
     number = look_up_number(rule.who)
     if number is None and rule.who.kind in NUMBERED:
         raise ConfigError(f'{source}: rule "{rule}": {unknown_name_text(rule.who)}')

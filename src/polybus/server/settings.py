@@ -23,7 +23,7 @@ from polybus.model.limits import KIB, Limits, QuotaLimits
 class ServerSettings:
     """How the process behaves (`[server]`)."""
 
-    # What is still to be written gets this long after SIGTERM. The whole stop must
+    # Pending output gets this long after SIGTERM. The whole stop must
     # take at most 10 s, so that `systemctl restart` and tests never wait for a kill.
     drain_timeout_s: float = 5.0
     # Each admin connection may hold a line of 1 MiB: few people and scripts need more.
@@ -34,7 +34,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is written on stderr (`[log]`)."""
+    """The log on stderr (`[log]`)."""
 
     format: Literal["human", "json"] = "human"
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -89,7 +89,7 @@ CORE_SECTIONS = ("server", "log", "tls", "limits", "quotas")
 UNBOUNDED = float("inf")
 
 BOUNDS: dict[str, tuple[float, float]] = {
-    # Longer than a minute is a mistake: nobody means to lose that much.
+    # More than a minute of lost commits is certainly a mistake.
     "commit_interval_ms": (1, 60_000),
     # With the flush of the logs and the closing of sockets it stays under 10 s.
     "server.drain_timeout_s": (0, 8),

@@ -1,8 +1,8 @@
-"""Unix sockets as files: what to do with one that is already there.
+"""Files of Unix sockets, and the handling of existing ones.
 
-A killed bus leaves its socket files behind. One that nobody answers on is
-replaced; one that answers belongs to a living bus and is an error; anything
-that is not a socket is somebody's file and is not touched.
+A killed bus leaves its socket files behind. A socket without a listener is replaced; one
+with a listener belongs to a running bus and is an error; a file that is not a socket is
+not touched.
 
 Looking, removing and binding are three steps, and two buses that start at the
 same moment could remove each other's fresh socket between them. So all three
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 # A living bus accepts at once; one too busy to do so fills its backlog, and that is an answer.
 ANSWER_TIMEOUT_S = 1.0
-# Another bus holds the folder for as long as a bind takes. Whoever holds it longer
-# (in /tmp anyone may) is not let hold up our start for ever.
+# Another bus holds the folder for as long as a bind takes. A process that holds
+# it longer (in /tmp any user may) must not block the start forever.
 CLAIM_TIMEOUT_S = 5.0
 
 
@@ -72,13 +72,13 @@ def prepared_path(
 
 
 def identify(path: Path) -> tuple[int, int]:
-    """What tells this very file from a later one of the same name."""
+    """Return the device and inode, which distinguish the file from a later one of its name."""
     found = path.lstat()
     return found.st_dev, found.st_ino
 
 
 def remove(path: Path, mine: tuple[int, int]) -> None:
-    """Remove the socket file, unless somebody has put another in its place."""
+    """Remove the socket file, unless another file has replaced it."""
     with contextlib.suppress(OSError):
         if identify(path) == mine:
             path.unlink()

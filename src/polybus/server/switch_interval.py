@@ -1,4 +1,4 @@
-"""How long a thread of the bus may keep the interpreter's lock while others wait for it.
+"""The switch interval: how long a thread may keep the GIL while others wait for it.
 
 The loop does some ten microseconds at a time, and every client of its dialects waits for
 it. At Python's default of 5 ms one busy thread took an echo's p50 from 10 µs to 5 ms. What
@@ -9,8 +9,8 @@ But those threads wait for each other as well: one that brings batches, one that
 for each consumer that follows. Where each loses the lock every 0.05 ms, all of them are
 done when the last is, and it is passed on far more often: at 1000 messages a second FDQ's
 p50 was 5.2 ms from end to end, and 4.3 at 0.5. So turns are short only while connections of
-the loop bring something. Whoever is busy beside it looks more often than the loop itself (the
-store, with every transaction): a first request need not wait for the next tick.
+the loop send something. Busy threads check that more often than the loop itself (the store,
+with every transaction), so a first request does not wait for the next tick.
 """
 
 from __future__ import annotations

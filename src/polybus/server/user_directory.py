@@ -1,10 +1,9 @@
-"""The host's users and groups: which number a name stands for, and who is in what.
+"""The host's users and groups: uids and gids of names, and groups of users.
 
-The user database may be a file, or a server at the other end of a slow network,
-and asking it takes as long as it takes. So names in rules and settings are looked
-up where waiting hurts nobody (`uid_of`, `gid_of`: not on the event loop). What
-the loop itself must know goes through a `Directory`: one thread asks, the loop
-waits a moment at most, and what was learned is good for a minute.
+The user database may be a file or a remote server, and a lookup may take long. So names in
+rules and settings are looked up on other threads than the loop (`uid_of`, `gid_of`). Lookups
+for the loop go through a `UserDirectory`: one thread asks, the loop waits a moment at most,
+and results are valid for a minute.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_ASKED = 1024  # questions that wait behind one that hangs
 
 
 class UserAccount(NamedTuple):
-    """What the database says of a uid: nothing, if it has none such."""
+    """The database entry of a uid; empty if there is none."""
 
     name: str | None
     groups: frozenset[int]
@@ -57,7 +56,7 @@ def account_of(uid: int) -> UserAccount:
 
 
 class UserDirectory:
-    """What is known of uids, for the event loop."""
+    """Cached entries of uids, for the event loop."""
 
     def __init__(
         self, clock: Callable[[], float], look_up: Callable[[int], UserAccount] = account_of

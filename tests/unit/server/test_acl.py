@@ -385,6 +385,6 @@ def test_a_user_who_is_gone_does_not_keep_the_bus_from_starting(tmp_path):
     bench.start()
     assert not bench.policy.allows(ROOT, "produce", b"t")
     assert bench.ask("acl_ls")[0]["names_nobody"] is True
-    assert [event for event, _ in bench.log.warnings()] == ["rule names nobody"]
+    assert [event for event, _ in bench.log.warnings()] == ["rule matches no caller"]
     bench.rm("allow user:no-such-user produce t")
     assert bench.policy.allows(ROOT, "produce", b"t")
