@@ -274,7 +274,7 @@ def test_long_work_shows_how_far_it_is_on_a_terminal(env, topic, tmp_path):
         (2, "leave out the messages", ["pub", "any", "x", "--whole"]),
         (2, "at least one character", ["pub", "any", "--key-sep", ""]),
         (2, "BEFORE must be", ["topic", "trim", "any", "soon"]),
-        (2, "is no bus", ["topic", "ls", "--bus", "somewhere"]),
+        (2, "invalid bus URL", ["topic", "ls", "--bus", "somewhere"]),
         (2, "behind the ?", ["topic", "ls", "--bus", "polybus://127.0.0.1:1?colour=red"]),
         (3, "no bus answers", ["topic", "ls", "--bus", "polybus://127.0.0.1:1"]),
         (3, "no bus answers", ["pub", "any", "x", "--bus", "polybus://127.0.0.1:1"]),

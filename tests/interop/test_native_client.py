@@ -257,7 +257,7 @@ def test_no_bus_is_not_connected(bus):
 
 @pytest.mark.parametrize("url", ["127.0.0.1:6570", "http://a:1", "polybus://a", "polybus://a:x"])
 def test_what_is_no_bus_is_told(url):
-    with pytest.raises(errors.AddressError, match="is no bus"):
+    with pytest.raises(errors.AddressError, match="invalid bus URL"):
         Client(url)
 
 

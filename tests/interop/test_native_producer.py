@@ -299,7 +299,7 @@ def test_one_who_waits_for_room_is_told_of_the_end(bus, topic, relay):
     thread.start()
     producer.close(0.2)
     thread.join(PATIENCE_S)
-    assert told == ["this producer was closed"]
+    assert told == ["the producer is closed"]
 
 
 def test_what_was_cancelled_in_time_is_never_sent(client, topic, relay, far):
@@ -337,12 +337,12 @@ def test_a_producer_may_be_given_an_end(topic, relay):
 @pytest.mark.parametrize(
     ("bodies", "keys", "says"),
     [
-        ([], None, "no rows"),
-        (b"one", None, "put a single one into a list"),
-        (["text"], None, "a body is bytes, not str"),
-        ([None], None, "a body is bytes, not NoneType"),
+        ([], None, "at least one row"),
+        (b"one", None, "bodies must be a list of bytes"),
+        (["text"], None, "body must be bytes, got str"),
+        ([None], None, "body must be bytes, got NoneType"),
         ([b"x"], ["a", "b"], "2 keys for 1 bodies"),
-        ([b"x"], [b"a"], "a key is text or None"),
+        ([b"x"], [b"a"], "key must be str or None"),
         ([b"x"], ["\udc80"], "UTF-8"),
     ],
 )
@@ -357,7 +357,7 @@ def test_what_cannot_be_produced_is_told_at_once(client, bodies, keys, says):
         ({"body": pa.array([b"x"])}, "shard_key: the column is missing"),
         ({"shard_key": pa.array(["a"]), "body": pa.array(["x"])}, "body: the type is string"),
         ({"shard_key": pa.array(["a"]), "body": pa.array([None], pa.binary())}, "has none"),
-        ({"shard_key": pa.array([], pa.utf8()), "body": pa.array([], pa.binary())}, "no rows"),
+        ({"shard_key": pa.array([], pa.utf8()), "body": pa.array([], pa.binary())}, "at least one row"),
     ],
 )
 def test_rows_that_cannot_be_produced_are_told_at_once(client, rows, says):

@@ -183,7 +183,7 @@ EMBEDDED = [
     *mutants(
         "native/inprocess/inprocess_client.py",
         ("a child of a fork uses it", "if os.getpid() != core.pid:", "if False:"),
-        ("closed ones go on", 'raise ConnectionLost("this client was closed")', "pass"),
+        ("closed ones go on", 'raise ConnectionLost("the client is closed")', "pass"),
         (
             "waiting callers sleep on",
             "        self._core.port.waits.check_callers()\n        self._on_close()",

@@ -6,9 +6,8 @@
         for batch in bus.read("orders"):
             print(batch.num_rows)
 
-It blocks, and every method may be called from any thread. A restart of the bus is
-waited out: what was not answered is sent again with the same stamps, so it is
-there once.
+Calls block and are thread-safe. After a restart of the bus the client sends unanswered
+batches again with the same stamps, so each is stored exactly once.
 """
 
 from __future__ import annotations

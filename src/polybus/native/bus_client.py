@@ -1,7 +1,6 @@
-"""The bus as FDQ's clients see it: a running one by its URL, or one inside this process.
+"""The interface of a bus for FDQ's clients: a running bus by its URL, or one in this process.
 
-Both have the same face. Clients reach it by `connect` of this module, at the time of
-the call, so that tests can put a recorder in between.
+Clients call `connect` of this module at run time, so that tests can replace it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RowReader(Protocol):
-    """Batches of the port's read schema, for one thread; any other may `cancel`."""
+    """Batches of the port's read schema, for one thread. Any other thread may `cancel`."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
     def __next__(self) -> pa.RecordBatch: ...
@@ -29,7 +28,7 @@ class RowReader(Protocol):
 
 
 class BusProducer(Protocol):
-    """What is handed over arrives once, in order. Each call is one atomic batch."""
+    """Stores each batch exactly once, in order. Each call is one atomic batch."""
 
     name: str
     epoch: int
@@ -45,7 +44,7 @@ class BusProducer(Protocol):
 
 
 class BusStage(Protocol):
-    """Batches that nobody sees until they are published."""
+    """Batches that become visible when they are published."""
 
     name: str
 
@@ -54,16 +53,16 @@ class BusStage(Protocol):
 
 
 class BusClient(Protocol):
-    """Blocking, for any number of threads; errors are those of `polybus.errors`."""
+    """Blocking and thread-safe. Raises the errors of `polybus.errors`."""
 
     def act(self, name: str, /, **request: Any) -> dict[str, Any]: ...
     def fetch(self, **request: Any) -> tuple[dict[str, Any], list[pa.RecordBatch]]:
-        """`group.fetch`: what it says, and a batch for each entry of its "rows"."""
+        """Run `group.fetch`. Returns its object and a batch per entry of "rows"."""
 
     def follow(
         self, **request: Any
     ) -> Iterator[tuple[dict[str, Any] | None, pa.RecordBatch | None]]:
-        """`group.fetch` that goes on: what it says if that is more than rows, and the rows."""
+        """Run `group.fetch` with `follow`. Yields objects, None for rows alone, and rows."""
 
     def read(
         self,
@@ -76,32 +75,32 @@ class BusClient(Protocol):
         wait_s: float = 0.0,
     ) -> RowReader: ...
     def producer(self, name: str | None = None, *, create: bool = True) -> BusProducer:
-        """Without `create` a topic that is not there is refused, and not made."""
+        """Without `create` producing to a missing topic fails."""
 
     def stage(self, lease_s: float = 600.0) -> BusStage: ...
     def hurry(self, timeout_s: float) -> None:
-        """From now on a bus that is away is waited for no longer than this."""
+        """Limit the time to wait for an unreachable bus."""
 
     def close(self, timeout_s: float | None = None) -> None: ...
 
 
 def connect(url: str | None = None, options: ClientOptions | None = None) -> BusClient:
-    """The bus behind a URL; without one `$POLYBUS_URL`, else the default port.
+    """Return a client of a URL; without one of `$POLYBUS_URL`, else of the default port.
 
-    `options` are for a running bus; one inside the process has no use for them.
+    `options` apply to a running bus only.
     """
     from polybus.native.client.native_options import bus_url
 
-    found = bus_url(url, os.environ)
-    if is_in_process(found):
+    target = bus_url(url, os.environ)
+    if is_in_process(target):
         from polybus.native.inprocess import open_bus
 
-        return open_bus(found)
+        return open_bus(target)
     from polybus.native import Client
 
-    return Client(found, options)
+    return Client(target, options)
 
 
 def is_in_process(url: str) -> bool:
-    """Is it a bus inside the process?"""
+    """Return whether a URL names a bus inside this process."""
     return is_store_url(url)

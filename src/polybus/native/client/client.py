@@ -1,4 +1,4 @@
-"""A running bus, as a program sees it."""
+"""The client of a running bus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Connects when it is first asked for something."""
+    """A client of a running bus. Connects on first use. Thread-safe."""
 
     def __init__(
         self,
@@ -36,23 +36,23 @@ class Client:
     # --- producing
 
     def producer(self, name: str | None = None, *, create: bool = True) -> Producer:
-        """A producer of this name, which fences an older one; without a name a new one.
+        """Open a producer. A name fences an older producer of it; without one it is new.
 
-        Without `create` a topic that is not there is refused, and not made.
+        Without `create` producing to a missing topic fails with `DoesNotExist`.
         """
         opened = self.act("producer.open", producer=name or "")
         kind = {"is_named": bool(name), "create": create}
         return self._producers.add(Producer(self._connection, opened, self._now_ms, **kind))
 
     def stage(self, lease_s: float = 600.0) -> Stage:
-        """A place for batches that become visible all at once, by `publish`."""
+        """Open a stage: its batches become visible together, by `publish`."""
         opened = self.act("stage.new", lease_s=lease_s)
         return Stage(self._connection, opened["stage"], self._now_ms)
 
     def publish(
         self, stages: Sequence[Stage | str], stamp: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
-        """All that is in the stages becomes visible, at once. They are gone then."""
+        """Publish all batches of the stages at once. The stages are deleted."""
         names = [one if isinstance(one, str) else one.name for one in stages]
         return self.act("stage.publish", stages=names, stamp=stamp and dict(stamp))
 
@@ -69,11 +69,11 @@ class Client:
         wait_s: float = 0.0,
         columns: Collection[str] | None = None,
     ) -> Reading:
-        """Arrow batches from `start` to `end` (exclusive): offsets of a shard, ids of "all".
+        """Read Arrow batches from `start` to `end` (exclusive): offsets of a shard, ids of "all".
 
-        Without `start` from the first there is. It ends there, or at `max_rows`, or when
-        nothing came for `wait_s`: `math.inf` follows for ever. With `columns` batches have
-        these and the one that says how far it has come (`offset`, or `id` of "all"), no others.
+        Without `start` the read begins at the first stored message. It ends at `end`, after
+        `max_rows`, or after `wait_s` without messages; `math.inf` follows forever. With
+        `columns` batches contain only these and the position (`offset`, or `id` of "all").
         """
         some = None if columns is None else frozenset(columns)
         return Reading(
@@ -83,7 +83,7 @@ class Client:
     def wait(
         self, positions: Iterable[tuple[str, int, int]], timeout_s: float
     ) -> list[dict[str, Any]]:
-        """Waits until one of (topic, shard, offset) has more; what has. Empty if time is up."""
+        """Wait until one of (topic, shard, offset) has messages. Returns [] after the timeout."""
         wanted = [dict(zip(("topic", "shard", "offset"), one, strict=True)) for one in positions]
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -94,18 +94,18 @@ class Client:
                 return news
 
     def fetch(self, **request: Any) -> tuple[Answer, list[pa.RecordBatch]]:
-        """`group.fetch`: what it says, and a batch for each entry of its "rows", in order."""
+        """Run `group.fetch`. Returns its object and a batch per entry of "rows", in order."""
         return fetch(self._connection, request)
 
     def follow(self, **request: Any) -> Iterator[FetchPart]:
-        """`group.fetch` that goes on: what it says if that is more than rows, and the rows."""
+        """Run `group.fetch` with `follow`. Yields objects, None for rows alone, and the rows."""
         return follow(self._connection, {**request, "follow": True})
 
     def bounds(self, topic: str) -> dict[str, Any]:
         return self.act("bounds", topic=topic)
 
     def find(self, topic: str, timestamp_ns: int, shard: int | str = "all") -> int:
-        """The first position that came at this time or later; the end if none did."""
+        """Return the first position at this time or later, the end if there is none."""
         found = self.act("find", topic=topic, shard=shard, timestamp_ns=timestamp_ns)
         return int(found["position"])
 
@@ -141,17 +141,17 @@ class Client:
     # --- the rest
 
     def act(self, name: str, /, **request: Any) -> dict[str, Any]:
-        """Any action of the port, by its name; what is None is left out."""
+        """Run an action of the port by its name. Fields that are None are omitted."""
         return self._connection.act(
             name, {key: value for key, value in request.items() if value is not None}
         )
 
     def hurry(self, timeout_s: float) -> None:
-        """From now on, and for what waits already: a bus that is away is waited for so long."""
+        """Limit the time to wait for an unreachable bus, also for pending calls."""
         self._connection.retry_timeout_s = min(self._connection.retry_timeout_s, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Closes its producers, too, each as `Producer.close` says."""
+        """Close the client and its producers, each as `Producer.close` does."""
         self._producers.close(timeout_s)
         self._connection.close()
 

@@ -1,7 +1,4 @@
-"""One connection to a bus, made when it is first needed and made again when it was lost.
-
-What goes wrong on the way, as the errors of polybus.
-"""
+"""A connection to a bus, opened on first use and again after it was lost; error translation."""
 
 from __future__ import annotations
 
@@ -30,30 +27,30 @@ from polybus.errors import (
 )
 from polybus.native.client.native_options import ClientOptions, flight_location, read_file
 
-# gRPC tells only by words whether a connection was ever there.
+# gRPC reports only in the message whether a connection was ever established.
 CONNECT_FAILURES = ("failed to connect", "connection refused", "connect failed", "name resolution")
 
 
 def decode_error(error: dict[str, Any]) -> PolybusError:
-    """An error that the bus has answered with."""
+    """Return the error that the bus answered with."""
     return error_from_code(str(error.get("code", "")), str(error.get("text", "")))
 
 
 def translate_error(error: BaseException, url: str) -> PolybusError:
-    """The error behind one of Flight's."""
+    """Return the polybus error for an error of Flight."""
     info = getattr(error, "extra_info", None)
     if info:
         try:
             return decode_error(json.loads(info))
         except (ValueError, AttributeError):
-            return PeerError(f"{url} answered what is no error of polybus: {error}")
+            return PeerError(f"{url} returned an unknown error: {error}")
     text = str(error)
     if isinstance(error, flight.FlightUnavailableError):
         return _unreachable(text, url)
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return Denied(text)
     if isinstance(error, flight.FlightCancelledError | flight.FlightTimedOutError):
-        return ConnectionLost(f"{url}: the call was ended")
+        return ConnectionLost(f"{url}: the call was cancelled or timed out")
     if "larger than max" in text:
         return TooLarge(text)
     if isinstance(error, pa.ArrowInvalid | pa.ArrowTypeError):
@@ -63,8 +60,8 @@ def translate_error(error: BaseException, url: str) -> PolybusError:
 
 def _unreachable(text: str, url: str) -> PolybusError:
     if any(words in text.lower() for words in CONNECT_FAILURES):
-        return NotConnected(f"no bus answers at {url}: start one with `polybus serve`")
-    return ConnectionLost(f"the connection to {url} has ended")
+        return NotConnected(f"no bus answers at {url}; start one with `polybus serve`")
+    return ConnectionLost(f"the connection to {url} was lost")
 
 
 @contextmanager
@@ -76,11 +73,11 @@ def translate_errors(url: str) -> Iterator[None]:
 
 
 T = TypeVar("T")
-# What a later try may mend; everything else is the bus's answer.
+# Retryable errors; any other error is the answer of the bus.
 RETRYABLE = (ConnectionLost, NotConnected, StoreClosed)
-# gRPC waits before it connects again, up to two minutes, and does so for all channels of
-# a process to one place together. Ours have their own connections, and after one failed to
-# come about the next try is another channel's.
+# gRPC delays reconnects by up to two minutes, for all channels of a process to one address
+# together. A local subchannel pool gives each client its own connection, and a new attempt
+# uses a new channel.
 CHANNEL = [("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -96,7 +93,7 @@ class FlightConnection:
 
     @contextmanager
     def borrow_client(self) -> Iterator[flight.FlightClient]:
-        """A client for some calls; what goes wrong meanwhile becomes ours."""
+        """Yield a Flight client; translate errors of the block."""
         client = self._client()
         try:
             with translate_errors(self.url):
@@ -106,7 +103,7 @@ class FlightConnection:
             raise
 
     def discard_client(self, failed: flight.FlightClient) -> None:
-        """The next call is another client's. Calls that this one has under way go on."""
+        """Use a new client for the next call. Pending calls of the failed one go on."""
         with self._lock:
             if self._flight is failed:
                 self._flight = None
@@ -114,7 +111,7 @@ class FlightConnection:
     def _client(self) -> flight.FlightClient:
         with self._lock:
             if self.closed.is_set():
-                raise ConnectionLost("this client was closed")
+                raise ConnectionLost("the client is closed")
             if self._flight is None:
                 with translate_errors(self.url):
                     self._flight = flight.connect(
@@ -130,11 +127,11 @@ class FlightConnection:
         return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
 
     def act(self, name: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One action, tried again while no bus answers, as long as the options say."""
+        """Run an action; retry for up to `retry_timeout_s` while the bus is unreachable."""
         return self.retry(lambda: self.act_once(name, request or {}))
 
     def retry(self, step: Callable[[], T]) -> T:
-        """Tries again what failed for want of a bus, for as long as there is patience."""
+        """Run a step; repeat it after retryable errors for up to `retry_timeout_s`."""
         began_s = time.monotonic()
         for pause_s in self.retry_delays():
             try:
@@ -144,7 +141,7 @@ class FlightConnection:
                 if waited_s > self.retry_timeout_s or self.closed.is_set():
                     raise
             self.closed.wait(pause_s)
-        raise Unavailable("pauses have no end")  # pragma: no cover
+        raise Unavailable("retry delays ended")  # pragma: no cover
 
     def retry_delays(self) -> RetryDelays:
         return RetryDelays(self.options.first_backoff_s, self.options.last_backoff_s)
@@ -157,19 +154,19 @@ class FlightConnection:
                 self._flight = None
 
     def act_once(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
-        """One action, tried once."""
+        """Run an action without retries."""
         try:
             found: dict[str, Any] = json.loads(self.results(name, request)[0].to_pybytes())
         except (IndexError, ValueError):
-            raise PeerError(f"{self.url} has given no answer to {name}") from None
+            raise PeerError(f"{self.url} returned no valid answer to {name}") from None
         return found
 
     def results(self, name: str, request: dict[str, Any]) -> list[Any]:
-        """All that one action answers, as buffers; tried once."""
+        """Return all results of an action as buffers, without retries."""
         return list(self.stream(name, request))
 
     def stream(self, name: str, request: dict[str, Any]) -> Iterator[Any]:
-        """The same, as they come."""
+        """Yield the results of an action as they arrive."""
         action = flight.Action(name, json.dumps(request).encode())
         options = self.call_options(self.options.call_timeout_s)
         with self.borrow_client() as client:
@@ -187,7 +184,7 @@ class FlightConnection:
 
 
 class RetryDelays:
-    """How long to wait before each next try: doubling, and never two clients in step."""
+    """Delays between attempts: exponential with jitter, so that clients spread out."""
 
     def __init__(self, first_s: float, last_s: float) -> None:
         self._next_s = first_s

@@ -1,7 +1,7 @@
-"""`group.fetch`: what has changed, in JSON, and rows, as Arrow IPC; one of both or pairs of them.
+"""`group.fetch`: changes of the assignment as JSON and rows as Arrow IPC, alone or in pairs.
 
-A Result that is an object begins with a brace. If it says that there are rows, these are
-in the next one; rows that come alone are of the shards that were asked for.
+A result that is an object begins with a brace. If it lists rows, the next result contains
+them; rows without an object belong to the shards of the request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FETCH = "group.fetch"
 OBJECT = b"{"
-FEW_ROWS = 64  # up to here a list is quicker than a function of Arrow
+FEW_ROWS = 64  # up to here a Python list is faster than Arrow's compute function
 SCHEMA = READ_SCHEMA.serialize()
 Answer = dict[str, Any]
 FetchPart = tuple[Answer | None, pa.RecordBatch | None]
@@ -31,12 +31,12 @@ FetchPart = tuple[Answer | None, pa.RecordBatch | None]
 def fetch(
     connection: FlightConnection, request: dict[str, Any]
 ) -> tuple[Answer, list[pa.RecordBatch]]:
-    """Tried again while no bus answers: a fetch changes nothing."""
+    """Fetch once. Retries while the bus is unreachable, because a fetch changes nothing."""
     return connection.retry(lambda: _first(connection, request))
 
 
 def follow(connection: FlightConnection, request: dict[str, Any]) -> Iterator[FetchPart]:
-    """What there is, as it comes. The batches refer to what was received."""
+    """Yield objects and rows as they arrive. The batches refer to the received buffers."""
     given = {key: value for key, value in request.items() if value is not None}
     answer: Answer | None = None
     for raw in connection.stream(FETCH, given):
@@ -49,13 +49,13 @@ def follow(connection: FlightConnection, request: dict[str, Any]) -> Iterator[Fe
             else:
                 told = answer, _rows(raw)
         except (KeyError, ValueError, TypeError, StopIteration, pa.ArrowException):
-            raise PeerError(f"{connection.url} has given no answer to {FETCH}") from None
+            raise PeerError(f"{connection.url} returned no valid answer to {FETCH}") from None
         answer = None
         yield told
 
 
 def _rows(raw: pa.Buffer) -> pa.RecordBatch:
-    """A stream of one batch. Its schema is nearly always the one known, and not read again."""
+    """Decode a stream of one batch; skip its schema if it is the expected one."""
     if raw[: SCHEMA.size].equals(SCHEMA):
         return pa.ipc.read_record_batch(raw[SCHEMA.size :], READ_SCHEMA)
     return pa.ipc.open_stream(raw).read_next_batch()
@@ -66,22 +66,22 @@ def _first(
 ) -> tuple[Answer, list[pa.RecordBatch]]:
     answer, rows = next(follow(connection, request), (None, None))
     if answer is None:
-        raise PeerError(f"{connection.url} has given no answer to {FETCH}")
+        raise PeerError(f"{connection.url} returned no valid answer to {FETCH}")
     return answer, split_by_shard(answer, rows)
 
 
 def split_by_shard(answer: Answer, rows: pa.RecordBatch | None) -> list[pa.RecordBatch]:
-    """The rows of each place, in order."""
+    """Return the rows of each entry of "rows", in order."""
     found = (
         [] if rows is None else [rows.slice(start, count) for _, start, count in shard_runs(rows)]
     )
     if len(found) != len(answer["rows"]):
-        raise PeerError("the bus has given rows of another number of shards than it said")
+        raise PeerError("group.fetch: the rows do not match the listed shards")
     return found
 
 
 def shard_runs(rows: pa.RecordBatch) -> Iterator[tuple[int, int, int]]:
-    """Shard, first row and number of rows of each: they come one shard after the other."""
+    """Yield shard, first row and number of rows; rows of a shard are contiguous."""
     shards, start = rows.column("shard"), 0
     if len(shards) <= FEW_ROWS:
         for shard, same in groupby(shards.to_pylist()):

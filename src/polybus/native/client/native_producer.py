@@ -1,4 +1,4 @@
-"""A producer: what is handed over arrives once, in order, whatever happens on the way."""
+"""A producer: each message is stored exactly once, in order, across restarts of the bus."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Produced", "Producer"]
 
-# After everything was answered only a farewell is left.
+# After all answers only the end of the stream is left.
 CLOSE_TIMEOUT_S = 5.0
-# A program that fails must not wait for ever for a bus that is not there.
+# A failing program must not wait forever for an unreachable bus.
 FAILING_CLOSE_S = 5.0
 
 
 class Producer:
-    """Made by `Client.producer`. Any number of threads may use it.
+    """A producer of `Client.producer`. Thread-safe.
 
-    What one thread hands over arrives in that order. Futures are told by a thread of
-    the producer: what is called back from there must not wait for the producer.
+    Messages of one thread keep their order. A thread of the producer completes futures, so
+    their callbacks must not wait for the producer.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Producer:
     def produce(
         self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
     ) -> Future[Produced]:
-        """One atomic batch; the future is done when it is on disk.
+        """Produce one atomic batch. The future is done when the batch is on disk.
 
-        Blocks while `max_waiting_bytes` wait already. A future that could be cancelled
-        was never sent.
+        Blocks while `max_waiting_bytes` are queued. Cancelling the future succeeds only
+        before the batch is sent.
         """
         return self._enqueue(topic, check_bodies(bodies, keys, self._now_ms()))
 
     def produce_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
-        """The same, of a batch in the port's schema: shard_key, body, insertion_ms, headers."""
+        """Produce a batch of the port's schema: shard_key, body, insertion_ms, headers."""
         one = PendingMessages(topic, check_rows(rows))
         is_small = one.messages.size_bytes < SMALL_BYTES
         self._sender.queue.put(one, wake=not is_small)
@@ -81,13 +81,14 @@ class Producer:
         return one.future
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Waits for the outcome of all that was handed over; False if time is up."""
+        """Wait for the outcome of all batches. Returns False after the timeout."""
         return self._sender.queue.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Sends what waits, then ends. What has no outcome when time is up is `ConnectionLost`.
+        """Send queued messages, then end the producer.
 
-        Such a message may have been stored all the same.
+        After the timeout the remaining futures fail with `ConnectionLost`; their messages
+        may still have been stored.
         """
         sender = self._sender
         sender.queue.close()
@@ -114,11 +115,11 @@ class Producer:
         return one.future
 
     def _close_on_bus(self) -> None:
-        """Nobody else knows its name, so the bus need not keep it."""
+        """Close the producer on the bus; no other client knows its name."""
         self._is_named = True
         try:
             self._connection.act_once(
                 "producer.close", {"producer": self.name, "epoch": self.epoch}
             )
         except PolybusError:
-            pass  # it stays: a few bytes
+            pass  # the bus expires it later

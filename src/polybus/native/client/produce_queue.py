@@ -1,15 +1,12 @@
-"""What waits to be sent, merged into batches: one topic each, in the order it came.
+"""The send queue of a producer: pending messages, merged into batches of one topic each.
 
-What was produced as one batch is never cut, since it is atomic; but several that wait
-for the same topic travel as one, as long as they stay within the bounds. While
-something is on its way, less than `SMALL_BYTES` wait for company until it was answered:
-a journey costs the bus far more than a message does. What comes as rows is a batch
-already, and does not wait.
+The messages of one call are never split because a call is atomic. Pending calls for the same
+topic are merged within the limits of the options. While a batch is in flight, fewer than
+`SMALL_BYTES` wait until it is answered, because a batch costs the bus far more than a
+message. Calls with Arrow rows are batches already and do not wait.
 
-Messages on their way into the bus, as they were handed over, and as one Arrow batch.
-
-What was given as lists stays lists until it is its turn: one Arrow batch for a thousand
-calls costs little more than one for a single call.
+Messages that were passed as lists stay lists until they are sent: building one Arrow batch
+for a thousand calls costs little more than one for a single call.
 """
 
 from __future__ import annotations
@@ -33,13 +30,13 @@ if TYPE_CHECKING:
 
     from polybus.native.client.native_options import ClientOptions
 
-ROW_BYTES = 16  # what a message costs beside its body: an offset, a time
-MAX_BYTES = 2**31 - 1  # where Arrow's offsets end
+ROW_BYTES = 16  # per message besides its body: an offset and a time
+MAX_BYTES = 2**31 - 1  # the largest 32-bit offset of Arrow
 SIMPLE_SCHEMA = pa.schema(list(PRODUCE_SCHEMA)[:3])  # without headers
 
 
 class MessageList(NamedTuple):
-    """Messages as lists, checked."""
+    """Checked messages as lists."""
 
     bodies: Sequence[bytes]
     keys: Sequence[str | None] | None
@@ -60,7 +57,7 @@ class MessageList(NamedTuple):
 
 
 class MessageRows(NamedTuple):
-    """Messages as an Arrow batch, checked."""
+    """Checked messages as an Arrow batch."""
 
     batch: pa.RecordBatch
     size_bytes: int
@@ -81,20 +78,20 @@ class MessageRows(NamedTuple):
 def check_bodies(
     bodies: Sequence[bytes], keys: Sequence[str | None] | None, insertion_ms: int
 ) -> MessageList:
-    """Checked at once: whoever hands them over is told, not whoever travels with them."""
+    """Check messages at once, so that an error reaches this caller and not a merged batch."""
     if isinstance(bodies, bytes | bytearray | memoryview | str):
-        raise MalformedRequest("bodies are a list of bytes: put a single one into a list")
+        raise MalformedRequest("bodies must be a list of bytes, got a single value")
     if not all(type(body) is bytes for body in bodies):
         bodies = [_as_bytes(body) for body in bodies]
     if not bodies:
-        raise MalformedRequest("body: the batch has no rows")
+        raise MalformedRequest("body: the batch must have at least one row")
     size = sum(map(len, bodies)) + ROW_BYTES * len(bodies)
     if keys is not None:
         if len(keys) != len(bodies):
             raise MalformedRequest(f"{len(keys)} keys for {len(bodies)} bodies")
         size += sum(len(_as_key(key)) for key in keys)
     if size > MAX_BYTES:
-        raise TooLarge("over 2 GiB in one batch: produce it in several")
+        raise TooLarge("batch exceeds 2 GiB; produce it in several calls")
     return MessageList(bodies, keys, insertion_ms, size)
 
 
@@ -103,14 +100,14 @@ def check_rows(batch: pa.RecordBatch) -> MessageRows:
     if not (schema.equals(SIMPLE_SCHEMA) or schema.equals(PRODUCE_SCHEMA)):
         check_schema(schema)
     if batch.num_rows == 0:
-        raise MalformedRequest("body: the batch has no rows")
+        raise MalformedRequest("body: the batch must have at least one row")
     if batch.column("body").null_count:
-        raise MalformedRequest("body: a message has none")
+        raise MalformedRequest("body: must not be null")
     return MessageRows(batch, int(batch.nbytes))
 
 
 def merge_messages(parts: Sequence[MessageList | MessageRows]) -> pa.RecordBatch:
-    """One batch of all. The parts are of one kind and one schema."""
+    """Return one Arrow batch. The parts must have one type and one schema."""
     batches = [part.batch for part in parts if isinstance(part, MessageRows)]
     if len(batches) == 1:
         return batches[0]
@@ -137,7 +134,7 @@ def _batch_of(parts: Sequence[MessageList]) -> pa.RecordBatch:
 
 def _as_bytes(body: object) -> bytes:
     if not isinstance(body, bytes | bytearray | memoryview):
-        raise MalformedRequest(f"a body is bytes, not {type(body).__name__}")
+        raise MalformedRequest(f"body must be bytes, got {type(body).__name__}")
     return bytes(body)
 
 
@@ -145,18 +142,18 @@ def _as_key(key: object) -> bytes:
     if key is None:
         return b""
     if not isinstance(key, str):
-        raise MalformedRequest(f"a key is text or None, not {type(key).__name__}")
+        raise MalformedRequest(f"key must be str or None, got {type(key).__name__}")
     try:
         return key.encode()
     except UnicodeEncodeError:
-        raise MalformedRequest("a key is text that UTF-8 can write") from None
+        raise MalformedRequest("key must be encodable as UTF-8") from None
 
 
 SMALL_BYTES = 64 * 1024
 
 
 class Produced(NamedTuple):
-    """The ids that a batch has got. `duplicate`: an earlier try had arrived after all.
+    """The ids of a batch. `duplicate` means that an earlier attempt was stored.
 
     A batch with keys may have travelled with others, and a topic's shards number their
     messages one shard after the other: then these are the ids of all that travelled.
@@ -169,7 +166,7 @@ class Produced(NamedTuple):
 
 @dataclass(slots=True)
 class PendingMessages:
-    """Messages that were handed over as one."""
+    """The messages of one call, with its future."""
 
     topic: str
     messages: MessageList | MessageRows
@@ -182,12 +179,12 @@ class PendingMessages:
 
 @dataclass(slots=True)
 class ProduceBatch:
-    """What goes out together. It gets its number when it is sent for the first time."""
+    """Calls that are sent together. The counter is assigned when it is first sent."""
 
     topic: str
     parts: list[PendingMessages]
     counter: int = 0
-    is_suspect: bool = False  # a half of one that was refused
+    is_suspect: bool = False  # a part of a refused batch
 
     @property
     def schema(self) -> pa.Schema:
@@ -217,11 +214,11 @@ class ProduceBatch:
 
 
 class ProduceQueue:
-    """Bounded: whoever hands over too much waits until there is room.
+    """A bounded queue: `put` blocks until there is space.
 
-    It shares the lock of its user, who holds it for `first`, `take` and `empty`, and is
-    told by his condition what he may have to act on. Others who wait have their own: whoever
-    is woken for nothing costs those who have something to do.
+    It shares the lock of the sender, which must hold it for `peek`, `take` and `drain` and is
+    notified by its condition. Callers that wait for space have a condition of their own, so
+    that a wake-up reaches only threads that can act on it.
     """
 
     def __init__(self, options: ClientOptions, changed: Condition, lock: Lock) -> None:
@@ -231,9 +228,9 @@ class ProduceQueue:
         self._settled = Condition(lock)
         self._waiting: deque[PendingMessages] = deque()
         self._bytes = 0
-        self._waiting_bytes = 0  # of those, what was not handed out
-        self._batches = 0  # of those, what came as rows
-        self._taken = 0  # handed out and not settled
+        self._waiting_bytes = 0  # of those, not yet taken
+        self._batches = 0  # of those, calls with Arrow rows
+        self._taken = 0  # taken and without an outcome
         self._closed_by: PolybusError | None = None
 
     @property
@@ -242,11 +239,11 @@ class ProduceQueue:
 
     @property
     def is_small(self) -> bool:
-        """Is what waits not worth a journey of its own while others are on theirs?"""
+        """Return whether the queue should wait while a batch is in flight."""
         return self._waiting_bytes < SMALL_BYTES and not self._batches
 
     def put(self, one: PendingMessages, *, wake: bool = True) -> None:
-        """Without `wake` the user is not told: who puts it sees to it himself."""
+        """Add a call; block while the queue is full. Without `wake` the caller sends it itself."""
         with self._room:
             if not self._has_room(one):
                 self._room.wait_for(lambda: self._closed_by or self._has_room(one))
@@ -262,13 +259,13 @@ class ProduceQueue:
                 self._changed.notify()
 
     def peek(self) -> PendingMessages | None:
-        """The next to be sent. Those that were cancelled meanwhile are never sent."""
+        """Return the next call. Cancelled calls are dropped."""
         while self._waiting and self._waiting[0].future.cancelled():
             self._drop(self._waiting.popleft())
         return self._waiting[0] if self._waiting else None
 
     def take(self) -> ProduceBatch | None:
-        """The next batch; None if all of it was cancelled. It cannot be cancelled any more."""
+        """Take the next batch, which can no longer be cancelled. None if all was cancelled."""
         first = self._waiting[0]
         parts: list[PendingMessages] = []
         rows = size = 0
@@ -286,7 +283,7 @@ class ProduceQueue:
         return ProduceBatch(first.topic, parts) if parts else None
 
     def settle(self, batch: ProduceBatch) -> None:
-        """All of the batch's futures have their outcome."""
+        """Release the space of a batch whose futures are done."""
         with self._settled:
             self._taken -= len(batch.parts)
             self._bytes -= sum(part.messages.size_bytes for part in batch.parts)
@@ -295,19 +292,19 @@ class ProduceQueue:
             self._notify_waiters()
 
     def flush(self, timeout_s: float | None) -> bool:
-        """Waits until everything handed over is settled."""
+        """Wait until all calls have an outcome. Returns False after the timeout."""
         with self._settled:
             return self._settled.wait_for(lambda: not self._waiting and not self._taken, timeout_s)
 
     def close(self, error: PolybusError | None = None) -> None:
-        """Nothing more is taken; whoever tries, or waits for room, is told why."""
+        """Refuse further calls with `error`, also those that wait for space."""
         with self._changed:
-            self._closed_by = self._closed_by or error or ConnectionLost("this producer was closed")
+            self._closed_by = self._closed_by or error or ConnectionLost("the producer is closed")
             self._changed.notify()
             self._room.notify_all()
 
     def drain(self) -> list[PendingMessages]:
-        """What was never sent and not cancelled, to be failed."""
+        """Remove and return the calls that were neither sent nor cancelled."""
         left = [one for one in self._waiting if one.future.set_running_or_notify_cancel()]
         self._waiting.clear()
         self._waiting_bytes = self._batches = 0
@@ -321,7 +318,7 @@ class ProduceQueue:
         self._notify_waiters()
 
     def _notify_waiters(self) -> None:
-        """There is room, and perhaps nothing left."""
+        """Wake callers that wait for space or for an empty queue."""
         self._room.notify_all()
         if not self._waiting and not self._taken:
             self._settled.notify_all()

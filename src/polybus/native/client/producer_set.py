@@ -1,4 +1,4 @@
-"""The producers of one client, which are closed with it."""
+"""The open producers of a client, which are closed with it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ class Closable(Protocol):
     def close(self, timeout_s: float | None = None) -> None: ...
 
 
-One = TypeVar("One", bound=Closable)
+P = TypeVar("P", bound=Closable)
 
 
-class ProducerSet(Generic[One]):
-    """For any number of threads. Those that were closed by themselves are forgotten."""
+class ProducerSet(Generic[P]):
+    """A set of open producers. Thread-safe; producers that were closed are dropped."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._open: list[One] = []
+        self._open: list[P] = []
 
-    def add(self, producer: One) -> One:
+    def add(self, producer: P) -> P:
         with self._lock:
-            self._open = [one for one in self._open if not one.is_closed] + [producer]
+            self._open = [known for known in self._open if not known.is_closed] + [producer]
         return producer
 
     def close(self, timeout_s: float | None) -> None:
-        """Each as its own `close` says."""
+        """Close all producers."""
         with self._lock:
             producers, self._open = self._open, []
         for producer in producers:

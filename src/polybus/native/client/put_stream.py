@@ -1,7 +1,4 @@
-"""One put stream to one topic: batches out, answers back, in order.
-
-One stream to one topic, and the thread that reads its answers, until something breaks.
-"""
+"""Put streams: one stream of batches to one topic, and a session with a thread for answers."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError, ValueError)
 
 
 class PutStream:
-    """One thread may send while another waits for answers.
+    """A put stream. One thread may send while another waits for answers.
 
-    gRPC allows one writer at a time, and ending a stream is writing: a lock keeps them apart.
+    gRPC allows one writer at a time, and ending a stream is a write, so both take a lock.
     """
 
     def __init__(self, connection: FlightConnection, path: list[str], schema: pa.Schema) -> None:
@@ -45,11 +42,11 @@ class PutStream:
         metadata = json.dumps(stamp).encode() if stamp else b""
         with self._writing, translate_errors(self._url):
             if self._has_ended:
-                raise ConnectionLost(f"{self._url} has ended the stream")
+                raise ConnectionLost(f"{self._url} closed the stream")
             self._writer.write_with_metadata(rows, metadata)
 
     def answer(self) -> dict[str, Any]:
-        """The next answer. Errors of the stream itself come here, too."""
+        """Return the next answer. Raises errors of the stream itself."""
         try:
             found = self._read()
         except NotConnected:
@@ -64,21 +61,21 @@ class PutStream:
             if found is None:
                 with self._writing:
                     self._has_ended = True
-                    self._writer.close()  # raises what has ended the stream
-                raise ConnectionLost(f"{self._url} has ended the stream")
+                    self._writer.close()  # raises the error that ended the stream
+                raise ConnectionLost(f"{self._url} closed the stream")
             return found
 
     def finish(self) -> None:
-        """Says that no more will come; whoever reads answers is then told of the end."""
+        """Half-close the stream; the reader of answers then sees its end."""
         try:
             with self._writing:
                 self._has_ended = True
                 self._writer.done_writing()
-        except STREAM_ERRORS:  # it has ended already
+        except STREAM_ERRORS:  # the stream has ended already
             pass
 
     def close(self) -> None:
-        """Ends it, where nobody else reads answers."""
+        """Close the stream. No other thread may read answers."""
         self.finish()
         try:
             with self._writing:
@@ -88,7 +85,7 @@ class PutStream:
 
 
 class PutSession:
-    """Once `fault` is set nothing more will be answered: it is to be closed."""
+    """A put stream with a reading thread. Once `fault` is set, it must be closed."""
 
     def __init__(
         self,
@@ -123,7 +120,7 @@ class PutSession:
         return topic == self._topic and (schema is self._schema or schema.equals(self._schema))
 
     def send(self, batch: ProduceBatch, producer: str, epoch: int) -> None:
-        """A failure is told by the thread that reads: it knows what the bus has said."""
+        """Send a batch. The reading thread reports failures because it sees the bus's answer."""
         assert self._stream is not None
         stamp = {"producer": producer, "epoch": epoch, "counter": batch.counter}
         try:
@@ -133,13 +130,13 @@ class PutSession:
             self._stream.finish()
 
     def interrupt(self) -> None:
-        """Nobody knows how far a batch has got: the stream ends, and its fault is told."""
+        """End the stream after an interrupted send, whose outcome is unknown."""
         if self._stream is not None:
-            self._send_error = ConnectionLost("whoever sent was interrupted")
+            self._send_error = ConnectionLost("the sending thread was interrupted")
             self._stream.finish()
 
     def close(self) -> None:
-        """Says that no more will come, and waits until the bus has answered all."""
+        """Half-close the stream and wait until the bus has answered all batches."""
         if self._stream is not None:
             self._stream.finish()
         if self._thread is not None:
@@ -152,8 +149,8 @@ class PutSession:
             self._fail(self._send_error or error)
         except PolybusError as error:
             self._fail(error)
-        except Exception as error:  # whoever waits must hear of it, whatever it is
-            self._fail(PeerError(f"an answer that makes no sense: {error!r}"))
+        except Exception as error:  # waiting callers must see every error
+            self._fail(PeerError(f"invalid answer from the bus: {error!r}"))
         self._drain()
 
     def _read_answers(self) -> None:
@@ -165,7 +162,7 @@ class PutSession:
             self._on_answer(self, answer)
 
     def _drain(self) -> None:
-        """What is behind a refusal was refused, too; all of it was judged when this ends."""
+        """Read the answers after a refusal, until the bus has processed all batches."""
         assert self._stream is not None
         try:
             while True:

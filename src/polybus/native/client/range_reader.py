@@ -1,7 +1,7 @@
-"""Reads as iterators of Arrow batches, which go on where they were after a restart of the bus.
+"""Reads as iterators of Arrow batches, which continue after a restart of the bus.
 
-The bus waits some seconds for news before it ends a read that asked it to; a longer
-wait is several reads.
+The bus ends a read after at most `MAX_WAIT_S` without messages; a longer wait is several
+reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WARN_AFTER_S = 5.0
 
 @dataclass(slots=True)
 class ReadRange:
-    """What is to be read. `start` moves along with what was given."""
+    """The range to read. `start` advances with the batches returned."""
 
     topic: str
     shard: int | str
@@ -45,7 +45,7 @@ class ReadRange:
 
     @property
     def position(self) -> str:
-        """The column that says how far it has come."""
+        """The name of the column with the position."""
         return "id" if self.shard == "all" else "offset"
 
     def ticket(self, wait_s: float) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class ReadRange:
         }
 
     def advance(self, batch: pa.RecordBatch) -> bool:
-        """Whether that was all there was to take."""
+        """Advance past a batch. Returns whether the range is complete."""
         self.start = batch.column(self.position)[-1].as_py() + 1
         if self.max_rows:
             self.max_rows -= batch.num_rows
@@ -70,7 +70,7 @@ class ReadRange:
 
 
 class Reading:
-    """An iterator of batches, for one thread; `cancel` ends it from any other."""
+    """An iterator of batches, for one thread. Any other thread may `cancel` it."""
 
     def __init__(self, connection: FlightConnection, wanted: ReadRange) -> None:
         self._connection = connection
@@ -87,7 +87,7 @@ class Reading:
         return next(self._batches)
 
     def close(self) -> None:
-        """By the thread that iterates, if it does not go on to the end."""
+        """End the read early; only for the thread that iterates."""
         self._batches.close()
 
     def cancel(self) -> None:
@@ -125,7 +125,7 @@ class Reading:
                     raise
                 if not has_warned and silent_s > WARN_AFTER_S:
                     has_warned = True
-                    log.warning("reading %s waits: %s", wanted.topic, error)
+                    log.warning("read of %s is waiting for the bus: %s", wanted.topic, error)
                 self._connection.closed.wait(pause_s)
 
     def _read_once(self, wait_s: float) -> Iterator[pa.RecordBatch]:

@@ -1,36 +1,24 @@
-"""How batches get through: once, in order, whatever happens on the way.
+"""Delivery of batches: exactly once and in order, across lost connections and restarts.
 
-One thread sends (or who brings a small batch, where that is all there is to do), that of
-the session reads answers. A batch gets its number when it is first sent, and is kept until
-its outcome is known:
+The producer's thread sends; a caller with a small batch sends inline if no other step is
+due. The session's thread reads answers. A batch gets its counter when it is first sent and
+is kept until its outcome is known:
 
-    answered                      its futures are told
-    the connection is lost,       the outcome is not known: everything unanswered is sent
-    the bus is not able to        again with the same numbers, and the bus knows a repeat
-    refused by the bus            all numbers on their way are used up by commits of
-                                  nothing. Whatever still lies on the way with such a
-                                  number is then without effect; and if a number had been
-                                  used after all, the bus says so. What is left gets new
-                                  numbers: the refused one is told so (or is halved, if it
-                                  may be the fault of a part), the others are sent again
-    fenced, or forgotten          the producer is at its end: all are told so
+    answered                      complete its futures
+    connection lost, or the       the outcome is unknown: send all unanswered batches again
+    bus is unavailable            with the same counters; the bus recognises repeats
+    refused by the bus            void all counters in flight by empty commits. A batch that
+                                  arrives later with such a counter has no effect, and if
+                                  a counter was used already, the bus returns its result.
+                                  The refused batch fails (or is split, if a part of it may
+                                  be the cause); the others are sent with new counters
+    fenced, or unknown producer   the producer fails with all its batches
 
-So one number never stands for two contents, however late an earlier try arrives.
+Therefore one counter never stands for two contents, however late an earlier attempt arrives.
 
-The bus keeps the answers to the last 16 numbers, and so many are on their way at
-most. All of them are for one topic: before another's turn the first are awaited,
-since numbers are the producer's, and streams could overtake each other.
-
-What a producer has taken from its queue and has no outcome for, in the order of the queue.
-
-The first ones are on their way: each has got its number when it was sent, and keeps it for
-every further try. Behind a batch that was refused there may be others whose numbers were
-used up with it (sending.py): those wait for new ones, like the halves of the refused one.
-
-Such a half is *suspect*, and travels alone: nothing behind it must be sent twice because
-of it. Else so many are on their way at once as the options allow.
-
-Whoever calls holds the lock of the producer.
+The bus keeps the answers to the last 16 counters, which also limits the batches in flight.
+All of them go to one topic: before another topic's batch is sent, the earlier ones must be
+answered, because counters belong to the producer and streams could overtake each other.
 """
 
 from __future__ import annotations
@@ -71,26 +59,26 @@ class InFlightBatches(deque[ProduceBatch]):
         return [batch for batch in self if batch.counter]
 
     def first_unsent(self) -> ProduceBatch | None:
-        """The first that waits for a new number."""
+        """Return the first batch that needs a new counter."""
         return next((batch for batch in self if not batch.counter), None)
 
     def can_send(self, upcoming: ProduceBatch | None) -> bool:
-        """May one more be sent: this one, or None for one that is still in the queue?"""
+        """Return whether a batch may be sent; None stands for one that is still queued."""
         on_their_way = self.sent_batches()
         if (upcoming and upcoming.is_suspect) or any(batch.is_suspect for batch in on_their_way):
             return not on_their_way
         return len(on_their_way) < self._max_in_flight
 
     def number(self, batch: ProduceBatch) -> None:
-        """Before it is sent; one that has a number keeps it."""
+        """Assign a counter before a batch is sent; a batch that has one keeps it."""
         if not batch.counter:
             batch.counter = self._next
             self._next += 1
 
     def take_answered(self, counter: int) -> ProduceBatch:
-        """Takes out the batch of this number. Answers come in order."""
+        """Remove and return the batch of this counter. Answers arrive in order."""
         if not self or counter != self[0].counter:
-            raise PeerError(f"an answer to {counter}, which was not asked")
+            raise PeerError(f"answer for counter {counter}, which is not in flight")
         return self.popleft()
 
     def halve_first(self) -> None:
@@ -99,18 +87,18 @@ class InFlightBatches(deque[ProduceBatch]):
 
 log = logging.getLogger("polybus.native")
 
-# After these no number of this producer will ever be taken again.
+# After these errors the bus accepts no counter of this producer.
 FATAL = (Fenced, UnknownProducer, Stale, OutOfSequence)
-# These may be the fault of one part of a batch alone; others are about the topic.
+# One part of a batch may cause these errors alone; other errors concern the topic.
 PARTIAL = (MalformedRequest, TooLarge, LimitReached)
-# A bus that fails at the same batch again and again fails because of it.
+# If the bus fails at the same batch again and again, the batch is the cause.
 MAX_TRIES = 4
 WARN_AFTER_S = 5.0
-EXISTING_ONLY = "existing"  # behind the topic in a path: it is not made
+EXISTING_ONLY = "existing"  # after the topic in a path: do not create it
 
 
 class Sender:
-    """The thread of a producer. `changed` guards all that both threads touch."""
+    """The sending thread of a producer. `changed` guards the state shared with the session."""
 
     def __init__(
         self,
@@ -131,7 +119,7 @@ class Sender:
         self._path_suffix = [] if create else [EXISTING_ONLY]
         self._unanswered = InFlightBatches(last_counter, connection.options.max_in_flight)
         self._session: PutSession | None = None
-        self._step_lock = Lock()  # held by who does what is due
+        self._step_lock = Lock()  # held by the thread that executes a step
         self._is_abandoned = False
         self._pauses = connection.retry_delays()
         self._tries = 0
@@ -141,20 +129,24 @@ class Sender:
         self._thread.start()
 
     def join(self, timeout_s: float | None) -> bool:
-        """Whether the thread has ended."""
+        """Wait for the thread. Returns False after the timeout."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
-        """All that has no outcome is failed, whatever the threads are waiting for."""
+        """Fail all batches without an outcome, even while the threads wait."""
         with self.changed:
             self._is_abandoned = True
             self.changed.notify_all()
-        self._fail_all(self.fatal_error or ConnectionLost("closed before the bus had answered"))
+        self._fail_all(
+            self.fatal_error or ConnectionLost("the producer was closed before the bus answered")
+        )
 
     def send_inline(self) -> None:
-        """Sends what waits on the caller's thread, where that is all there is to do: to wake the
-        thread would take longer. Opening streams, and all that goes wrong, is for the thread."""
+        """Send queued messages on the caller's thread if no other step is due.
+
+        This is faster than waking the sending thread, which opens streams and handles errors.
+        """
         try:
             if self._step_lock.acquire(blocking=False):
                 self._send_holding_lock()
@@ -168,7 +160,7 @@ class Sender:
             with self._fail_on_error():
                 if self._has_open_session() and self._current_step() == self._send:
                     self._send()
-        except BaseException:  # Ctrl-C, at any point: the thread sends it again
+        except BaseException:  # Ctrl-C, at any point: the sending thread repeats it
             if self._session is not None:
                 self._session.interrupt()
             raise
@@ -179,7 +171,7 @@ class Sender:
         session = self._session
         return session is not None and session.is_open
 
-    # --- the thread
+    # --- the sending thread
 
     def _run(self) -> None:
         with self._fail_on_error():
@@ -188,12 +180,14 @@ class Sender:
                     duty = self._current_step()
                     if duty is not None:
                         duty()
-        self._fail_all(self.fatal_error or ConnectionLost("closed before the bus had answered"))
+        self._fail_all(
+            self.fatal_error or ConnectionLost("the producer was closed before the bus answered")
+        )
         if not self._is_abandoned:
             self._end_session()
 
     def _wait_for_step(self) -> Callable[[], None] | None:
-        """What is to be done, once there is something; None: nothing ever again."""
+        """Wait for a step and return it. Returns None if the producer has ended."""
         with self.changed:
             while self.fatal_error is None and not self._is_abandoned and not self._is_done():
                 duty = self._find_step()
@@ -203,7 +197,7 @@ class Sender:
         return None
 
     def _current_step(self) -> Callable[[], None] | None:
-        """What is to be done now, by who has the turn."""
+        """Return the step that is due. The caller must hold `_step_lock`."""
         with self.changed:
             return None if self.fatal_error is not None or self._is_abandoned else self._find_step()
 
@@ -213,9 +207,9 @@ class Sender:
             yield
         except PolybusError as error:
             self._fail_producer(error)
-        except Exception as error:  # a defect of ours: nobody may wait for ever for it
-            log.exception("producer %s has failed", self.name)
-            self._fail_producer(PolybusError(f"the producer has failed: {error!r}"))
+        except Exception as error:  # a bug of this client: callers must not wait forever
+            log.exception("producer %s failed", self.name)
+            self._fail_producer(PolybusError(f"the producer failed: {error!r}"))
 
     def _is_done(self) -> bool:
         return self.queue.is_closed and not self._unanswered and self.queue.peek() is None
@@ -230,7 +224,7 @@ class Sender:
         if first is None:
             return None
         if self._unanswered and self.queue.is_small:
-            return None  # it waits for company
+            return None  # wait for more messages to merge with
         if session is None or session.accepts(first.topic, first.schema):
             return self._send if self._unanswered.can_send(None) else None
         return None if self._unanswered else self._end_session
@@ -265,11 +259,11 @@ class Sender:
     def _end_session(self) -> None:
         session = self._session
         if session is not None:
-            session.close()  # answers may still come: it is the session until then
+            session.close()  # answers may still arrive on this session until it is closed
             with self.changed:
                 self._session = None
 
-    # --- when something breaks
+    # --- recovery
 
     def _recover(self) -> None:
         assert self._session is not None
@@ -298,7 +292,7 @@ class Sender:
         self._transmit(batches)
 
     def _refuse(self, first: ProduceBatch, error: PolybusError) -> None:
-        """Uses up all numbers on their way, then tells the first that it is refused."""
+        """Void all counters in flight, then fail or split the first batch."""
         overtaken = False
         with self.changed:
             batches = self._unanswered.sent_batches()
@@ -310,13 +304,13 @@ class Sender:
             if spans:
                 overtaken = overtaken or batch is not first
                 self._complete_stored(batch, spans)
-        # With one behind it stored, the time of the first has passed: it is not tried again.
+        # If a later batch was stored, sending the first again would break the order.
         self._fail_refused(first, error, may_halve=not overtaken)
 
     def _void_counter(self, counter: int) -> list[dict[str, Any]] | None:
-        """What the number stands for: nothing from now on, or what was stored.
+        """Commit nothing with a counter. Returns the spans that were stored with it before.
 
-        Takes as long as it may take; None if the producer ends before.
+        Retries until the bus answers. Returns None if the producer ends first.
         """
         stamp = {"producer": self.name, "epoch": self.epoch, "counter": counter}
         while self.fatal_error is None and not self._is_abandoned:
@@ -338,7 +332,7 @@ class Sender:
             return
         if silent_s > WARN_AFTER_S and not self._has_warned:
             self._has_warned = True
-            log.warning("producer %s waits: %s", self.name, fault)
+            log.warning("producer %s is waiting for the bus: %s", self.name, fault)
         with self.changed:
             self.changed.wait_for(lambda: self._is_abandoned, next(self._pauses))
 
@@ -355,7 +349,7 @@ class Sender:
     def _fail_refused(self, first: ProduceBatch, error: PolybusError, *, may_halve: bool) -> None:
         with self.changed:
             if not self._unanswered or self._unanswered[0] is not first:
-                return  # it was stored after all
+                return  # an earlier attempt was stored
             if may_halve and len(first.parts) > 1 and isinstance(error, PARTIAL):
                 self._unanswered.halve_first()
                 return
@@ -380,7 +374,7 @@ class Sender:
         for one in never_sent:
             one.future.set_exception(error)
 
-    # --- what a session reports, on its thread
+    # --- callbacks of a session, on its thread
 
     def _on_answer(self, session: PutSession, answer: dict[str, Any]) -> None:
         produced = Produced(answer["first_id"], answer["last_id"], answer["duplicate"])
@@ -392,7 +386,7 @@ class Sender:
             self._progress_s = time.monotonic()
             self._tries, self._has_warned = 0, False
             if self._has_more():
-                self.changed.notify()  # there is a place: nobody waits until all are told
+                self.changed.notify()  # a place is free; do not delay it until all futures are done
         batch.complete(produced)
         self.queue.settle(batch)
 
@@ -405,5 +399,5 @@ class Sender:
 
 
 def _is_outcome_unknown(error: PolybusError) -> bool:
-    """Nobody has said no: what the outcome is, another try will tell."""
+    """Return whether another attempt is needed to learn the outcome."""
     return isinstance(error, Unavailable | PeerError) or type(error) is PolybusError

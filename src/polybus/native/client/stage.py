@@ -1,4 +1,4 @@
-"""A stage: batches that nobody sees until it is published."""
+"""A stage: batches that become visible together when it is published."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from polybus.native.client.flight_connection import FlightConnection, decode_err
 from polybus.native.client.produce_queue import check_bodies, check_rows, merge_messages
 from polybus.native.client.put_stream import PutStream
 
-# Enough that neither side waits for the other; the bus takes 64, and 32 MiB, of a stream.
+# Enough to keep both sides busy; the bus accepts 64 batches and 32 MiB per stream.
 MAX_UNANSWERED = 16
 MAX_UNANSWERED_BYTES = 16 << 20
-# Open at once: a stream has a thread in the bus, and a stage may be for many topics.
+# Open streams: each has a thread in the bus, and a stage may be for many topics.
 MAX_STREAMS = 32
 
 
 class Stage:
-    """Written by one thread. A connection that breaks ends the stage: begin a new one.
+    """A stage, for one thread. After a lost connection a new stage must be opened.
 
-    What was put stays until it is published (`Client.publish`) or its lease ends.
+    Batches are kept until the stage is published (`Client.publish`) or its lease ends.
     """
 
     def __init__(self, connection: FlightConnection, name: str, now_ms: Callable[[], int]) -> None:
@@ -37,17 +37,19 @@ class Stage:
     def put(
         self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
     ) -> None:
-        """On disk when this returns."""
+        """Put one batch. It is on disk when this returns."""
         self.put_rows(topic, merge_messages([check_bodies(bodies, keys, self._now_ms())]))
 
     def put_rows(self, topic: str, rows: pa.RecordBatch) -> None:
-        """The same, of a batch in the port's schema."""
+        """Put a batch of the port's schema. It is on disk when this returns."""
         self.put_rows_nowait(topic, rows)
         self.flush()
 
     def put_rows_nowait(self, topic: str, rows: pa.RecordBatch) -> None:
-        """The same, without waiting; what went wrong is raised by a later call, at the latest
-        by `settle`. Waits only while too many are on their way."""
+        """Put a batch without waiting for its answer; a later call or `flush` raises errors.
+
+        Waits only while `MAX_UNANSWERED` batches or bytes are in flight.
+        """
         stream = self._stream(topic, check_rows(rows).schema)
         stream.send(rows, None)
         self._unanswered.append((stream, rows.nbytes))
@@ -58,12 +60,12 @@ class Stage:
             self._read_answer()
 
     def flush(self) -> None:
-        """Returns once all that was handed over is on disk."""
+        """Wait until all batches are on disk."""
         while self._unanswered:
             self._read_answer()
 
     def close(self) -> None:
-        """Ends its streams, and no more."""
+        """Close the streams. The stage itself is kept."""
         self._unanswered.clear()
         for stream in self._streams.values():
             stream.close()

@@ -3,8 +3,8 @@
     with open_bus("lmdb:./data") as bus:
         bus.act("topic.list")
 
-It has the face of `native.Client`, as far as FDQ needs it, without a port in between.
-All who open one URL in a process share one bus; it ends with the last who closes it.
+It has the methods of `native.Client` that FDQ needs, without a port. All handles of one URL
+in a process share one bus, which closes with the last handle.
 """
 
 from __future__ import annotations

@@ -1,20 +1,14 @@
-"""The bus behind all handles of one URL: a store, and the native port's verbs on it.
+"""The bus behind all handles of one URL: a store, and the actions of the native port on it.
 
-There is no loop here: what only the loop may touch in a server is touched under a lock.
-The one caller is the process's own user, who is admin of everything.
+There is no event loop. A lock guards the state that only the loop may touch in a server. The
+only caller is the user of this process, an admin.
 
-Outcomes are told on a thread of their own.
+A store URL has one bus per process: the first `open_bus` opens it, the last `close` closes
+it. URLs of the same store share a bus (`engine_registry.canonical_url`); the data folder of
+a bus names the store in it.
 
-The store's thread must not run what programs hang on their futures: it would hold up
-everybody's commits, and a program that waits for the store there would wait for ever.
-
-One bus per store URL and process: the first `open_bus` opens it, the last `close` ends it.
-
-URLs that name the same store share a bus (`engine_registry.canonical_url`). The data folder
-of a bus stands for the store in it.
-
-A child of a fork shares none of them. A handle it inherited raises an error that names the
-owner, and opening the same folder there raises `DataFolderInUse` as in any other process.
+A forked child shares no bus. An inherited handle raises an error that names the owner, and
+opening the same folder raises `DataFolderInUse`, as in any other process.
 """
 
 from __future__ import annotations
@@ -49,7 +43,11 @@ log = logging.getLogger("polybus.native.inprocess")
 
 
 class CallbackThread:
-    """Steps, taken in the order they came."""
+    """Runs callbacks in order, on a thread of its own.
+
+    Callbacks of programs must not run on the store's thread: they would delay all commits,
+    and a callback that waits for the store would deadlock.
+    """
 
     def __init__(self) -> None:
         self._steps: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -60,7 +58,7 @@ class CallbackThread:
         self._steps.put(step)
 
     def close(self) -> None:
-        """All steps that were added are taken first."""
+        """Run the remaining callbacks, then end the thread."""
         self._steps.put(None)
         if current_thread() is not self._thread:
             self._thread.join()
@@ -69,15 +67,15 @@ class CallbackThread:
         while (step := self._steps.get()) is not None:
             try:
                 step()
-            except Exception:  # one program's trouble is not everyone's
-                log.exception("a step failed")
+            except Exception:  # an error of one callback must not stop the others
+                log.exception("callback failed")
 
 
 T = TypeVar("T")
 
 
 class InProcessBus:
-    """Opened by the first handle, closed by the last."""
+    """A store with a native port, shared by handles."""
 
     def __init__(self, url: str) -> None:
         self.pid = os.getpid()
@@ -93,7 +91,7 @@ class InProcessBus:
             raise
 
     def close(self) -> None:
-        """Whoever waits is let go; what was handed over is finished, and told."""
+        """End waits, finish submitted commits and complete their futures."""
         self.port.close()
         try:
             self._store.close()
@@ -118,7 +116,7 @@ class InProcessBus:
 
 
 class LoopLock:
-    """One at a time: what is the loop's in a server is under this lock here."""
+    """Runs functions one at a time, in place of the event loop of a server."""
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -129,7 +127,7 @@ class LoopLock:
 
 
 class StdlibLog:
-    """The bus's words, for Python's own logging."""
+    """The log interface of the bus on top of `logging`."""
 
     def __init__(self, name: str) -> None:
         self._log = logging.getLogger(name)
@@ -150,7 +148,7 @@ def _own_identity() -> Identity:
 
 
 def _no_rules(verb: str, request: Mapping[str, object], caller: Identity) -> Any:
-    raise NotSupported("a bus inside a process has no rules: its one user may do everything")
+    raise NotSupported("a bus inside a process has no access rules; its user is an admin")
 
 
 @dataclass(slots=True)
@@ -164,7 +162,7 @@ _shared: dict[str, _SharedBus] = {}
 
 
 def open_bus(url: str) -> InProcessClient:
-    """A handle on the bus of this URL, which is opened if nobody here has it open."""
+    """Return a handle on the bus of this URL; open the bus if this is the first handle."""
     place = canonical_url(url)
     with _guard:
         shared = _shared.get(place)
@@ -183,7 +181,7 @@ def _open(place: str) -> InProcessBus:
 
 
 def _release_bus(place: str, shared: _SharedBus) -> None:
-    """Under the lock to its end: whoever opens it again finds the folder free."""
+    """Release a handle. Closes under the lock, so that the next open finds the folder free."""
     with _guard:
         shared.users -= 1
         if not shared.users:
@@ -192,7 +190,7 @@ def _release_bus(place: str, shared: _SharedBus) -> None:
 
 
 def _after_fork() -> None:
-    """The parent's are not ours, nor is a lock that one of its threads may have held."""
+    """Drop the buses of the parent, and a lock that one of its threads may have held."""
     global _guard
     _guard = threading.Lock()
     _shared.clear()

@@ -1,11 +1,7 @@
-"""One handle on a bus inside the process, with the face of `native.Client`.
+"""A handle on a bus inside the process, with the methods of `native.Client`.
 
-A producer of a bus inside the process: nothing can be lost on the way, so nothing is
-sent again. Its stamps keep an older one of the same name out.
-
-Reads as iterators of Arrow batches, the same as over the port.
-
-A stage: batches that nobody sees until it is published.
+Nothing can be lost between client and store, so nothing is sent again. Stamps still fence an
+older producer of the same name.
 """
 
 from __future__ import annotations
@@ -46,13 +42,13 @@ if TYPE_CHECKING:
     from polybus.native.port.native_port import Caller
     from polybus.native.port.produce_stream import ProduceStream
 
-MAX_IN_FLIGHT = KEPT_RESULTS  # as over the port
-# After these no number of this producer will ever be taken again.
+MAX_IN_FLIGHT = KEPT_RESULTS  # as on the port
+# After these errors the bus accepts no counter of this producer.
 FATAL = (Fenced, UnknownProducer, Stale)
 
 
 class Producer:
-    """Made by `Bus.producer`. Any number of threads may use it."""
+    """A producer of `InProcessClient.producer`. Thread-safe."""
 
     def __init__(
         self,
@@ -84,16 +80,16 @@ class Producer:
     def produce(
         self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
     ) -> Future[Produced]:
-        """One atomic batch; the future is done when it is on disk. It cannot be cancelled.
+        """Produce one atomic batch. The future is done when it is on disk; it cannot be cancelled.
 
-        Blocks while `MAX_IN_FLIGHT` are on their way already.
+        Blocks while `MAX_IN_FLIGHT` batches are in flight.
         """
         return self.produce_rows(
             topic, merge_messages([check_bodies(bodies, keys, self._now_ms())])
         )
 
     def produce_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
-        """The same, of a batch in the port's schema."""
+        """Produce a batch of the port's schema."""
         batch = check_rows(rows).batch
         future: Future[Produced] = Future()
         future.set_running_or_notify_cancel()
@@ -106,16 +102,16 @@ class Producer:
         return future
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Waits for the outcome of all that was handed over; False if time is up."""
+        """Wait for the outcome of all batches. Returns False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._in_flight, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Waits for what is on its way, then ends."""
+        """Wait for batches in flight, then end the producer."""
         with self._changed:
             was_closed, self._closed_by = (
                 self.is_closed,
-                self._closed_by or ConnectionLost("it was closed"),
+                self._closed_by or ConnectionLost("the producer is closed"),
             )
         if self.flush(timeout_s) and not was_closed and not self._is_named:
             self._close_on_bus()
@@ -123,7 +119,7 @@ class Producer:
     def _store(self, topic: str, batch: pa.RecordBatch, future: Future[Produced]) -> None:
         most = self._core.limits.max_batch_bytes
         if batch.nbytes > most:
-            raise TooLarge(f"a batch of {batch.nbytes} bytes: at most {most} are taken")
+            raise TooLarge(f"batch of {batch.nbytes} bytes exceeds the limit of {most}")
         block = block_of(batch, self._now_ms())
         with self._changed:
             self._changed.wait_for(lambda: self._closed_by or self._in_flight < MAX_IN_FLIGHT)
@@ -166,16 +162,16 @@ class Producer:
         future.set_exception(error)
 
     def _close_on_bus(self) -> None:
-        """Nobody else knows its name, so the bus need not keep it."""
+        """Close the producer on the bus; no other client knows its name."""
         try:
             request = {"producer": self.name, "epoch": self.epoch}
             self._core.port.act(self._caller, "producer.close", request)
         except PolybusError:
-            pass  # it stays: a few bytes
+            pass  # the bus expires it later
 
 
 class InProcessReader:
-    """An iterator of batches, for one thread; `cancel` ends it from any other."""
+    """An iterator of batches, for one thread. Any other thread may `cancel` it."""
 
     def __init__(
         self,
@@ -198,7 +194,7 @@ class InProcessReader:
         return next(self._batches)
 
     def close(self) -> None:
-        """By the thread that iterates, if it does not go on to the end."""
+        """End the read early; only for the thread that iterates."""
         self._batches.close()
 
     def cancel(self) -> None:
@@ -228,7 +224,7 @@ class InProcessReader:
 
 
 class InProcessStage:
-    """What was put stays until it is published (`Bus.publish`) or its lease ends."""
+    """A stage. Batches are kept until it is published or its lease ends."""
 
     def __init__(
         self, core: InProcessBus, caller: Caller, name: str, now_ms: Callable[[], int]
@@ -241,16 +237,16 @@ class InProcessStage:
     def put(
         self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
     ) -> None:
-        """On disk when this returns."""
+        """Put one batch. It is on disk when this returns."""
         self.put_rows(topic, merge_messages([check_bodies(bodies, keys, self._now_ms())]))
 
     def put_rows(self, topic: str, rows: pa.RecordBatch) -> None:
-        """The same, of a batch in the port's schema."""
+        """Put a batch of the port's schema. It is on disk when this returns."""
         block = block_of(check_rows(rows).batch, self._now_ms())
         self._core.port.produce(self._caller, topic).stage(self.name, block).result()
 
     def close(self) -> None:
-        """There is nothing to end here."""
+        """Do nothing; a stage holds no stream here."""
 
 
 class InProcessClient:
@@ -318,13 +314,13 @@ class InProcessClient:
         return InProcessReader(self._core, wanted, self._check, lambda: self._closed)
 
     def fetch(self, **request: Any) -> tuple[dict[str, Any], list[pa.RecordBatch]]:
-        """`group.fetch`: what it says, and a batch for each entry of its "rows", in order."""
+        """Run `group.fetch`. Returns its object and a batch per entry of "rows", in order."""
         answer, rows = next(self._stream_fetch(request))
-        assert answer is not None  # it does not follow
+        assert answer is not None  # without `follow` there is always an object
         return answer, split_by_shard(answer, rows)
 
     def follow(self, **request: Any) -> Iterator[FetchPart]:
-        """`group.fetch` that goes on: what it says if that is more than rows, and the rows."""
+        """Run `group.fetch` with `follow`. Yields objects, None for rows alone, and the rows."""
         return self._stream_fetch({**request, "follow": True})
 
     def _stream_fetch(self, request: dict[str, Any]) -> Iterator[FetchPart]:
@@ -336,15 +332,15 @@ class InProcessClient:
     # --- the rest
 
     def act(self, name: str, /, **request: Any) -> dict[str, Any]:
-        """Any action of the port, by its name; what is None is left out."""
+        """Run an action of the port by its name. Fields that are None are omitted."""
         self._check()
         return _round_trip_json(self._core.port.act(self._caller, name, _encode_request(request)))
 
     def hurry(self, timeout_s: float) -> None:
-        """This bus is never away."""
+        """Do nothing; a bus in the process is always reachable."""
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Closes its producers, too, each as `Producer.close` says, and lets go who waits."""
+        """Close the handle and its producers, and end its waits."""
         if os.getpid() != self._core.pid:
             return
         self._producers.close(timeout_s)
@@ -369,21 +365,21 @@ class InProcessClient:
     def _check(self) -> None:
         core = self._core
         if os.getpid() != core.pid:
-            text = f"this bus belongs to process {core.pid}, the parent of a fork: open it there"
+            text = f"this bus belongs to process {core.pid}, the parent of a fork; use it there"
             raise StoreClosed(text)
         if self._closed:
-            raise ConnectionLost("this client was closed")
+            raise ConnectionLost("the client is closed")
 
 
 def _encode_request(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What is None is left out."""
+    """Return the request as decoded JSON, without fields that are None."""
     try:
         return _round_trip_json({key: value for key, value in request.items() if value is not None})
     except (TypeError, ValueError, RecursionError) as error:
-        raise MalformedRequest(f"a request is JSON: {error}") from None
+        raise MalformedRequest(f"request must be encodable as JSON: {error}") from None
 
 
 def _round_trip_json(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As it would come out at the other end of a connection."""
+    """Return the value as it would arrive over a connection."""
     found: dict[str, Any] = json.loads(json.dumps(given))
     return found

@@ -1,1 +1,1 @@
-"""The verbs of the native port: durable topics for programs, by batches, from any thread."""
+"""The server side of the native port: actions, streams and reads of durable topics."""

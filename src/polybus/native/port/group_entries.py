@@ -1,4 +1,4 @@
-"""What group.* requests hold below their fields, checked one by one before anything is done."""
+"""Entries of group.* requests, checked before any change is made."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from polybus.groups.message_block import OutputMessage
 from polybus.groups.shard_progress import FailureReport, ShardReport
 from polybus.native.protocol.fields import is_count, is_text, parse_shard_number
 
-# Shards of one ack: with their dead letters they fit into one commit.
+# Shards of one ack; with their dead letters they fit into one commit.
 MAX_ENTRIES: Final = 256
-# Messages that one consumer runs of a shard at once: each is one of its executors.
+# Messages of a shard that one consumer runs at once, one per executor.
 MAX_RUNNING: Final = 1024
-MAX_REASON_CHARACTERS: Final = 65_536  # characters; of these the first are kept
+MAX_REASON_CHARACTERS: Final = 65_536  # longer reasons are refused; the stored reason is truncated
 
 Checks = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
@@ -30,7 +30,7 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list)
 
 
-COUNT = ("an integer from 0 on", is_count)
+COUNT = ("an integer >= 0", is_count)
 FLAG = ("true or false", _is_flag)
 TEXT = ("a string", is_text)
 
@@ -65,7 +65,9 @@ MESSAGE: Checks = {
 
 def read_entries(given: list[dict[str, Any]]) -> list[ShardReport]:
     if len(given) > MAX_ENTRIES:
-        raise LimitReached("max_entries", f"at most {MAX_ENTRIES} shards are acked at once")
+        raise LimitReached(
+            "max_entries", f"shards must have at most {MAX_ENTRIES} entries, got {len(given)}"
+        )
     return [_entry(check_entry("shards", one, ENTRY, "shard", "epoch")) for one in given]
 
 
@@ -88,7 +90,7 @@ def _entry(one: dict[str, Any]) -> ShardReport:
 
 
 def read_held(given: list[dict[str, Any]]) -> dict[int, HeldPosition]:
-    """All that a member has come with each of its fetches: what is as usual is seen at once."""
+    """Return positions by shard. Every fetch sends them, so the common form is checked fast."""
     found = {}
     for each in given:
         one = (
@@ -109,7 +111,7 @@ def _has_common_types(held: dict[str, Any]) -> bool:
 
 
 def read_by_shard(field: str, given: Mapping[str, Any]) -> dict[int, Any]:
-    """{"0": …, "1": …} with numbers for keys."""
+    """Return an object {"0": …, "1": …} with numbers for keys."""
     return {parse_shard_number(text, field): value for text, value in given.items()}
 
 
@@ -117,12 +119,12 @@ def read_running(given: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
     found = read_by_shard("running", given)
     for offsets in found.values():
         if not (_is_list(offsets) and all(map(is_count, offsets))):
-            raise MalformedRequest('running is {"SHARD": [offsets], …}')
+            raise MalformedRequest('running must be {"SHARD": [offsets], …}')
     return {shard: bounded_running(offsets) for shard, offsets in found.items()}
 
 
 def read_messages(given: list[dict[str, Any]], now_ms: int) -> dict[str, list[OutputMessage]]:
-    """By topic, each in their order."""
+    """Return messages by topic, in order."""
     found: dict[str, list[OutputMessage]] = {}
     for each in given:
         one = check_entry("messages", each, MESSAGE, "topic", "body")
@@ -138,7 +140,7 @@ def read_messages(given: list[dict[str, Any]], now_ms: int) -> dict[str, list[Ou
 
 def bounded_running(offsets: list[int]) -> tuple[int, ...]:
     if len(offsets) > MAX_RUNNING:
-        text = f"at most {MAX_RUNNING} messages of a shard run at once"
+        text = f"running must have at most {MAX_RUNNING} offsets per shard, got {len(offsets)}"
         raise LimitReached("max_running", text)
     return tuple(offsets)
 
@@ -146,7 +148,7 @@ def bounded_running(offsets: list[int]) -> tuple[int, ...]:
 def check_entry(
     field: str, given: dict[str, Any], checks: Checks, *required: str
 ) -> dict[str, Any]:
-    """Without what is null; `MalformedRequest` names what is wrong."""
+    """Return an entry without nulls; raise `MalformedRequest` if a field is wrong."""
     if not given.keys() <= checks.keys():
         unknown = min(given.keys() - checks.keys())
         raise MalformedRequest(f"{field}: an entry takes no {unknown[:64]!r}")
@@ -157,7 +159,7 @@ def check_entry(
     for key, value in held.items():
         what, check = checks[key]
         if not check(value):
-            raise MalformedRequest(f"{field}: of an entry, {key} is {what}")
+            raise MalformedRequest(f"{field}: {key} of an entry must be {what}")
     return held
 
 
@@ -171,7 +173,7 @@ def _bytes(what: str, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise MalformedRequest(f"messages: {what} is no base64") from None
+        raise MalformedRequest(f"messages: {what} must be base64") from None
 
 
 def _is_range(value: object) -> bool:

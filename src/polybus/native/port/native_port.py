@@ -1,4 +1,4 @@
-"""What a connection to the native port can ask for; each verb runs on the caller's thread."""
+"""The native port: its methods run on the threads of its callers and may block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and whether it is still there to be answered."""
+    """The identity of a caller, and whether its call was cancelled."""
 
     identity: Identity
     is_gone: Callable[[], bool]
@@ -43,7 +43,7 @@ class NativePort:
         rules: Callable[[str, Mapping[str, object], Identity], Any],
         wall_ns: Callable[[], int],
     ) -> None:
-        """`rules` answers the verbs of `polybus acl`. Groups are looked after until `close`."""
+        """`rules` executes the commands of `polybus acl`. Members expire until `close`."""
         self.access = access
         self.store = access.durable.store
         self.limits = limits
@@ -66,9 +66,12 @@ class NativePort:
         return Caller(identity, is_gone)
 
     def produce(self, caller: Caller, topic: str, *, create: bool = True) -> ProduceStream:
-        """A stream of batches to a topic, which is made if need be; `Denied` at once if not.
+        """Open a stream of batches to a topic, which is created if it is missing.
 
-        Without `create` a topic that is not there is `DoesNotExist`, now or later.
+        Raises:
+            Denied: the caller may not produce to the topic.
+            DoesNotExist: the topic is missing and `create` is false; `produce` of the stream
+                also raises it.
         """
         shards = self.limits.default_shards if create else None
         stream = ProduceStream(
@@ -115,7 +118,7 @@ class NativePort:
         return {"duplicate": done.duplicate, "spans": spans, "timestamp_ns": done.timestamp_ns}
 
     def find_visible_topic(self, caller: Caller, name: str) -> Topic:
-        """A topic that the caller may know of."""
+        """Return a topic; raise `DoesNotExist` if it is not visible to the caller."""
         topic = self.access.durable.get(name)
         if not self.access.is_visible(caller.identity, topic):
             raise DoesNotExist(f"there is no durable topic {name!r}")
@@ -125,7 +128,7 @@ class NativePort:
         return self.access.on_loop(self._stats)
 
     def close(self) -> None:
-        """Lets go of all that wait: the bus stops."""
+        """End all waits, because the bus stops."""
         self._expiry_thread.stop()
         self.waits.close()
         self.budget.close()

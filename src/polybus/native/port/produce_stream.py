@@ -1,7 +1,7 @@
-"""Batches that come in on a stream: produced to a topic, or put into a stage.
+"""Batches of a stream, produced to a topic or put into a stage.
 
-A stream may have many batches on their way to the disk. What all streams have on
-their way together is bounded: over that, whoever brings more waits its turn.
+Commits of all streams in flight together are limited by `UncommittedBudget`; beyond it
+callers wait in order of arrival.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 class UncommittedBudget:
-    """Bytes that may be on their way to the disk at once. Who came first is served first:
-    else a large batch could wait for ever behind small ones."""
+    """A limit of bytes in uncommitted batches. First come, first served: otherwise small
+    batches could starve a large one."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -44,7 +44,7 @@ class UncommittedBudget:
         return self._used
 
     def submit(self, size: int, hand_over: Callable[[], Future[T]]) -> Future[T]:
-        """Hands over once there is room; gives the room back when it is done."""
+        """Call `hand_over` once `size` bytes are free; free them when its future is done."""
         self._acquire(size)
         try:
             future = hand_over()
@@ -56,7 +56,7 @@ class UncommittedBudget:
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """The same for one who waits until it is done."""
+        """Hold `size` bytes for the length of a `with`."""
         self._acquire(size)
         try:
             yield
@@ -70,7 +70,7 @@ class UncommittedBudget:
 
     def _acquire(self, size: int) -> None:
         if size > self._max_bytes:
-            raise TooLarge(f"a batch of {size} bytes: at most {self._max_bytes} are taken at once")
+            raise TooLarge(f"batch of {size} bytes exceeds the limit of {self._max_bytes}")
         with self._changed:
             if not self._queue and self._used + size <= self._max_bytes and not self._closed:
                 self._used += size
@@ -100,7 +100,7 @@ class UncommittedBudget:
 
 
 class ProduceStream:
-    """One topic that one caller brings batches for."""
+    """The stream of one caller to one topic."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class ProduceStream:
         name: str,
         shards: int | None,
     ) -> None:
-        """`shards` are those of a topic that is made; None: it must be there."""
+        """`shards` is the number for a new topic; None: the topic must exist."""
         self._access = access
         self._owners = owners
         self._budget = budget
@@ -121,12 +121,12 @@ class ProduceStream:
         self._generation = -1
 
     def is_ready(self) -> bool:
-        """Whether a batch needs nothing but the store."""
+        """Return whether a batch can be submitted without the event loop."""
         is_known = self._access.durable.find(self._name) is not None
         return is_known and self._generation == self._access.generation
 
     def open(self) -> Topic:
-        """The topic, which is made if need be; `Denied` if the caller may not write to it."""
+        """Return the topic, created if missing. Raises `Denied` after a change of the rules."""
         if self._generation != self._access.generation:
             generation = self._access.generation
             self._access.check_allowed(self._caller, PRODUCE, self._name)

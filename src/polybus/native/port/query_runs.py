@@ -1,22 +1,21 @@
-"""Runs: what one query publishes, epoch by epoch, whoever its driver is by then.
+"""Runs: the epochs that one Spark query publishes, from any process.
 
-A stamp's producer and epoch speak of a process that holds the producer open. A query of
-Spark has no such process: each of its epochs is published by another one, and which are
-the query's own is known by its id alone. So the bus holds the producer itself, and keeps
-a record beside it:
+A stamp has the producer and the epoch of a process that holds the producer open. A Spark
+query has no such process: a different process publishes each of its epochs, and only the
+id identifies the query. Therefore the bus holds the producer itself, with a record:
 
-    run/PRODUCER → {"id": the query, "base": n, "epoch": n, "past": [queries before it]}
+    run/PRODUCER → {"id": the query, "base": n, "epoch": n, "past": [earlier queries]}
 
-    no record                           the run begins; its counters go on behind `base`
-    the same id                         counter + base is the stamp: a repeat publishes nothing
-    another id, `on_new` "refuse"       Conflict: a fresh checkpoint is no replay
-    another id, `on_new` "continue"     the run begins, as above, and ends the one before
-    an id that was ended so             Fenced, whatever it asks for
+    no record                           the run begins; its counters continue after `base`
+    the same id                         counter + base is the stamp; a repeat publishes nothing
+    another id, `on_new` "refuse"       Conflict: a fresh checkpoint is not a replay
+    another id, `on_new` "continue"     the run begins, as above, and ends the previous one
+    an id that was ended this way       Fenced, for every request
 
-A run begins by opening the producer: what an older one has under way is fenced by the
-store. The record is written with the first epoch that is published; whoever was faster,
-or died between the two steps, is noticed by its version or by `Fenced`, and it is tried
-again. These producers are named apart from those of `producer.open`.
+A run begins by opening the producer, so the store fences commits in flight of an older run.
+The record is written with the first published epoch. If another run was faster, or a process
+died between the two steps, the record's version or `Fenced` reveals it and the step is
+repeated. The names of these producers are reserved in `producer.open`.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ if TYPE_CHECKING:
     from polybus.native.port.producer_registry import ProducerRegistry
 
 PREFIX = "run/"  # of the producer's name in the store, and of the record's key
-HABITS = ProducerOptions(dense=False)
+RUN_PRODUCER_OPTIONS = ProducerOptions(dense=False)
 REFUSE, CONTINUE = "refuse", "continue"
 MAX_ID_BYTES = 255
-MAX_ENDED_RUNS = 256  # ended runs that are remembered: some 10 kB
-MAX_TRIES = 16  # each is lost to another run that began meanwhile
+MAX_ENDED_RUNS = 256  # ended runs in the record, about 10 kB
+MAX_TRIES = 16  # an attempt fails if another run begins at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """As it is stored."""
+    """The record of a run."""
 
     id: str
     base: int
@@ -56,7 +55,7 @@ class QueryRun:
 
 @dataclass(frozen=True, slots=True)
 class RunCommit:
-    """What is asked for: an epoch of a run, by the counter that the caller gives it."""
+    """A request to publish one epoch of a run, by its counter."""
 
     producer: str
     counter: int
@@ -68,17 +67,19 @@ class RunCommit:
     def parse(
         cls, stages: list[str], stamp: Mapping[str, Any] | None, run: Mapping[str, Any]
     ) -> RunCommit:
-        """`MalformedRequest` says what is wrong with the stamp or the run."""
+        """Return the request; raise `MalformedRequest` if the stamp or the run is invalid."""
         if not run.keys() <= {"id", "on_new"} or not _is_name(run.get("id"), MAX_ID_BYTES):
-            raise MalformedRequest(f"a run has an id of 1 to {MAX_ID_BYTES} bytes, and on_new")
+            raise MalformedRequest(f"run must have an id of 1 to {MAX_ID_BYTES} bytes, and on_new")
         on_new = run.get("on_new", REFUSE)
         if on_new not in (REFUSE, CONTINUE):
-            raise MalformedRequest(f"a run's on_new is {REFUSE} or {CONTINUE}")
+            raise MalformedRequest(f"run.on_new must be {REFUSE} or {CONTINUE}")
         if stamp is None or set(stamp) != {"producer", "counter"}:
-            raise MalformedRequest("the stamp of a run has producer and counter, and no epoch")
+            raise MalformedRequest(
+                "the stamp of a run must have producer and counter, and no epoch"
+            )
         if not _is_name(stamp["producer"], MAX_PRODUCER_BYTES - len(PREFIX)):
             raise MalformedRequest(
-                f"a run's producer has 1 to {MAX_PRODUCER_BYTES - len(PREFIX)} bytes"
+                f"stamp.producer must have 1 to {MAX_PRODUCER_BYTES - len(PREFIX)} bytes"
             )
         counter = Stamp.parse({"epoch": 1, **stamp}).counter
         return cls(stamp["producer"], counter, run["id"], on_new, tuple(stages))
@@ -91,9 +92,9 @@ class RunCommit:
 def publish(
     durable: DurableTopics, owners: ProducerRegistry, caller: Identity, asked: RunCommit
 ) -> CommitResult:
-    """The stages become visible at once, unless this epoch of the run was published before."""
+    """Publish the stages at once, unless this epoch of the run was published before."""
     try:
-        owners.check(caller, asked.name)  # remembered: no step of the store
+        owners.check(caller, asked.name)  # cached: does not read the store
     except UnknownProducer:
         owners.claim(caller, asked.name)
     was_fenced = False
@@ -105,30 +106,30 @@ def publish(
             return durable.commit(Commit((), asked.stages, changes, stamp)).result()
         except (Fenced, UnknownProducer):
             was_fenced = True
-        except Conflict:  # the record is another's by now
+        except Conflict:  # another run has changed the record
             was_fenced = False
-    raise Unavailable(f"producer {asked.producer!r} is fought over by several runs: try again")
+    raise Unavailable(f"producer {asked.producer!r} is in use by another run; retry")
 
 
 def _resolve_run(
     durable: DurableTopics, asked: RunCommit, was_fenced: bool
 ) -> tuple[int, QueryRun, bool]:
-    """The record's version, the run that shall be, and whether that must be written."""
+    """Return the version of the record, the new run, and whether to write it."""
     found = durable.store.get(asked.name.encode())
     version = found.version if found else 0
     run = _decode(found.value) if found else None
     if run is not None and run.id == asked.run:
         if not was_fenced:
             return version, run, False
-        epoch = durable.store.open_producer(asked.name, HABITS).epoch
+        epoch = durable.store.open_producer(asked.name, RUN_PRODUCER_OPTIONS).epoch
         return version, QueryRun(run.id, run.base, epoch, run.past), True
     past = _check_takeover(asked, run) if run else ()
-    opened = durable.store.open_producer(asked.name, HABITS)
+    opened = durable.store.open_producer(asked.name, RUN_PRODUCER_OPTIONS)
     return version, QueryRun(asked.run, opened.last_counter, opened.epoch, past), True
 
 
 def _check_takeover(asked: RunCommit, run: QueryRun) -> tuple[str, ...]:
-    """The runs before this one, if it may take over."""
+    """Return the earlier runs; raise an error if the new run may not take over."""
     if asked.run in run.past:
         raise Fenced(
             f"query {asked.run} was replaced by {run.id} as producer {asked.producer!r}: "

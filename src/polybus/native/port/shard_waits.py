@@ -1,10 +1,9 @@
-"""Waiting for news on shards: many callers, one listener at the store.
+"""Waits for new messages: many callers, one listener at the store.
 
-Each caller waits on its own thread, so their number is bounded for the whole
-bus, and so are the shards that all of them together wait for. A wait ends with
-news, when its time is up, when its client or its topic has gone, or when the bus
-stops. Those who wait sleep: one thread looks after all of their clients, since a
-thousand that wake each second would be busy with nothing but each other.
+Each caller waits on its own thread, so the number of waits is limited for the whole bus, and
+so is the number of positions in all waits. A wait ends with news, at its timeout, when its
+client disconnects, when its topic is dropped, or when the bus stops. One thread checks all
+clients, because a thousand waiting threads that wake every second would keep a core busy.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Place = tuple[int, int]  # topic number, shard
-# How often it is looked whether clients are still there.
+# Interval of the check for disconnected clients.
 CALLER_CHECK_INTERVAL_S = 1.0
 # Positions of one wait: four topics with the maximum number of shards.
 MAX_WAIT_POSITIONS = 16_384
@@ -30,7 +29,7 @@ MAX_TOTAL_POSITIONS = 1 << 20
 
 
 class ShardWaiter:
-    """One who waits: woken by news, or because there is nothing to wait for any more."""
+    """The event of one wait, set by news, or when the wait must end."""
 
     def __init__(self, is_gone: Callable[[], bool]) -> None:
         self.event = Event()
@@ -39,7 +38,7 @@ class ShardWaiter:
 
 
 class ShardWait:
-    """News of some places, and how long it is waited for them."""
+    """A wait for news of some shards, with a deadline."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class ShardWait:
         self._waits.leave(self._places, self._waiter)
 
     def sleep(self) -> bool:
-        """Until there are news since the last sleep; False if there is nothing to wait for."""
+        """Sleep until news since the last sleep. Returns False if the wait must end."""
         left_s = self._deadline_s - self._waits.clock()
         if self._waits.is_closed or self._waiter.is_abandoned or left_s <= 0:
             return False
@@ -79,7 +78,7 @@ class ShardWaits:
         clock: Callable[[], float],
         hear: Listener = lambda news: None,
     ) -> None:
-        """`hear` is told of news before anybody is woken by them."""
+        """`hear` is called with news before they wake a wait."""
         self._store = store
         self._max_waits = max_waits
         self.clock = clock
@@ -101,9 +100,9 @@ class ShardWaits:
         return self._closed.is_set()
 
     def check_room(self) -> None:
-        """`LimitReached` if nobody more can wait, before anything was done for it."""
+        """Raise `LimitReached` if there are `max_waits` waits, before any work is done."""
         if len(self._waiters) >= self._max_waits:
-            text = f"{self._max_waits} are waiting already: try again later"
+            text = f"{self._max_waits} calls are waiting; retry later"
             raise LimitReached("max_waits", text)
 
     def wait(
@@ -112,7 +111,7 @@ class ShardWaits:
         timeout_s: float,
         is_gone: Callable[[], bool] = lambda: False,
     ) -> dict[Place, int]:
-        """The ends of those shards that reach beyond the offset given; none if time is up."""
+        """Return the ends of shards that are beyond their offset; {} after the timeout."""
         return (
             self.wait_until(wanted, lambda: self._find_advanced(wanted), timeout_s, is_gone) or {}
         )
@@ -124,9 +123,9 @@ class ShardWaits:
         timeout_s: float,
         is_gone: Callable[[], bool] = lambda: False,
     ) -> T | None:
-        """What `look` finds, which is asked now and when there are news of the places.
+        """Call `look` now and after news of the places until it returns a true value.
 
-        None, or the last that it found, if time is up.
+        Returns its last value after the timeout.
         """
         with self.open_wait(places, timeout_s, is_gone) as waiting:
             while not (found := look()) and waiting.sleep():
@@ -139,16 +138,16 @@ class ShardWaits:
         timeout_s: float,
         is_gone: Callable[[], bool] = lambda: False,
     ) -> ShardWait:
-        """For one who looks again and again, for the length of a `with`."""
+        """Return a wait for repeated sleeps, for the length of a `with`."""
         return ShardWait(self, places, timeout_s, is_gone)
 
     def wake(self, topic: int, shard: int) -> None:
-        """Whoever waits for the place looks again. It need be none that the store knows."""
+        """Wake the waits for a shard, which may be a pseudo shard."""
         with self._lock:
             self._wake((topic, shard))
 
     def on_topic_dropped(self, topic: Topic) -> None:
-        """The topic was dropped: whoever waits for it looks again, and learns of it."""
+        """Wake the waits for a dropped topic, which then see its error."""
         with self._lock:
             for shard in topic.shards:
                 self._wake((topic.number, shard))
@@ -166,7 +165,7 @@ class ShardWaits:
                 raise StoreClosed("the bus is stopping")
             self.check_room()
             if self._places + len(wanted) > MAX_TOTAL_POSITIONS:
-                text = f"all who wait do so for {self._places} shards already: try again later"
+                text = f"all waits together are for {self._places} shards; retry later"
                 raise LimitReached("max_waits", text)
             self._waiters.add(waiter)
             self._places += len(wanted)
@@ -189,19 +188,19 @@ class ShardWaits:
                     del self._waiting[place]
 
     def check_callers(self) -> None:
-        """Lets those go whose clients have gone."""
+        """End the waits of disconnected clients."""
         with self._lock:
             waiters = list(self._waiters)
         for waiter in waiters:
             self._check_caller(waiter)
 
     def _run_caller_checks(self) -> None:
-        """On a thread of its own."""
+        """Check callers periodically, on a thread of its own."""
         while not self._closed.wait(CALLER_CHECK_INTERVAL_S):
             self.check_callers()
 
     def _check_caller(self, waiter: ShardWaiter) -> None:
-        """Under the lock, for a call that has ended must not be asked any more."""
+        """Check one caller under the lock, because a call that has ended must not be used."""
         with self._lock:
             if waiter in self._waiters and waiter.is_gone():
                 waiter.is_abandoned = True

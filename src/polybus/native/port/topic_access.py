@@ -1,8 +1,7 @@
-"""The port's way to what only the loop may touch: the policy, and what a name is.
+"""Access of the port's threads to state of the event loop: the policy and topic names.
 
-The port's verbs run on threads of their own. Whatever asks the policy or binds a
-name is carried out by the loop, and waited for here; a stream asks once, and
-again only after the rules have changed.
+Actions run on their own threads. Policy checks and bindings of names run on the loop while
+the thread waits. A stream checks once, and again after the rules have changed.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
     from polybus.model.topic import Topic
 
 T = TypeVar("T")
-MAX_REMEMBERED = 16_384  # verdicts; some 200 bytes each
-BIND_TIMEOUT_S = 30.0  # another caller makes the topic: a commit, on a disk that may be slow
+MAX_REMEMBERED = 16_384  # allowed (caller, action, topic); about 200 bytes each
+BIND_TIMEOUT_S = 30.0  # while another caller creates the topic: one commit, on a slow disk
 
 
 class RunOnLoop(Protocol):
-    """Runs a function on the loop, and gives or raises what it does."""
+    """Runs a function on the loop. Returns its result or raises its error."""
 
     def __call__(self, function: Callable[..., T], /, *args: Any) -> T: ...
 
@@ -40,16 +39,16 @@ class TopicAccess:
         self.durable = durable
         self.on_loop = on_loop
         self._binding = binding
-        self.generation = 0  # of the rules
+        self.generation = 0  # incremented when the rules change
         self._allowed_generation: dict[tuple[Identity, str, str], int] = {}
         policy.on_change(self._rules_changed)
 
     def check_allowed(self, caller: Identity, verb: str, name: str) -> None:
-        """`Denied` unless the caller may."""
+        """Raise `Denied` unless the caller may."""
         self.on_loop(self._binding.check_allowed, caller, verb, name)
 
     def get_topic(self, caller: Identity, verb: str, name: str) -> Topic:
-        """A topic that is there, for a caller that may do this with it."""
+        """Return an existing topic; raise `Denied` unless the caller may do this with it."""
         self.check_allowed(caller, verb, name)
         topic = self.durable.find(name)
         if topic is None:
@@ -57,7 +56,7 @@ class TopicAccess:
         return topic
 
     def get_topic_cached(self, caller: Identity, verb: str, name: str) -> Topic:
-        """As `topic`, for who asks often: a yes is remembered until the rules change."""
+        """As `get_topic`; a positive check is cached until the rules change."""
         key, generation = (caller, verb, name), self.generation
         if self._allowed_generation.get(key) != generation:
             self.check_allowed(caller, verb, name)
@@ -67,12 +66,12 @@ class TopicAccess:
         return self.durable.get(name)
 
     def get_topics(self, caller: Identity, verb: str, names: Iterable[str]) -> dict[str, Topic]:
-        """The same for several, by name."""
+        """Return several topics by name, with one check."""
         self.on_loop(self._binding.check_all_allowed, caller, verb, names)
         return {name: self.durable.get(name) for name in names}
 
     def list_visible(self, caller: Identity) -> list[Topic]:
-        """The topics that the caller may know of."""
+        """Return the topics that are visible to the caller."""
         topics = self.durable.topics()
         sees = self._binding.can_see
         return self.on_loop(lambda: [topic for topic in topics if sees(caller, topic)])
@@ -83,7 +82,7 @@ class TopicAccess:
     def find_or_create(
         self, caller: Identity, name: str, shards: int, settings: Mapping[str, object]
     ) -> tuple[Topic, bool]:
-        """The topic of this name, made if need be, and whether it was."""
+        """Return the topic of this name and whether this call created it."""
         found, mine = self.on_loop(self._binding.reserve, caller, name)
         if not isinstance(found, NameReservation):
             return found, False
@@ -108,15 +107,15 @@ class TopicAccess:
             self.on_loop(self._binding.update, changed)
             return changed
 
-    def add_drop_listener(self, told: Callable[[Topic], None]) -> None:
-        """Calls it on the loop with each topic that was dropped."""
-        self._binding.on_removed.append(told)
+    def add_drop_listener(self, listener: Callable[[Topic], None]) -> None:
+        """Call `listener` on the loop with each dropped topic."""
+        self._binding.on_removed.append(listener)
 
     @contextmanager
     def _exclusive_topic(self, caller: Identity, name: str) -> Iterator[Topic]:
-        """A topic that nobody else changes meanwhile, for a caller that may delete it.
+        """Lock a topic against other changes, for a caller that may delete it.
 
-        The store knows it by name: it must not have become another topic in between.
+        The store finds it by name, which must not become another topic meanwhile.
         """
         topic = self.on_loop(self._binding.claim, caller, name)
         try:
@@ -145,4 +144,4 @@ def _wait_for_topic(reservation: NameReservation) -> Topic:
     try:
         return reservation.outcome.result(BIND_TIMEOUT_S)
     except TimeoutError:
-        raise Unavailable(f"topic {reservation.name} is still being made: try again") from None
+        raise Unavailable(f"topic {reservation.name} is still being created; retry") from None
