@@ -158,10 +158,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             partitions = self._cut(ranges)
             # One task per run reports the query's name to the bus.
             if not self._is_announced:
-                partitions[0].query, partitions[0].announced_topics = (
-                    last.query,
-                    tuple(last.offsets),
-                )
+                partitions[0].query = last.query
+                partitions[0].announced_topics = tuple(last.offsets)
                 self._is_announced = True
             return partitions
 

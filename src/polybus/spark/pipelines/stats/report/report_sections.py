@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from polybus.spark.pipelines.stats.report import axis_scales, plots
 from polybus.spark.pipelines.stats.report.histogram import Histogram, find_quantile_bound
@@ -41,16 +42,23 @@ def _over_time(topic: TopicFigures) -> list[str]:
     points = topic.points()
     each = axis_scales.duration(points[0].width_s * 1e6) if points else ""
     latency = Plot(
-        "Latency", _moments(points), _quantiles(points, _latencies), axis_scales.duration
+        "Latency",
+        _moments(points),
+        _quantiles(points, attrgetter("latencies")),
+        axis_scales.duration,
     )
-    size = Plot("Size", _moments(points), _quantiles(points, _sizes), axis_scales.size)
+    size = Plot("Size", _moments(points), _quantiles(points, attrgetter("sizes")), axis_scales.size)
     return [
         card(
             "Messages per second",
-            _rate(points, _messages, axis_scales.short),
+            _rate(points, attrgetter("messages"), axis_scales.short),
             note=f"{each} per point",
         ),
-        card("Bytes per second", _rate(points, _bytes, axis_scales.size), note=f"{each} per point"),
+        card(
+            "Bytes per second",
+            _rate(points, attrgetter("bytes"), axis_scales.size),
+            note=f"{each} per point",
+        ),
         card("Latency, producer to bus", latency.draw(), latency.legend(), note=NOTE),
         card("Size of messages", size.draw(), size.legend()),
     ]
@@ -69,22 +77,6 @@ def _quantiles(points: Sequence[TimeWindow], of: Callable[[TimeWindow], Histogra
 
 def _moments(points: Sequence[TimeWindow]) -> list[float]:
     return [float(one.start_s) for one in points]
-
-
-def _messages(one: TimeWindow) -> int:
-    return one.messages
-
-
-def _bytes(one: TimeWindow) -> int:
-    return one.bytes
-
-
-def _latencies(one: TimeWindow) -> Histogram:
-    return one.latencies
-
-
-def _sizes(one: TimeWindow) -> Histogram:
-    return one.sizes
 
 
 # --- distributions
