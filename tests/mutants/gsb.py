@@ -354,7 +354,7 @@ REST = [
         "durable/push_readers.py",
         (
             "who is behind is not told",
-            "min([tail.at_id, *told])",
+            "min([tail.at_id, *needed])",
             "tail.at_id",
         ),
     ),

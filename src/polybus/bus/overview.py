@@ -53,7 +53,7 @@ class Overview:
             "topics": self._subscriptions.topics,
             "subscriptions": self._subscriptions.count + len(self.topics.readers),
             "connections": {
-                "open": len(self._parties) + sum(len(tell()) for tell in self.other_connections),
+                "open": len(self._parties) + sum(len(own()) for own in self.other_connections),
                 "accepted": accepted,
                 "waiting": self._delivery.waiting,
                 "closed": self._counters.family("closed"),
@@ -61,12 +61,12 @@ class Overview:
             "dropped": self._dropped(),
             "refused": self._counters.family("refused"),
             "faults": self._counters.family("faults"),
-            **{name: tell() for name, tell in self.sections.items()},
+            **{name: section() for name, section in self.sections.items()},
         }
 
     def connections(self) -> list[dict[str, Any]]:
         own = [self._describe(party) for party in self._parties.values()]
-        return own + [one for tell in self.other_connections for one in tell()]
+        return own + [one for others in self.other_connections for one in others()]
 
     def _messages(self) -> dict[str, int]:
         fanout, pulled, others = self._fanout, self.topics.message_counts, self._other_totals()

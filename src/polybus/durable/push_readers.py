@@ -365,8 +365,8 @@ class PushReaders:
     def forget_senders(self, tail: TailCursor) -> None:
         """Forget the senders of messages that all readers have received."""
         behind = tail.behind.values()
-        told = [one.at_id for one in behind if self.senders.names_senders(one.party.encoding)]
-        self.senders.forget_before(tail.name, min([tail.at_id, *told]))
+        needed = [one.at_id for one in behind if self.senders.names_senders(one.party.encoding)]
+        self.senders.forget_before(tail.name, min([tail.at_id, *needed]))
 
     def attach(self, tail: TailCursor, party: Connection) -> None:
         self._fanout.attach(party.number, tail.name)

@@ -116,8 +116,8 @@ class TopicNames:
         self._charged.add(topic.number)
         del self._reserved[reservation.name]
         try:
-            for told in self.on_bound:
-                told(topic)
+            for on_bound in self.on_bound:
+                on_bound(topic)
         finally:
             reservation.outcome.set_result(topic)
 
@@ -154,8 +154,8 @@ class TopicNames:
         if topic.number in self._charged:
             self._charged.remove(topic.number)
             self._quotas.release(creator_of(topic), TOPICS, 1)
-        for told in self.on_removed:
-            told(topic)
+        for on_removed in self.on_removed:
+            on_removed(topic)
 
 
 def creator_of(topic: Topic) -> Identity:

@@ -139,8 +139,8 @@ class AdminServer:
 class AdminSession:
     """One connection: splits input into lines and answers them in order."""
 
-    def __init__(self, desk: AdminServer, pipe: ConnectionIO) -> None:
-        self._desk = desk
+    def __init__(self, server: AdminServer, pipe: ConnectionIO) -> None:
+        self._server = server
         self._pipe = pipe
         self._line = bytearray()
         self._stalled = False
@@ -148,7 +148,7 @@ class AdminSession:
         self._closing = False
         self._finishing = False  # the peer sends no more, and waits for an answer
         self._pending: asyncio.Future[Answer] | None = None
-        self._last_whole_s = desk.clock()
+        self._last_whole_s = server.clock()
 
     @property
     def peer(self) -> str:
@@ -194,7 +194,7 @@ class AdminSession:
 
     def on_writable(self) -> None:
         self._stalled = False
-        self._last_whole_s = self._desk.clock()
+        self._last_whole_s = self._server.clock()
         self._read_on()
 
     def on_half_closed(self) -> bool:
@@ -204,7 +204,7 @@ class AdminSession:
 
     def on_ended(self) -> None:
         self._closing = True
-        self._desk.forget(self)
+        self._server.forget(self)
 
     def _must_wait(self) -> bool:
         return (
@@ -229,12 +229,12 @@ class AdminSession:
         if newline >= 0:
             line = bytes(self._line)
             self._line.clear()
-            self._last_whole_s = self._desk.clock()
+            self._last_whole_s = self._server.clock()
             self._answer(line)
         return stop + 1
 
     def _answer(self, line: bytes) -> None:
-        found = self._desk.answer(line, self.identity)
+        found = self._server.answer(line, self.identity)
         if isinstance(found, dict):
             self._write_answer(found)
         else:
@@ -243,7 +243,7 @@ class AdminSession:
 
     def _answered(self, answer: asyncio.Future[Answer]) -> None:
         self._pending = None
-        self._last_whole_s = self._desk.clock()
+        self._last_whole_s = self._server.clock()
         if answer.cancelled() or self._closing:
             return
         self._write_answer(answer.result())

@@ -59,19 +59,19 @@ class LineWriter:
                     self._wake.wait()
                 queued = list(self._lines)
                 self._lines.clear()
-                untold = self.dropped - self._reported
+                unreported = self.dropped - self._reported
             if not queued:
                 return
             lines = [f"{line}\n".encode(errors="backslashreplace") for line in queued]
-            if untold:
-                text = f"polybus: {untold} log lines lost: stderr did not take them\n"
+            if unreported:
+                text = f"polybus: {unreported} log lines lost: stderr did not take them\n"
                 lines.append(text.encode())
             lost = self._write_all(lines)
             with self._wake:
                 if lost:  # among them the line about earlier ones, which is no loss itself
-                    self.dropped += lost - bool(untold)
+                    self.dropped += lost - bool(unreported)
                 else:
-                    self._reported += untold
+                    self._reported += unreported
 
     def _write_all(self, lines: list[bytes]) -> int:
         """How many of them did not get through: a closed pipe, a full disk; the bus goes on."""
