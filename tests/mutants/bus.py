@@ -124,14 +124,14 @@ BROKER = mutants(
     ),
     (
         "the dead stay subscribed",
-        "self.unsubscribe_all(party)\n        self._fanout",
-        "self._fanout",
+        "self.unsubscribe_all(party)\n        self.fanout",
+        "self.fanout",
     ),
-    ("the dead stay in the fan-out", "self._fanout.remove_subscriber(party.number)", "pass"),
+    ("the dead stay in the fan-out", "self.fanout.remove_subscriber(party.number)", "pass"),
     ("the dead stay on the list", "del self._connections[party.id]", "pass"),
-    ("peers that wait for the dead are left", "self._delivery.forget(party)", "pass"),
+    ("peers that wait for the dead are left", "self.delivery.forget(party)", "pass"),
     ("ends twice", "if party.is_closed:\n            return False\n        party", "party"),
-    ("time does not pass", "self._delivery.tick(", "str("),
+    ("time does not pass", "self.delivery.tick(", "str("),
 )
 
 DELIVERY = mutants(

@@ -91,7 +91,7 @@ JUDGING = mutants(
     ("no peer is reclassified", "party.source.reclassify(", "str("),
     ("what no peer reads is not judged", "= self._policy.has_rules_for(PRODUCE)", "= False"),
     ("subscriptions stay", "lost = self._subscriptions.end_denied(party, may)", "lost = []"),
-    ("Freud's subscriptions stay", "ended = self._topics.end_denied()", "ended = 0"),
+    ("Freud's subscriptions stay", "ended = self.topics.end_denied()", "ended = 0"),
 )
 
 QUOTAS = mutants(

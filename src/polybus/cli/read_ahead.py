@@ -1,7 +1,7 @@
 """Batches read ahead by a second thread.
 
-A thread that waits inside Arrow hears no Ctrl-C: so the main thread, which must, waits
-in Python for one that reads. What is read ahead is bounded.
+A thread that blocks inside Arrow does not handle Ctrl-C. So a second thread reads, and the
+main thread waits in Python, where signals arrive. The number of batches read ahead is bounded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Messages for stdout: by a format as kcat's, or one JSON object a line.
+"""Messages on stdout: by a format like kcat's, or one JSON object per line.
 
-A format is taken apart once; a batch is then put together column by column.
+A format is parsed once; a batch is then formatted column by column.
 """
 
 from __future__ import annotations

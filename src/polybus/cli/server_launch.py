@@ -1,9 +1,8 @@
-"""Starting the server from a command, without depending on it.
+"""Start the server from a command without importing it.
 
-`server.app` is the one file that knows everything, and nothing may import it:
-whoever did would know everything, too. So the command names it, the way an
-entry point does, and it is looked up at the moment it is to run. This is the
-only place with that name.
+Only `server.app` knows every part, and no module may import it, or that module would depend
+on every part, too. So the command names it, as an entry point does, and resolves the name
+when the server starts. This is the only place with that name.
 """
 
 from __future__ import annotations

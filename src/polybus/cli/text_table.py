@@ -20,7 +20,7 @@ def print_fields(
 ) -> None:
     """Print all columns to a pipe; a terminal gets those of `short`, rounded.
 
-    `short` says which column is under which heading; what a row has not is empty.
+    `short` maps headings to columns; a missing value is printed as an empty cell.
     """
     if sys.stdout.isatty():
         print_table(

@@ -111,6 +111,7 @@ cdef class Plan:
             )
         if not 0 <= piece.first_offset <= INT64_MAX - layout.columns.count:
             raise BadPiece(f"first offset must be >= 0 and fit int64, got {piece.first_offset}")
+        # In this order: __dealloc__ releases `piece_count` pieces, which this one joins last.
         self.layouts.append(layout)
         PyObject_GetBuffer(runs, &piece.runs, PyBUF_SIMPLE)
         try:
@@ -131,6 +132,7 @@ cdef class Plan:
         for number in range(self.piece_count):
             if not self.choose_of(&self.pieces[number]):
                 return "a run table does not fit its block"
+        # Pieces of one shard are in order already.
         if self.several_shards and not self.by_piece:
             self.sort()
         if not self.limit():
@@ -149,8 +151,10 @@ cdef class Plan:
         for number in range(piece.runs.len // RUN_BYTES):
             first_id = get_i64(table, number * 3)
             count = get_i64(table, number * 3 + 2)
+            # The table comes from disk: counts must add up to the block before any is used.
             if first_id < 0 or count < 1 or count > piece.columns.count - place:
                 return False
+            # Otherwise first_id + count would overflow below.
             if first_id > INT64_MAX - count:
                 return False
             self.choose_run(piece, place, count, first_id, get_i64(table, number * 3 + 1))
@@ -214,6 +218,8 @@ cdef class Plan:
         cdef Sizes sizes
         if self.weigh(run, most, &sizes) < 0:
             return -1
+        # Usually the whole run fits. If not, a binary search finds how many messages do: sizes
+        # come from offsets, so each probe costs the same for any number of messages.
         if self.is_over(&sizes, weight[0], entries[0]):
             while least < most:  # `least` messages fit (or are the first); more than `most` do not
                 middle = (least + most + 1) // 2

@@ -158,6 +158,7 @@ def prepend_head(bytes head not None, HeadroomBlock block not None):
 cdef bint stretch_of(
     const Strings* strings, int64_t start, int64_t end, Stretch* found
 ) noexcept nogil:
+    # Read once into the stretch: the caller's bytes may change, the checked numbers do not.
     found.start = get_i32(strings.offsets, start)
     found.end = get_i32(strings.offsets, end)
     return 0 <= found.start <= found.end <= strings.size
@@ -171,6 +172,7 @@ cdef bint measure_one(Slice* slice, Sizes* sizes) noexcept nogil:
         return False
     sizes.count += count
     sizes.bodies += slice.bodies.end - slice.bodies.start
+    # A slice without keys adds none; the result has a key column if any slice has one.
     if columns.keys.offsets is not NULL:
         if not stretch_of(&columns.keys, start, end, &slice.keys):
             return False
@@ -252,6 +254,7 @@ cdef void write_headers(const Slice* slice, Target* target, Sizes* done) noexcep
     cdef const Columns* columns = slice.columns
     cdef const Stretch* entries = &slice.entries
     cdef int64_t count = slice.end - slice.start
+    # No headers in this slice, but in another: nulls with empty ranges.
     if columns.header_offsets is NULL:
         repeat_i32(target.header_offsets + done.count * 4, count, <int32_t>done.entries)
         return
@@ -307,6 +310,7 @@ cdef void write_slice(const Slice* slice, Target* target, Sizes* done) noexcept 
         repeat_i64(target.insertion + done.count * 8, count, columns.insertion_ms)
     else:
         memcpy(target.insertion + done.count * 8, columns.insertion + slice.start * 8, count * 8)
+    # The checksum covers the whole block, so the first slice that reads it verifies all of it.
     if columns.owed is NULL:
         write_strings(
             target.body_offsets, target.bodies, done.count, done.bodies,
@@ -329,6 +333,7 @@ cdef void write_columns(const Slice* slices, int64_t slice_count, Target* target
     memset(&done, 0, sizeof(Sizes))
     for number in range(slice_count):
         write_slice(&slices[number], target, &done)
+    # Offset columns have one value more than messages: the end of the last one.
     set_i32(target.body_offsets, done.count, <int32_t>done.bodies)
     if target.key_offsets is not NULL:
         set_i32(target.key_offsets, done.count, <int32_t>done.keys)
@@ -761,6 +766,7 @@ cdef class BlockMerger:
         self.count = len(self.blocks)
         if self.count == 0:
             raise BadColumns("a block must have at least one message")
+        # One block is its own result; its columns need not be located.
         if self.count == 1:
             self.only = data_of(self.blocks[0], &self.size_bytes)
             return
@@ -1082,6 +1088,7 @@ def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
         raise IndexError(f"keyless must be 0 to {shards - 1}, got {keyless}")
     layout.hold()
     try:
+        # Without keys all messages go to one shard, and the block is used as it is.
         if layout.columns.keys.offsets is NULL:
             return [(keyless, None)]
         ends = <int64_t*>PyMem_Malloc(shards * sizeof(int64_t))
@@ -1089,6 +1096,7 @@ def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
         if ends is NULL or places is NULL:
             raise MemoryError
         order = places + count
+        # Few keys hash faster than the GIL can be released and taken again.
         if count < FEW:
             sound = order_by_shard(&layout.columns, shards, keyless, places, ends, order)
         else:
@@ -1097,6 +1105,7 @@ def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
         if not sound:
             raise BadBlock("changed while read")
         for number in range(shards):
+            # All messages have the same shard: no copy is needed.
             if ends[number] == count and start == 0:
                 return [(number, None)]
             if ends[number] > start:

@@ -52,7 +52,7 @@ static inline int polybus_nulls_are_empty(
     return !wrong;
 }
 
-/* Offsets as they are when what they point to has moved by `shift`. */
+/* Copies offsets, each plus `shift`: the data that they index has moved. */
 static inline void polybus_rebase(
     unsigned char *out, const unsigned char *in, int64_t count, int32_t shift
 ) {

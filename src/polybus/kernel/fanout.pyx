@@ -190,6 +190,7 @@ cdef class Fanout(SubscriberTable):
         try:
             if not 0 <= start <= end <= view.len:
                 raise ValueError("start and end must lie within the buffer")
+            # Raw frames take at most the received bytes, so the output needs no second measure.
             self.begin(<uint32_t>1 << framing.own.number, -1, end - start)
             try:
                 self.scan(framing, source, <const unsigned char*>view.buf + start, end - start, routed)
@@ -215,6 +216,7 @@ cdef class Fanout(SubscriberTable):
             PyObject_GetBuffer(bodies, &view, PyBUF_SIMPLE)
             try:
                 check_offsets(<const int32_t*>index.buf, index.len, view.len)
+                # No own encoding: every reader gets the messages encoded.
                 self.begin(0, -1 if skip is None else skip.number, 0)
                 try:
                     self.route_columns(source, topic, &index, &view, routed)
@@ -243,6 +245,7 @@ cdef class Fanout(SubscriberTable):
                 check_offsets(<const int32_t*>index.buf, index.len, view.len)
                 self.begin(0, -1, 0)
                 try:
+                    # Set 0 is empty: the run only collects pieces for `encode`, no reader is looked up.
                     self.start_run(0)
                     self.add_pieces(topic, &index, &view)
                     blob = self.encode(encoding)
@@ -285,6 +288,7 @@ cdef class Fanout(SubscriberTable):
         return 0
 
     cdef void reset_scratch(self) noexcept:
+        # Runs also after an exception, so a failed call leaves no marks in the shared tables.
         cdef size_t at
         for at in range(self.collecting_count):
             self.collecting[at].topic.collected = -1
@@ -315,10 +319,13 @@ cdef class Fanout(SubscriberTable):
                 self.streak_bytes += frame.body_size
                 done += frame.size
                 continue
+            # Any other frame ends the streak: its counters must be in before the frame is judged.
             if self.streak is not NULL:
                 self.end_streak(source)
             if kind != MESSAGE and kind != FRAGMENT:
                 break
+            # The session must reassemble and publish the fragments first, or this message would
+            # overtake the larger one at readers of other dialects.
             if kind == MESSAGE and routed.fragments is not NOTHING:
                 routed.stop = STOP_FRAGMENTS
                 break
@@ -354,6 +361,8 @@ cdef class Fanout(SubscriberTable):
 
     cdef inline int accept(self, Source source, const Frame* frame, RouteResult routed) except -1:
         cdef Topic* topic = self.last
+        # Consecutive messages usually have the same topic; its outcome holds for the whole call,
+        # because the table cannot change while a buffer is routed.
         if topic is NULL or not is_named(topic, frame):
             self.last_outcome = self.admit(source, frame, routed)
             topic = self.last
@@ -385,6 +394,7 @@ cdef class Fanout(SubscriberTable):
             if source.trusted or not self.has_produce_rules:
                 self.last = NULL
                 return UNHEARD
+            # Names are chosen by publishers, so entries kept for verdicts alone must be bounded.
             if self.table.idle >= MAX_IDLE_TOPICS:
                 self.table.sweep_idle()
             topic = self.table.find_or_add(frame.topic, frame.topic_size)
@@ -393,6 +403,7 @@ cdef class Fanout(SubscriberTable):
         if not source.trusted:
             verdict = self.table.verdict(topic, source.identity, self.generation)
         if verdict == UNKNOWN:
+            # May raise: then nothing of this message has been counted or routed.
             allowed = self.judge(source.identity, frame.topic[:frame.topic_size])
             verdict = ALLOW if allowed else DENY
             self.table.remember_verdict(topic, source.identity, self.generation, verdict)
@@ -424,6 +435,7 @@ cdef class Fanout(SubscriberTable):
         cdef bint beyond = topic.collect or (encodings & ~self.own_bit)
         cdef Run* run
         if topic.subscribers:
+            # Sets are interned, so comparing numbers finds topics with the same readers.
             if self.run_count == 0 or self.runs[self.run_count - 1].subscribers != topic.subscribers:
                 self.start_run(topic.subscribers)
             if encodings & self.own_bit:
@@ -454,6 +466,7 @@ cdef class Fanout(SubscriberTable):
         """Hand a fragment to the session, which reassembles it for readers of other dialects."""
         if routed.fragments is NOTHING:
             routed.fragments = []
+        # Copied, because the session keeps it longer than the receive buffer.
         body = PyBytes_FromStringAndSize(<const char*>frame.body, frame.body_size)
         routed.fragments.append((frame.topic[:frame.topic_size], body))
         return 0
@@ -524,6 +537,7 @@ cdef class Fanout(SubscriberTable):
         for at in range(self.run_count):
             encodings |= self.sets.sets[self.runs[at].subscribers].encodings
         if own >= 0 and encodings & self.own_bit:
+            # The object is not shared yet, so resizing it in place is allowed.
             if self.filled != self.room:
                 _PyBytes_Resize(&self.out, self.filled)
             self.distribute(<object>self.out, own, routed)
@@ -553,6 +567,7 @@ cdef class Fanout(SubscriberTable):
         for at in range(self.run_count):
             self.runs[at].start = self.runs[at].end = 0
             self.runs[at].count = self.runs[at].unfit = 0
+        # Measured first, so that the encoded messages need one allocation and no copy.
         for at in range(self.piece_count):
             if self.pieces[at].relayed:
                 size += encoding.measure(&self.pieces[at].frame)
@@ -568,6 +583,7 @@ cdef class Fanout(SubscriberTable):
             before = out
             out = encoding.write(&piece.frame, out)
             run.end = out - start
+            # An encoding writes nothing for a message that it cannot carry.
             if out != before:
                 run.count += 1
             else:
@@ -591,6 +607,7 @@ cdef class Fanout(SubscriberTable):
         cdef uint32_t at, member
         if not blob:
             return 0
+        # With one run all readers share one object: no copy per reader.
         if self.run_count != 1:
             return self.distribute_runs(blob, encoding, routed)
         readers = &self.sets.sets[self.runs[0].subscribers]
@@ -640,6 +657,7 @@ cdef class Fanout(SubscriberTable):
 
     cdef inline int touch(self, uint32_t member, uint64_t count, Py_ssize_t size) except -1:
         cdef Subscriber* subscriber = &self.subscribers[member]
+        # The first share of a reader in this pass: remember it for the later passes.
         if subscriber.pending == 0:
             subscriber.pending_messages = 0
             self.touched = <uint32_t*>grow_if_full(

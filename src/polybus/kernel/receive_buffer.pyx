@@ -68,6 +68,7 @@ cdef class ReceiveBuffer:
         """Pass `nbytes` new bytes to the session, after the held ones."""
         cdef Py_ssize_t consumed, end
         self.shared.reads += 1
+        # Before the session exists, and after it has ended, bytes are discarded.
         if self.receive is None:
             return
         if self.own is not None:
@@ -93,6 +94,7 @@ cdef class ReceiveBuffer:
     cdef int receive_own(self) except -1:
         cdef bytearray own = self.own
         cdef Py_ssize_t consumed = self.receive(own, 0, self.own_filled)
+        # A full buffer must be replaced by a larger one even if nothing was consumed.
         if consumed or self.own_filled == len(own):
             self.own = None
             self.hold(memoryview(own)[consumed : self.own_filled])

@@ -47,7 +47,8 @@ cdef class SubscriberTable:
     def remove_subscriber(self, uint32_t number) -> int:
         """End all its subscriptions. Returns their count; the number may be assigned again."""
         ended = self.unsubscribe_all(number)
-        self.set_full(number, False)
+        self.set_full(number, False)  # keeps full_count right
+        # The outbox is dropped here; a stale number raises KeyError until it is assigned again.
         self.subscribers[number].alive = 0
         self.outboxes[number] = None
         self.names[number] = None
@@ -211,6 +212,7 @@ cdef class SubscriberTable:
     cdef uint32_t allocate_number(self) except? 0xFFFFFFFF:
         cdef Subscriber* grown
         self.require_not_routing()
+        # Numbers are reused so that the arrays stay as small as the number of live subscribers.
         if self.free:
             return self.free.pop()
         if self.used == self.capacity:
@@ -240,6 +242,7 @@ cdef class SubscriberTable:
         return 0
 
     cdef int unlink(self, uint32_t number, bytes topic) except -1:
+        # A detached subscriber is in no set; there is nothing to unlink.
         if (number, topic) in self.detached:
             self.detached.discard((number, topic))
             return 0

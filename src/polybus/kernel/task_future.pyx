@@ -80,7 +80,7 @@ cdef class TaskFuture:
         return self.fault
 
     def add_done_callback(self, fn) -> None:
-        cdef list made = [fn]
+        cdef list made = [fn]  # created before the state is read: see the module docstring
         if self.state >= CANCELLED:
             self.call(fn)
         elif self.callbacks is None:
@@ -112,6 +112,7 @@ cdef class TaskFuture:
     def _condition(self):
         """Return the condition. After the first access the state changes only while it is held."""
         made, waiters = Condition(), []
+        # Another thread may have set it while these objects were created.
         if self.condition is None:
             self._waiters = waiters
             self.condition = made
@@ -142,6 +143,7 @@ cdef class TaskFuture:
         cdef list made = []
         lock = allocate_lock()
         lock.acquire()
+        # Between this check and the append no Python code runs, so `finish` cannot be missed.
         if self.state >= CANCELLED:
             return 0
         if self.sleepers is None:
@@ -149,6 +151,7 @@ cdef class TaskFuture:
         self.sleepers.append(lock)
         lock.acquire(True, -1 if timeout is None else max(0, timeout))
         if self.state < CANCELLED:
+            # Timed out. Without the removal, repeated waits would let the list grow.
             if lock in self.sleepers:
                 self.sleepers.remove(lock)
             raise TimeoutError
@@ -171,6 +174,7 @@ cdef class TaskFuture:
         """Set the final state, wake blocked threads, then run the callbacks."""
         cdef list callbacks, sleepers
         self.change(state)
+        # Taken out first: a callback may add another one, which is then called at once.
         callbacks, self.callbacks = self.callbacks, None
         sleepers, self.sleepers = self.sleepers, None
         self.task = self.subject = None  # frees the block of the commit
@@ -183,6 +187,7 @@ cdef class TaskFuture:
         return 0
 
     cdef int change(self, State state) except -1:
+        # The usual case: no thread waits by concurrent.futures, so there is no lock to take.
         if self.condition is None:
             self.state = state
             return 0
@@ -218,6 +223,7 @@ def run_tasks(list futures not None, state, now_ns, refusal) -> list:
         future = <TaskFuture?>item
         if not future.begin():
             continue
+        # A task may run again after the group's transaction was rolled back.
         future.value = future.fault = None
         try:
             future.value = future.task(state, future.subject, now_ns)

@@ -67,10 +67,10 @@ static inline void polybus_mix(polybus_lanes *lanes, const unsigned char *at) {
     lanes->d = polybus_round(lanes->d, polybus_word(at + 24));
 }
 
-/* Of all those bytes; those from `from` to `to` are copied to `out` on the way.
+/* Hashes all bytes and copies those from `from` to `to` to `out` in the same pass.
  *
- * A lane waits for its multiplications most of the time: copying what was loaded anyway
- * costs next to nothing then, and memory is read once. */
+ * The lanes are bound by the latency of their multiplications, so storing the loaded
+ * words costs almost nothing, and memory is read once. */
 static inline uint64_t polybus_xxh64_copying(
     const unsigned char *start, size_t size, uint64_t seed, size_t from, size_t to,
     unsigned char *out

@@ -1,8 +1,7 @@
 """Named limits with their defaults, and the reason for each.
 
-Every queue and table of the bus is bounded by one of these; each is a setting
-under `[limits]` or its dialect's section. A limit is checked before anything
-is allocated for what it bounds.
+Every queue and table of the bus is bounded by one of these. Each is a setting under
+`[limits]` or in the section of its dialect. A limit is checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -62,37 +61,37 @@ class QuotaLimits:
 
 @dataclass(frozen=True, slots=True)
 class NativeLimits:
-    """Bounds of the native port (`[native]`)."""
+    """Limits of the native port (`[native]`)."""
 
-    # One batch is one atomic produce, held in memory whole until it is on disk.
+    # One batch is one atomic produce, held in memory until it is on disk.
     max_batch_bytes: int = 128 * MIB
-    # Requests and answers of actions are names and numbers; a list of many topics still fits.
+    # Requests and results of actions are names and numbers; a list of many topics fits.
     max_action_bytes: int = 4 * MIB
-    # A stream's batches that are on their way to the disk: enough to fill the time of a
-    # commit, and few enough that a client learns of trouble soon.
+    # In-flight batches of a stream: enough to fill the time of a commit, and few enough
+    # that a client learns of an error soon.
     max_batches_in_flight: int = 64
-    # The same in bytes, so that one stream cannot take all of max_uncommitted_bytes; a
-    # larger batch travels alone.
+    # The same in bytes: one stream must not take all of max_uncommitted_bytes. A larger
+    # batch is admitted alone.
     max_bytes_in_flight: int = 32 * MIB
-    # The same over all streams, in bytes: what the bus holds for everybody at most.
+    # In-flight bytes of all streams together.
     max_uncommitted_bytes: int = 256 * MIB
-    # Streams, reads and actions under way at once: each has a thread, of some 100 kB.
+    # Concurrent streams, reads and actions: each has a thread of about 100 kB.
     max_calls: int = 4096
-    # Each client has one, and it takes a descriptor of the process whether it is used or not.
+    # Each connection takes a descriptor, even if it is idle.
     max_connections: int = 4096
-    # Each waits on a thread of its own.
+    # Each wait blocks a thread.
     max_waits: int = 1024
-    # So that a client that has vanished without a word frees its place soon.
+    # Bounds how long a client that has vanished holds its thread.
     max_wait_s: float = 30.0
-    # Shards of a topic that is made by producing to it.
+    # Shards of a topic that the first produce creates.
     default_shards: int = 16
     # Consumer groups of all topics: a group of 16 shards takes some 30 kB of memory.
     max_groups: int = 1024
-    # Of one user, so that nobody can take them all.
+    # Consumer groups of one user: one user must not take all of max_groups.
     max_user_groups: int = 512
-    # Consumers of one group: as many shards as a topic has at most can have one each, twice over.
+    # Consumers of one group: twice the largest number of shards of a topic.
     max_members: int = 1024
-    # What one fetch brings at most: enough that a call costs nothing beside it...
+    # Most rows of one fetch: enough to make the cost of the call negligible...
     max_fetch_rows: int = 65_536
-    # ...and little enough that many consumers can fetch at once.
+    # ...and bytes: few enough that many consumers can fetch at once.
     max_fetch_bytes: int = 16 * MIB
