@@ -582,8 +582,8 @@ SESSION = mutants(
     ),
     (
         "it is never read from again",
-        "        self.pipe.resume_reading()\n        is_drained",
-        "        is_drained",
+        "        self.pipe.resume_reading()\n        if self.phase == Phase.FINISHED",
+        "        if self.phase == Phase.FINISHED",
     ),
     ("a stall is not watched", "        self._broker.watch_stall(self._connection)\n", ""),
     (

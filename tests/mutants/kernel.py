@@ -340,10 +340,10 @@ UNREAD = mutants(
         "        first.start = end\n",
         "        first.start = end - 1\n",
     ),
-    ("a notice is counted as lost", " if not one.chunk.notice]", "]"),
+    ("a notice is counted as lost", " if not unread.chunk.notice]", "]"),
     (
         "a notice is charged",
-        "        if not found.chunk.notice:\n            self.held",
+        "        if not messages.chunk.notice:\n            self.held",
         "        if True:\n            self.held",
     ),
     ("times go back", "self.last_ns = max(self.last_ns, now_ns)", "self.last_ns = now_ns"),
@@ -360,8 +360,8 @@ UNREAD = mutants(
     ("a small rest keeps the chunk", "if whole > GATHERED and", "if False and"),
     ("any offsets will do", "    if ends[0] != 0 or ends[count] != size:", "    if False:"),
     ("ranges anywhere", "if not 0 <= start <= end <= self.count():", "if False:"),
-    ("put beside what it touches", "last.end == found.start:", "last.end <= found.start:"),
-    ("what is read stays held", "self.book(taken, -1)", "pass"),
+    ("put beside what it touches", "last.end == messages.start:", "last.end <= messages.start:"),
+    ("what is read stays held", "self.count_held(taken, -1)", "pass"),
 )
 
 ACCOUNTS = mutants(

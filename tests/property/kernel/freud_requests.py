@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from hypothesis import strategies as st
 
 from polybus.dialects.freud.server.request_scanner import (
-    Gets,
+    GetRun,
     Group,
-    Malformed,
-    Produces,
-    Request,
-    Scanner,
+    MalformedFrame,
+    ProduceRun,
+    RequestScanner,
+    SingleRequest,
 )
 from tests.rig.oracle import freud as oracle
 
@@ -107,8 +107,8 @@ spoilt = st.tuples(streams, last, streams).map(b"".join)
 # --- groups, taken apart -----------------------------------------------------
 
 
-def scanner(max_frame_bytes: int = CAP) -> Scanner:
-    return Scanner(max_frame_bytes, oracle.is_name)
+def scanner(max_frame_bytes: int = CAP) -> RequestScanner:
+    return RequestScanner(max_frame_bytes, oracle.is_name)
 
 
 def columns(offsets: bytes, bodies: bytes) -> list[bytes]:
@@ -122,21 +122,21 @@ def ones(groups: Iterable[Group]) -> list[oracle.One]:
     found: list[oracle.One] = []
     for group in groups:
         match group:
-            case Produces():
+            case ProduceRun():
                 contents = columns(group.offsets, group.bodies)
                 assert len(contents) == group.count > 0
                 found += [oracle.Produce(group.topic, body) for body in contents]
-            case Gets():
+            case GetRun():
                 get = oracle.Get(group.subscriber, group.max_blocking_s, group.records)
                 found += [get] * group.count
-            case Request():
+            case SingleRequest():
                 found.append(oracle.Request(group.type, group.subject))
-            case Malformed():
+            case MalformedFrame():
                 found.append(oracle.Malformed(group.reason, group.closes))
     return found
 
 
-def drip(scanner: Scanner, data: bytes, ends: Sequence[int]) -> tuple[int, list[oracle.One]]:
+def drip(scanner: RequestScanner, data: bytes, ends: Sequence[int]) -> tuple[int, list[oracle.One]]:
     """What comes of `data` as it arrives up to each of `ends`; unread bytes come again."""
     found: list[oracle.One] = []
     consumed = 0

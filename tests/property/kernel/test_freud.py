@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from polybus.dialects.freud.client import answer_batch
 from polybus.dialects.freud.server import answer_encoder
-from polybus.dialects.freud.server.request_scanner import Gets, Group, Produces
+from polybus.dialects.freud.server.request_scanner import GetRun, Group, ProduceRun
 from tests.property.kernel.freud_requests import (
     CAP,
     any_names,
@@ -45,9 +45,9 @@ def outcome(function: Callable[..., Any], *args: Any) -> Any:
 
 def key(group: Group) -> object:
     """What the requests of one group have in common; None if it holds only one."""
-    if isinstance(group, Produces):
+    if isinstance(group, ProduceRun):
         return group.topic
-    if isinstance(group, Gets):
+    if isinstance(group, GetRun):
         return group.subscriber, group.max_blocking_s, group.records
     return None
 
@@ -111,14 +111,14 @@ few = st.integers(-1, 40)
 @given(u32, few, st.binary(max_size=200))
 def test_equal_answers(code, count, payload):
     expected = outcome(oracle.answers, code, count, payload)
-    assert outcome(answer_encoder.answers, code, count, payload) == expected
+    assert outcome(answer_encoder.encode_answers, code, count, payload) == expected
 
 
 @given(u64, few)
 @example(2**64 - 1, 3)
 def test_ids_of_what_was_produced(first_id, count):
     expected = outcome(oracle.produced, first_id, count)
-    assert outcome(answer_encoder.produced, first_id, count) == expected
+    assert outcome(answer_encoder.encode_produced, first_id, count) == expected
 
 
 contents = st.lists(st.binary(max_size=80), max_size=12)
@@ -134,7 +134,7 @@ def stored(bodies: list[bytes]) -> tuple[tuple[int, ...], bytes]:
 def test_messages_out_of_a_stored_batch(columns, part):
     offsets, bodies = columns
     expected = outcome(oracle.messages, offsets, bodies, *part)
-    assert outcome(answer_encoder.messages, array("i", offsets), bodies, *part) == expected
+    assert outcome(answer_encoder.encode_messages, array("i", offsets), bodies, *part) == expected
 
 
 @given(contents.map(stored) | crooked, parts, u64, st.lists(u64, max_size=12), u32)
@@ -142,7 +142,7 @@ def test_records_out_of_a_stored_batch(columns, part, first_id, times, flags):
     offsets, bodies = columns
     expected = outcome(oracle.records, first_id, times, flags, offsets, bodies, *part)
     given = (first_id, array("Q", times), flags, array("i", offsets), bytearray(bodies), *part)
-    assert outcome(answer_encoder.records, *given) == expected
+    assert outcome(answer_encoder.encode_records, *given) == expected
 
 
 @given(contents, parts, st.integers(-1, FIT_BYTES), st.booleans())

@@ -14,9 +14,9 @@ from polybus.dialects.freud.server.unread_queue import (
     GATHERED_BYTES,
     WORTH_A_CHUNK,
     Chunk,
+    ChunkWriter,
     Range,
-    Unread,
-    Writer,
+    UnreadQueue,
 )
 from tests.rig.oracle import unread as oracle
 
@@ -65,8 +65,8 @@ class Pair:
     """A topic's writer and one reader, in the kernel and in the oracle."""
 
     def __init__(self) -> None:
-        self.writers = Writer(), oracle.Writer()
-        self.readers = Unread(), oracle.Unread()
+        self.writers = ChunkWriter(), oracle.Writer()
+        self.readers = UnreadQueue(), oracle.Unread()
         self.next_id = 0
         self.out: list[Range] = []
 
@@ -160,7 +160,7 @@ def test_columns_are_believed_only_if_they_fit(ends: list[int], bodies: bytes):
             return ValueError
         return messages(found) if isinstance(found, Range) else found
 
-    assert outcome(Writer()) == outcome(oracle.Writer())
+    assert outcome(ChunkWriter()) == outcome(oracle.Writer())
 
 
 @pytest.mark.parametrize("place", [(-1, 0), (0, 3), (2, 1), (3, 3)])

@@ -16,12 +16,12 @@ from polybus.dialects.freud.codec import Code, RequestType
 from polybus.dialects.freud.server import answer_encoder
 from polybus.dialects.freud.server.request_scanner import (
     REASONS,
-    Gets,
+    GetRun,
     Group,
-    Malformed,
-    Produces,
-    Request,
-    Scanner,
+    MalformedFrame,
+    ProduceRun,
+    RequestScanner,
+    SingleRequest,
 )
 from polybus.errors import BadFrame, TooLarge, UsageError
 from polybus.model import topic_name
@@ -64,7 +64,7 @@ def scanned(data: bytes, piece_bytes: int) -> tuple[list[dict[str, Any]], int, b
     """What the server makes of `data`, fed in pieces; how much it took, and if it is the end."""
     found: list[dict[str, Any]] = []
     consumed = 0
-    scanner = Scanner(MAX_FRAME_BYTES, topic_name.is_shared)
+    scanner = RequestScanner(MAX_FRAME_BYTES, topic_name.is_shared)
     for end in [*range(piece_bytes, len(data), piece_bytes), len(data)]:
         scan = scanner.scan(data, consumed, end)
         consumed += scan.consumed
@@ -76,19 +76,19 @@ def scanned(data: bytes, piece_bytes: int) -> tuple[list[dict[str, Any]], int, b
 
 def values(group: Group) -> Iterator[dict[str, Any]]:
     match group:
-        case Produces():
+        case ProduceRun():
             ends = array("i", group.offsets)
             for start, end in pairwise(ends):
                 yield {"type": "produce", "topic": group.topic, "body": group.bodies[start:end]}
-        case Gets():
+        case GetRun():
             value = {"subscriber": group.subscriber, "max_blocking_s": group.max_blocking_s}
             for _ in range(group.count):
                 yield {"type": "get record" if group.records else "get message", **value}
-        case Request():
+        case SingleRequest():
             kind = RequestType(group.type).name.lower().replace("_", " ")
             subject = {"unsubscribe": "subscriber", "list topics": None}.get(kind, "topic")
             yield {"type": kind, **({subject: group.subject} if subject else {})}
-        case Malformed():
+        case MalformedFrame():
             yield {"bad": group.reason}
 
 
@@ -181,7 +181,7 @@ class TestSizes:
 
     @pytest.mark.parametrize("cap", [260, 2**31 - 1])
     def test_the_kernel_takes_every_cap_that_can(self, cap: int):
-        scanner = Scanner(codec.check_max_frame_bytes(cap), topic_name.is_shared)
+        scanner = RequestScanner(codec.check_max_frame_bytes(cap), topic_name.is_shared)
         assert scanner.max_frame_bytes == cap
 
 
@@ -195,12 +195,14 @@ def build_answer(asked: str | None, value: dict[str, Any]) -> bytes:
         case "subscribe", {"subscriber": subscriber}:
             return codec.subscribed(subscriber)
         case "produce", {"message_id": message_id}:
-            return answer_encoder.produced(message_id, 1)
+            return answer_encoder.encode_produced(message_id, 1)
         case "get message", {"body": body}:
-            return answer_encoder.messages(array("i", [0, len(body)]), body, 0, 1)
+            return answer_encoder.encode_messages(array("i", [0, len(body)]), body, 0, 1)
         case "get record", {"message_id": first, "timestamp_ns": time, **rest}:
             columns = array("i", [0, len(rest["body"])]), rest["body"]
-            return answer_encoder.records(first, array("Q", [time]), rest["flags"], *columns, 0, 1)
+            return answer_encoder.encode_records(
+                first, array("Q", [time]), rest["flags"], *columns, 0, 1
+            )
         case "list topics", {"topics": found}:
             return codec.topics(found)
         case "count subscribers", {"count": count}:

@@ -22,8 +22,8 @@ from polybus.dialects.freud.server.unread_queue import (
     GATHERED_MESSAGES,
     WORTH_A_CHUNK,
     Chunk,
+    ChunkWriter,
     Range,
-    Writer,
 )
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
@@ -45,7 +45,7 @@ def offsets(bodies: list[bytes]) -> bytes:
     return array("i", ends).tobytes()
 
 
-def write(writer: Writer, first_id: int, bodies: list[bytes], now_ns: int = 0) -> Range:
+def write(writer: ChunkWriter, first_id: int, bodies: list[bytes], now_ns: int = 0) -> Range:
     return writer.write(first_id, offsets(bodies), b"".join(bodies), now_ns)
 
 
@@ -65,7 +65,7 @@ def reader() -> PullReader:
 
 
 def test_single_messages_are_gathered_and_batches_kept_as_they_came():
-    writer = Writer()
+    writer = ChunkWriter()
     first, second = write(writer, 0, [b"a"]), write(writer, 1, [b"b", b"c"])
     assert first.chunk is second.chunk
     assert bodies_of(second) == [b"b", b"c"]
@@ -80,17 +80,17 @@ def test_single_messages_are_gathered_and_batches_kept_as_they_came():
 
 
 def test_a_chunk_has_an_end():
-    writer = Writer()
+    writer = ChunkWriter()
     first = write(writer, 0, [bytes(GATHERED_BYTES - 1)])
     assert write(writer, 1, [b"x"]).chunk is first.chunk
     assert write(writer, 2, [b"x"]).chunk is not first.chunk
-    writer = Writer()
+    writer = ChunkWriter()
     chunks = {id(write(writer, at, [b""]).chunk) for at in range(GATHERED_MESSAGES + 1)}
     assert len(chunks) == 2
 
 
 def test_times_never_go_back():
-    writer = Writer()
+    writer = ChunkWriter()
     times = [5, 3, 9, 0]
     found = [write(writer, at, [b"x"], now_ns) for at, now_ns in enumerate(times)]
     assert list(found[0].chunk.times) == [5, 5, 9, 9]
@@ -133,7 +133,7 @@ def test_what_fits_is_what_fits_one_by_one(sizes, room_bytes, room_messages, sta
 )
 def test_a_reader_reads_each_message_once_and_in_order(batches, takes, chance):
     """Whatever is given back meanwhile, in whatever order, comes again in its place."""
-    one, writer = reader(), Writer()
+    one, writer = reader(), ChunkWriter()
     ids = 0
     for batch in batches:
         one.put(write(writer, ids, batch))
@@ -164,7 +164,7 @@ def test_a_small_rest_lets_go_of_a_large_chunk():
     """What a reader holds of the bus's memory is in proportion to what it is charged for."""
     one = reader()
     bodies = [b"%06d" % at + bytes(1000) for at in range(1000)]
-    batch = write(Writer(), 0, bodies)
+    batch = write(ChunkWriter(), 0, bodies)
     one.put(batch)
     one.take(700, 1 << 20)
     rest = one.take(1, 1 << 20)
@@ -179,7 +179,7 @@ def test_a_small_rest_lets_go_of_a_large_chunk():
 
 
 def test_waiters_are_served_in_their_order_while_there_is_something():
-    one, writer = reader(), Writer()
+    one, writer = reader(), ChunkWriter()
     heard: list[str] = []
 
     def waiter(name: str) -> None:

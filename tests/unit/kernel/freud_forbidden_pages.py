@@ -9,8 +9,8 @@ import sys
 from array import array
 
 from polybus.dialects.freud.client.answer_batch import scan_answers
-from polybus.dialects.freud.server.answer_encoder import messages, records
-from polybus.dialects.freud.server.request_scanner import Scanner
+from polybus.dialects.freud.server.answer_encoder import encode_messages, encode_records
+from polybus.dialects.freud.server.request_scanner import RequestScanner
 from tests.rig.oracle.freud import is_name
 from tests.unit.kernel.fence import PAGE, fenced
 from tests.vectors.freud import MAX_FRAME_BYTES, vectors
@@ -24,7 +24,7 @@ def streams() -> list[bytes]:
 
 def main() -> None:
     page = fenced()
-    scanner = Scanner(MAX_FRAME_BYTES, is_name)
+    scanner = RequestScanner(MAX_FRAME_BYTES, is_name)
     for stream in streams():
         for size in range(len(stream) + 1):
             page[:size] = stream[:size]
@@ -37,8 +37,8 @@ def main() -> None:
     for size in (0, 1, 7, 8, 15, 16, 33, 64, 65, 300, PAGE):
         offsets = array("i", [0, size])
         for bodies in (page[:size], page[PAGE - size :]):
-            messages(offsets, bodies, 0, 1)
-        records(0, page[PAGE - 8 :], 0, page[PAGE - 8 :], page[:0], 0, 1)
+            encode_messages(offsets, bodies, 0, 1)
+        encode_records(0, page[PAGE - 8 :], 0, page[PAGE - 8 :], page[:0], 0, 1)
     sys.stdout.write("nothing outside was touched\n")
 
 

@@ -12,8 +12,13 @@ from array import array
 from collections.abc import Callable
 
 from polybus.dialects.freud.client.answer_batch import encode_gets, encode_produces, scan_answers
-from polybus.dialects.freud.server.answer_encoder import answers, messages, produced, records
-from polybus.dialects.freud.server.request_scanner import Scanner
+from polybus.dialects.freud.server.answer_encoder import (
+    encode_answers,
+    encode_messages,
+    encode_produced,
+    encode_records,
+)
+from polybus.dialects.freud.server.request_scanner import RequestScanner
 
 CAP = 1000
 MOST_ALLOCATIONS = 400  # more than any of these needs
@@ -25,18 +30,18 @@ MIXED = b"".join(
     )
 )
 OFFSETS, TIMES = array("i", range(0, 5050, 50)), array("Q", bytes(800))
-ANSWERS = records(0, TIMES, 0, OFFSETS, bytes(5000), 0, 100)
+ANSWERS = encode_records(0, TIMES, 0, OFFSETS, bytes(5000), 0, 100)
 
 
 def scan() -> None:
-    assert len(Scanner(CAP, lambda raw: True).scan(MIXED, 0, len(MIXED)).groups) == 5
+    assert len(RequestScanner(CAP, lambda raw: True).scan(MIXED, 0, len(MIXED)).groups) == 5
 
 
 def write_answers() -> None:
-    assert answers(1, 5, b"text")
-    assert produced(0, 5)
-    assert messages(OFFSETS, bytes(5000), 0, 100)
-    assert records(0, TIMES, 0, OFFSETS, bytes(5000), 0, 100)
+    assert encode_answers(1, 5, b"text")
+    assert encode_produced(0, 5)
+    assert encode_messages(OFFSETS, bytes(5000), 0, 100)
+    assert encode_records(0, TIMES, 0, OFFSETS, bytes(5000), 0, 100)
 
 
 def read_answers() -> None:
@@ -45,7 +50,7 @@ def read_answers() -> None:
 
 
 def read_ids() -> None:
-    ids = produced(2**63, 100)
+    ids = encode_produced(2**63, 100)
     assert len(scan_answers(ids, 0, len(ids), CAP)[1].message_ids(0, 100)) == 100
 
 

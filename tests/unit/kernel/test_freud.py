@@ -16,12 +16,12 @@ from polybus.dialects.freud.server.request_scanner import (
     MAX_SCAN_BODY_BYTES,
     MAX_SCAN_GROUPS,
     REASONS,
-    Gets,
+    GetRun,
     Group,
-    Malformed,
-    Produces,
-    Request,
-    Scanner,
+    MalformedFrame,
+    ProduceRun,
+    RequestScanner,
+    SingleRequest,
 )
 
 CAP = 2 * MAX_SCAN_BODY_BYTES
@@ -48,8 +48,8 @@ def everything_is_a_name(raw: bytes) -> bool:
     return True
 
 
-def scanner() -> Scanner:
-    return Scanner(CAP, everything_is_a_name)
+def scanner() -> RequestScanner:
+    return RequestScanner(CAP, everything_is_a_name)
 
 
 def groups_of(data: bytes) -> list[Group]:
@@ -65,16 +65,16 @@ def shape(groups: list[Group]) -> list[tuple[str, int]]:
 class TestGroups:
     def test_produces_to_one_topic_are_columns(self):
         (group,) = groups_of(produce(b"t", b"one", b"", b"three"))
-        assert isinstance(group, Produces)
+        assert isinstance(group, ProduceRun)
         assert (group.topic, group.count, group.bodies) == (b"t", 3, b"onethree")
         assert list(array("i", group.offsets)) == [0, 3, 3, 8]
 
     def test_an_empty_body_at_the_very_end_still_belongs_to_its_group(self):
-        assert shape(groups_of(produce(b"t", b"1", b"", b""))) == [("Produces", 3)]
+        assert shape(groups_of(produce(b"t", b"1", b"", b""))) == [("ProduceRun", 3)]
 
     def test_another_topic_is_another_group(self):
         groups = groups_of(produce(b"a", b"1", b"2") + produce(b"b", b"3") + produce(b"a", b"4"))
-        assert shape(groups) == [("Produces", 2), ("Produces", 1), ("Produces", 1)]
+        assert shape(groups) == [("ProduceRun", 2), ("ProduceRun", 1), ("ProduceRun", 1)]
 
     @pytest.mark.parametrize("pair", [(b"a", b"ab"), (b"ab", b"a"), (b"a", b"b"), (b"ab", b"ac")])
     def test_also_where_the_names_are_alike(self, pair):
@@ -89,17 +89,17 @@ class TestGroups:
         """The second request has the first one's bytes where its name would be."""
         other = frame(4, struct.pack("<I", length) + b"a,")
         groups = groups_of(produce(b"a", b",") + other)
-        assert shape(groups) == [("Produces", 1), ("Malformed", 1)]
+        assert shape(groups) == [("ProduceRun", 1), ("MalformedFrame", 1)]
 
     @pytest.mark.parametrize("between", [LIST, UNKNOWN, produce(b"t", NOTICE), named(4, b"_")])
     def test_whatever_comes_between_keeps_its_place(self, between):
         groups = groups_of(produce(b"t", b"1") + between + produce(b"t", b"2"))
-        assert [type(group) for group in groups[::2]] == [Produces, Produces]
-        assert isinstance(groups[1], Request | Malformed)
+        assert [type(group) for group in groups[::2]] == [ProduceRun, ProduceRun]
+        assert isinstance(groups[1], SingleRequest | MalformedFrame)
 
     def test_equal_gets_are_one_group(self):
         (group,) = groups_of(encode_gets(ID, 1000, -1))
-        assert isinstance(group, Gets)
+        assert isinstance(group, GetRun)
         assert (group.subscriber, group.count, group.max_blocking_s) == (ID, 1000, -1)
         assert group.records is False
 
@@ -115,12 +115,12 @@ class TestGroups:
     )
     def test_gets_that_differ_are_not(self, other):
         groups = groups_of(encode_gets(ID, 2, 5) + other + encode_gets(ID, 3, 5))
-        assert shape(groups) == [("Gets", 2), ("Gets", 1), ("Gets", 3)]
+        assert shape(groups) == [("GetRun", 2), ("GetRun", 1), ("GetRun", 3)]
 
     @pytest.mark.parametrize("kind", [0, 1, 2, 7])
     def test_requests_with_a_name(self, kind):
         (group,) = groups_of(named(kind, b"news"))
-        assert isinstance(group, Request)
+        assert isinstance(group, SingleRequest)
         assert (group.type, group.subject) == (kind, b"news")
 
     def test_a_name_is_the_same_object_while_it_repeats(self):
@@ -131,9 +131,10 @@ class TestGroups:
     def test_groups_describe_themselves(self):
         data = produce(b"t", b"1") + encode_gets(bytes(16), 2, 3, True) + LIST + UNKNOWN + TOO_LARGE
         assert repr(scanner().scan(data, 0, len(data))) == (
-            "Scanned(77 bytes, [Produces(b't', 1 messages, 1 bytes),"
-            f" Gets({'0' * 32}, 2 records, 3 s), Request(6, b''), Malformed('unknown_type'),"
-            " Malformed('too_large', closes)], more=False, bad=True)"
+            "ScanResult(77 bytes, [ProduceRun(b't', 1 messages, 1 bytes),"
+            f" GetRun({'0' * 32}, 2 records, 3 s), SingleRequest(6, b''),"
+            " MalformedFrame('unknown_type'),"
+            " MalformedFrame('too_large', closes)], more=False, bad=True)"
         ).replace("77", str(len(data) - len(TOO_LARGE)))
 
 
@@ -191,17 +192,17 @@ class TestFaults:
         data = LIST + (TOO_LARGE + bytes(CAP))[:size]
         scanned = scanner().scan(data, 0, len(data))
         assert (scanned.consumed, scanned.bad) == (len(LIST), True)
-        assert isinstance(scanned.groups[-1], Malformed)
+        assert isinstance(scanned.groups[-1], MalformedFrame)
         assert (scanned.groups[-1].reason, scanned.groups[-1].closes) == ("too_large", True)
 
     @pytest.mark.parametrize("extra", [0, 1])
     def test_nor_is_it_let_through_behind_others_like_it(self, extra):
         """The largest body is one of a run, the next larger one ends the stream."""
-        reader = Scanner(100, everything_is_a_name)
+        reader = RequestScanner(100, everything_is_a_name)
         data = encode_produces(b"t", [b"1", bytes(95 + extra), b"2"], 101)
         scanned = reader.scan(data, 0, len(data))
         assert (len(scanned.groups), scanned.bad) == ((2, True) if extra else (1, False))
-        assert shape(scanned.groups)[0] == ("Produces", 1 if extra else 3)
+        assert shape(scanned.groups)[0] == ("ProduceRun", 1 if extra else 3)
 
     def test_it_waits_for_the_whole_header(self):
         scanned = scanner().scan(TOO_LARGE, 0, 7)
@@ -210,7 +211,7 @@ class TestFaults:
     @pytest.mark.parametrize("max_frame_bytes", [len(LIST), 0x7FFFFFFF])
     def test_nothing_is_allocated_for_a_length(self, max_frame_bytes):
         header = struct.pack("<II", 4, 0x7FFFFFFF)
-        reader = Scanner(max_frame_bytes, everything_is_a_name)
+        reader = RequestScanner(max_frame_bytes, everything_is_a_name)
         tracemalloc.start()
         try:
             reader.scan(header, 0, len(header))
@@ -242,23 +243,23 @@ class TestNames:
             asked.append(raw)
             return raw != "ä".encode()
 
-        reader = Scanner(CAP, is_name)
+        reader = RequestScanner(CAP, is_name)
         names = (b"a", b"_", b"a,", "ü".encode(), "ü".encode(), "ä".encode(), "ä".encode(), b"a")
         data = b"".join(named(0, name) for name in names) + produce("ä".encode(), b"1", b"2")
         groups = reader.scan(data, 0, len(data)).groups
-        good = [isinstance(group, Request) for group in groups[: len(names)]]
+        good = [isinstance(group, SingleRequest) for group in groups[: len(names)]]
         assert good == [True, False, False, True, True, False, False, True]
         assert asked == ["ü".encode(), "ä".encode(), "ä".encode()]
 
     def test_what_is_no_ascii_name_is_none_with_more_behind(self):
         (group,) = groups_of(named(0, "_ü".encode()))
-        assert isinstance(group, Malformed)
+        assert isinstance(group, MalformedFrame)
 
     def test_a_judge_that_fails_changes_nothing(self):
         def is_name(raw: bytes) -> bool:
             raise LookupError(raw)
 
-        reader = Scanner(CAP, is_name)
+        reader = RequestScanner(CAP, is_name)
         data = bytearray(named(0, b"a") + named(0, "ü".encode()))
         for _ in range(2):
             with pytest.raises(LookupError):
@@ -272,7 +273,7 @@ class TestNames:
             reader.scan(LIST, 0, len(LIST))
             return True
 
-        reader = Scanner(CAP, is_name)
+        reader = RequestScanner(CAP, is_name)
         data = named(0, "ü".encode())
         with pytest.raises(RuntimeError, match="already"):
             reader.scan(data, 0, len(data))
@@ -281,7 +282,7 @@ class TestNames:
     def test_a_scanner_that_is_its_own_judge_is_collected(self):
         class Owner:
             def __init__(self) -> None:
-                self.scanner = Scanner(CAP, self.is_name)
+                self.scanner = RequestScanner(CAP, self.is_name)
 
             def is_name(self, raw: bytes) -> bool:
                 return True
@@ -305,7 +306,7 @@ class TestArguments:
     @pytest.mark.parametrize("cap", [-1, 0, 1 << 31])
     def test_a_cap_that_cannot_work_is_refused(self, cap):
         with pytest.raises(ValueError, match="max_frame_bytes"):
-            Scanner(cap, everything_is_a_name)
+            RequestScanner(cap, everything_is_a_name)
 
     def test_groups_keep_their_own_copy(self):
         data = bytearray(produce(b"t", b"body") + encode_gets(ID, 1, 0))

@@ -9,11 +9,11 @@ import pytest
 
 from polybus.dialects.freud.client.answer_batch import Record, scan_answers
 from polybus.dialects.freud.server.answer_encoder import (
-    answers,
+    encode_answers,
+    encode_messages,
+    encode_produced,
+    encode_records,
     fitting,
-    messages,
-    produced,
-    records,
     whole_answers,
 )
 
@@ -24,13 +24,13 @@ TIMES = array("Q", [10, 11, 2**64 - 1])
 
 
 def test_a_part_of_a_batch():
-    expected = answers(0, 1) + answers(0, 1, b"three")
-    assert messages(OFFSETS, BODIES, 1, 2) == expected
-    assert messages(OFFSETS, bytearray(BODIES), 3, 0) == b""
+    expected = encode_answers(0, 1) + encode_answers(0, 1, b"three")
+    assert encode_messages(OFFSETS, BODIES, 1, 2) == expected
+    assert encode_messages(OFFSETS, bytearray(BODIES), 3, 0) == b""
 
 
 def test_ids_of_records_count_from_the_batch_and_not_from_the_part():
-    data = records(100, TIMES, 1, OFFSETS, BODIES, 1, 2)
+    data = encode_records(100, TIMES, 1, OFFSETS, BODIES, 1, 2)
     batch = scan_answers(data, 0, len(data), CAP)[1]
     assert batch.records(0, 2) == [
         Record(101, 11, 1, b""),
@@ -41,8 +41,8 @@ def test_ids_of_records_count_from_the_batch_and_not_from_the_part():
 def test_columns_may_lie_anywhere():
     shifted = memoryview(b"?" + OFFSETS.tobytes())[1:]
     times = memoryview(b"?" + TIMES.tobytes())[1:]
-    assert messages(shifted, BODIES, 0, 1) == answers(0, 1, b"one")
-    assert len(records(0, times, 0, shifted, BODIES, 0, 3)) == 3 * 28 + 8
+    assert encode_messages(shifted, BODIES, 0, 1) == encode_answers(0, 1, b"one")
+    assert len(encode_records(0, times, 0, shifted, BODIES, 0, 3)) == 3 * 28 + 8
 
 
 @pytest.mark.parametrize(
@@ -63,16 +63,16 @@ def test_columns_may_lie_anywhere():
 )
 def test_columns_that_do_not_hold_what_is_asked_are_refused(offsets, part):
     with pytest.raises(ValueError, match="offsets"):
-        messages(array("i", offsets), BODIES, *part)
+        encode_messages(array("i", offsets), BODIES, *part)
 
 
 def test_every_record_needs_its_time():
     with pytest.raises(ValueError, match="time"):
-        records(0, TIMES[:2], 0, OFFSETS, BODIES, 2, 1)
+        encode_records(0, TIMES[:2], 0, OFFSETS, BODIES, 2, 1)
 
 
 @pytest.mark.parametrize("count", [-1, sys.maxsize])
-@pytest.mark.parametrize("make", [lambda n: answers(0, n), lambda n: produced(0, n)])
+@pytest.mark.parametrize("make", [lambda n: encode_answers(0, n), lambda n: encode_produced(0, n)])
 def test_impossible_counts_are_refused(make, count):
     with pytest.raises((ValueError, OverflowError)):
         make(count)
@@ -98,7 +98,7 @@ def test_fitting_stays_within_the_offsets(part):
 
 
 def test_whole_answers():
-    written = answers(0, 2, b"abc") + answers(1, 1)
+    written = encode_answers(0, 2, b"abc") + encode_answers(1, 1)
     counted = [whole_answers(written, sent) for sent in range(-1, len(written) + 2)]
     assert counted == [0] * 12 + [1] * 11 + [2] * 8 + [3] * 2
 

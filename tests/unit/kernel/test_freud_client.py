@@ -16,7 +16,7 @@ from polybus.dialects.freud.client.answer_batch import (
     encode_run,
     scan_answers,
 )
-from polybus.dialects.freud.server.answer_encoder import answers, produced
+from polybus.dialects.freud.server.answer_encoder import encode_answers, encode_produced
 
 CAP = 1000
 ID = bytes(range(16))
@@ -36,14 +36,14 @@ def test_any_contiguous_buffer_will_do(kind):
 
 
 def test_a_batch_keeps_its_own_copy():
-    data = bytearray(answers(0, 1, b"body"))
+    data = bytearray(encode_answers(0, 1, b"body"))
     batch = scan_answers(data, 0, len(data), CAP)[1]
     data[:] = bytes(len(data))
     assert batch.payloads(0, 1) == [b"body"]
 
 
 def mixed() -> AnswerBatch:
-    data = produced(7, 3) + answers(1, 2) + answers(5, 1, b"quota_bytes")
+    data = encode_produced(7, 3) + encode_answers(1, 2) + encode_answers(5, 1, b"quota_bytes")
     consumed, batch, too_large = scan_answers(bytearray(data), 0, len(data), CAP)
     assert (consumed, too_large) == (len(data), False)
     return batch

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from polybus.dialects.freud.client.answer_batch import encode_gets, encode_produces, scan_answers
-from polybus.dialects.freud.server.answer_encoder import messages, records
-from polybus.dialects.freud.server.request_scanner import Produces, Scanner
+from polybus.dialects.freud.server.answer_encoder import encode_messages, encode_records
+from polybus.dialects.freud.server.request_scanner import ProduceRun, RequestScanner
 
 CAP = 1000
 ROUNDS = 200
@@ -26,8 +26,8 @@ MIXED = MANY + encode_gets(bytes(16), 2, 0) + UNKNOWN + TOO_LARGE
 ODD_NAME = struct.pack("<III", 0, 5, 1) + b"\xff"
 
 
-def scanner() -> Scanner:
-    return Scanner(CAP, lambda raw: True)
+def scanner() -> RequestScanner:
+    return RequestScanner(CAP, lambda raw: True)
 
 
 def scan_mixed() -> None:
@@ -37,22 +37,22 @@ def scan_mixed() -> None:
 def fail_to_judge() -> None:
     data = MIXED[: -len(TOO_LARGE)] + ODD_NAME
     with pytest.raises(ZeroDivisionError):
-        Scanner(CAP, lambda raw: bool(1 // 0)).scan(data, 0, len(data))
+        RequestScanner(CAP, lambda raw: bool(1 // 0)).scan(data, 0, len(data))
 
 
 def answer_and_read() -> None:
     (group,) = scanner().scan(MANY, 0, len(MANY)).groups
-    assert isinstance(group, Produces)
-    data = messages(group.offsets, group.bodies, 0, 300)
+    assert isinstance(group, ProduceRun)
+    data = encode_messages(group.offsets, group.bodies, 0, 300)
     batch = scan_answers(data, 0, len(data), CAP)[1]
     assert batch.payloads(0, 300) == [bytes(50)] * 300
 
 
 def be_refused() -> None:
     with pytest.raises(ValueError, match="offsets"):
-        messages(array("i", [0, 9]), b"", 0, 1)
+        encode_messages(array("i", [0, 9]), b"", 0, 1)
     with pytest.raises(ValueError, match="time"):
-        records(0, b"", 0, array("i", [0, 0]), b"", 0, 1)
+        encode_records(0, b"", 0, array("i", [0, 0]), b"", 0, 1)
     with pytest.raises(ValueError, match="within"):
         scanner().scan(b"", 0, 1)
 

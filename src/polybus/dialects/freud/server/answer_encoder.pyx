@@ -1,10 +1,10 @@
-"""Freud's answers as the server writes them: one buffer for the answers to one group.
+"""Encodes Freud's answers: one buffer for the answers to one group of requests.
 
     answer  =  code u32 | length u32 | payload                      (little-endian)
 
-Messages come from stored batches, columns as in dialects/freud/server/request_scanner's Produces: `offsets`
-(int32, native order, one more than messages) and `bodies`. A batch may be longer
-than what is asked of it; the asked part is checked before it is believed.
+Messages come from stored batches, with the columns of request_scanner's ProduceRun:
+`offsets` (int32, native order, one more than messages) and `bodies`. The requested part
+of a batch is checked before it is read.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -28,14 +28,14 @@ cdef enum:
 cdef int64_t MAX_U32 = 0xFFFFFFFF
 
 
-def answers(uint32_t code, Py_ssize_t count, bytes payload not None=b""):
-    """`count` equal answers."""
+def encode_answers(uint32_t code, Py_ssize_t count, bytes payload not None=b""):
+    """Encode `count` equal answers."""
     cdef Py_ssize_t size = HEADER + PyBytes_GET_SIZE(payload)
     cdef Py_ssize_t number
     cdef bytes data
     cdef unsigned char* out
     if <int64_t>PyBytes_GET_SIZE(payload) > MAX_U32:
-        raise OverflowError("a payload's length has 32 bits")
+        raise OverflowError("payload must be at most 4 GiB")
     data = room_for(count, size)
     out = <unsigned char*>PyBytes_AS_STRING(data)
     for number in range(count):
@@ -45,8 +45,8 @@ def answers(uint32_t code, Py_ssize_t count, bytes payload not None=b""):
     return data
 
 
-def produced(uint64_t first_id, Py_ssize_t count):
-    """`count` Ok answers to Produce, with ids that grow by one."""
+def encode_produced(uint64_t first_id, Py_ssize_t count):
+    """Encode `count` Ok answers to Produce, with consecutive ids."""
     cdef bytes data = room_for(count, HEADER + MESSAGE_ID)
     cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t number
@@ -57,14 +57,14 @@ def produced(uint64_t first_id, Py_ssize_t count):
 
 cdef bytes room_for(Py_ssize_t count, Py_ssize_t size):
     if count < 0:
-        raise ValueError("a count is not negative")
+        raise ValueError("count must be >= 0")
     if count > PY_SSIZE_T_MAX // size:
         raise OverflowError("too many answers for one buffer")
     return PyBytes_FromStringAndSize(NULL, count * size)
 
 
-def messages(offsets, bodies, Py_ssize_t start, Py_ssize_t count):
-    """Ok answers to Get Message: messages `start` to `start + count` of a stored batch."""
+def encode_messages(offsets, bodies, Py_ssize_t start, Py_ssize_t count):
+    """Encode Ok answers to Get Message: messages `start` to `start + count` of a stored batch."""
     cdef Py_buffer index, view
     PyObject_GetBuffer(offsets, &index, PyBUF_SIMPLE)
     try:
@@ -77,7 +77,7 @@ def messages(offsets, bodies, Py_ssize_t start, Py_ssize_t count):
         PyBuffer_Release(&index)
 
 
-def records(
+def encode_records(
     uint64_t first_id,
     times_ns,
     uint32_t flags,
@@ -86,10 +86,10 @@ def records(
     Py_ssize_t start,
     Py_ssize_t count,
 ):
-    """Ok answers to Get Record: messages `start` to `start + count` of a stored batch.
+    """Encode Ok answers to Get Record: messages `start` to `start + count` of a stored batch.
 
-    `first_id` is the id of the batch's message 0, not of `start`. `times_ns` is
-    a column, too: uint64, native order, one a message.
+    `first_id` is the id of the batch's message 0, not of `start`. `times_ns` is a column
+    of uint64 in native order, one per message.
     """
     cdef Py_buffer index, view, times
     PyObject_GetBuffer(offsets, &index, PyBUF_SIMPLE)
@@ -176,7 +176,7 @@ cdef int check_columns(
 
 
 def fitting(offsets, Py_ssize_t start, Py_ssize_t count, Py_ssize_t max_bytes, bint records=False):
-    """How many of these messages make answers of at most `max_bytes`; at least one, if any."""
+    """Return how many messages fit into answers of `max_bytes`; at least one, if any."""
     cdef Py_ssize_t head = HEADER + (RECORD_HEADER if records else 0)
     cdef Py_ssize_t low = 0
     cdef Py_ssize_t high, middle
@@ -199,7 +199,7 @@ def fitting(offsets, Py_ssize_t start, Py_ssize_t count, Py_ssize_t max_bytes, b
 
 
 def whole_answers(bytes written not None, Py_ssize_t sent):
-    """How many of the answers in `written` lie whole in its first `sent` bytes."""
+    """Return how many answers lie wholly within the first `sent` bytes of `written`."""
     cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(written)
     cdef Py_ssize_t size = min(sent, PyBytes_GET_SIZE(written))
     cdef Py_ssize_t at = 0

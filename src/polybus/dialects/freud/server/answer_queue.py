@@ -23,14 +23,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.bus.request_outcome import RequestOutcome
 from polybus.dialects.freud.codec import NOTICE_FLAG
-from polybus.dialects.freud.server.answer_encoder import answers, messages, records
+from polybus.dialects.freud.server.answer_encoder import (
+    encode_answers,
+    encode_messages,
+    encode_records,
+)
 from polybus.dialects.freud.server.fair_scheduler import BYTES_PER_WEIGHT, REQUEST_WEIGHT
 from polybus.dialects.freud.server.unread_queue import Range
 
 if TYPE_CHECKING:
     from polybus.bus.connection import ConnectionIO
     from polybus.dialects.freud.server.pull_reader import PullReader, PullReaders
-    from polybus.dialects.freud.server.request_scanner import Gets
+    from polybus.dialects.freud.server.request_scanner import GetRun
 
 ANSWER_HEADER = 8
 RECORD_HEADER = 20
@@ -165,7 +169,7 @@ class GetGroup:
         self._answers = queue
         self.unanswered: int | None = None
 
-    def answer_messages(self, group: Gets, reader: PullReader, most: int | None = None) -> int:
+    def answer_messages(self, group: GetRun, reader: PullReader, most: int | None = None) -> int:
         """Answer with the next messages. Returns the weight of that, 0 if there is none."""
         assert self.unanswered is not None
         taken = reader.take(most or self.unanswered, STEP_BYTES)
@@ -173,7 +177,7 @@ class GetGroup:
             return 0
         chunk, count = taken.chunk, len(taken)
         if group.records:
-            data = records(
+            data = encode_records(
                 chunk.first_id,
                 chunk.times,
                 NOTICE_FLAG if chunk.notice else 0,
@@ -183,7 +187,7 @@ class GetGroup:
                 count,
             )
         else:
-            data = messages(chunk.offsets, chunk.bodies, taken.start, count)
+            data = encode_messages(chunk.offsets, chunk.bodies, taken.start, count)
         self._answers.add_messages(data, reader, taken, records=group.records)
         self.unanswered -= count
         if chunk.notice:
@@ -193,13 +197,13 @@ class GetGroup:
     def answer_all(self, code: int) -> bool:
         """Answer all that are left with one code. Returns True: the run is done."""
         assert self.unanswered is not None
-        self._answers.add(answers(code, self.unanswered))
+        self._answers.add(encode_answers(code, self.unanswered))
         self.unanswered = 0
         return True
 
     def answer_one(self, code: int) -> None:
         assert self.unanswered is not None
-        self._answers.add(answers(code, 1))
+        self._answers.add(encode_answers(code, 1))
         self.unanswered -= 1
 
 

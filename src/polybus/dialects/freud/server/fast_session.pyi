@@ -3,7 +3,7 @@ from typing import Any, final
 
 from typing_extensions import Buffer
 
-from polybus.dialects.freud.server.unread_queue import Unread, Writer
+from polybus.dialects.freud.server.unread_queue import ChunkWriter, UnreadQueue
 from polybus.kernel.fanout import Source
 from polybus.kernel.subscriber_table import SubscriberTable
 
@@ -26,7 +26,7 @@ class IncarnationBase:
     @property
     def name(self) -> bytes: ...
     @property
-    def writer(self) -> Writer: ...
+    def writer(self) -> ChunkWriter: ...
 
 class TopicBase:
     state: int
@@ -41,7 +41,7 @@ class FastPath:
     def __init__(
         self,
         topics: Mapping[bytes, TopicBase],
-        readers: Mapping[bytes, Unread],
+        readers: Mapping[bytes, UnreadQueue],
         subscribers: SubscriberTable,
         counts: MessageCounts,
         max_unread_messages: int,

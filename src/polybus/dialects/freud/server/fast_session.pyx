@@ -22,7 +22,7 @@ from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from polybus.dialects.freud.server.unread_queue cimport GATHERED, Range, Unread, Writer
+from polybus.dialects.freud.server.unread_queue cimport GATHERED, Range, UnreadQueue, ChunkWriter
 from polybus.kernel.byte_order cimport load_length, load_u32, store_u32, store_u64
 from polybus.kernel.quota_account cimport BYTES
 from polybus.kernel.subscriber_table cimport SubscriberTable
@@ -74,13 +74,13 @@ cdef class IncarnationBase:
 
     cdef readonly bytes name
     cdef readonly dict readers  # by subscriber id
-    cdef readonly Writer writer
+    cdef readonly ChunkWriter writer
     cdef public list buffer
 
     def __cinit__(self, bytes name not None, *args, **kwargs):
         self.name = name
         self.readers = {}
-        self.writer = Writer()
+        self.writer = ChunkWriter()
         self.buffer = []
 
 
@@ -99,7 +99,7 @@ cdef class TopicBase:
 
 @cython.final
 cdef class FastPath:
-    """Produce and Get on the bus's own tables: `topics` of TopicBase, `readers` of Unread."""
+    """Produce and Get on the bus's own tables: `topics` of TopicBase, `readers` of UnreadQueue."""
 
     cdef dict topics
     cdef dict readers
@@ -131,7 +131,7 @@ cdef class FastPath:
         cdef TopicBase topic = self.topics.get(name)
         cdef IncarnationBase current
         cdef Topic* entry
-        cdef Unread reader
+        cdef UnreadQueue reader
         cdef Range written
         if topic is None or topic.state != STATE_LIVE:
             return False
@@ -164,14 +164,14 @@ cdef class FastPath:
             return True
         return self.subscribers.table.verdict(entry, source.identity, self.subscribers.generation) == ALLOW
 
-    cdef bint has_room(self, Unread reader, Py_ssize_t size) noexcept:
+    cdef bint has_room(self, UnreadQueue reader, Py_ssize_t size) noexcept:
         if reader.account is None or reader.held_messages >= self.max_unread_messages:
             return False
         return reader.account.has_room(BYTES, size)
 
-    cdef Unread find_reader(self, object account, bytes reader_id):
+    cdef UnreadQueue find_reader(self, object account, bytes reader_id):
         """Return the subscription if the account owns it and it has a message to take."""
-        cdef Unread reader = self.readers.get(reader_id)
+        cdef UnreadQueue reader = self.readers.get(reader_id)
         # Without an owning connection, its last use must be recorded: the slow path does that.
         if reader is None or reader.account is None or not reader.is_owned or not reader.ranges:
             return None
@@ -179,7 +179,7 @@ cdef class FastPath:
             return None
         return reader
 
-    cdef int confirm(self, Unread reader, Range taken) except -1:
+    cdef int confirm(self, UnreadQueue reader, Range taken) except -1:
         """Count the messages as consumed: they are in the reader's socket."""
         cdef int64_t size = taken.body_bytes()
         if reader.gone:
@@ -191,11 +191,11 @@ cdef class FastPath:
         return 0
 
 
-cdef Unread only_reader(IncarnationBase current):
+cdef UnreadQueue only_reader(IncarnationBase current):
     cdef PyObject* value = NULL
     cdef Py_ssize_t place = 0
     PyDict_Next(current.readers, &place, NULL, &value)
-    return <Unread?>value
+    return <UnreadQueue?>value
 
 
 # --- one connection ----------------------------------------------------------
@@ -289,7 +289,7 @@ cdef class FastSession:
         return True
 
     cdef bint get(self, const unsigned char* at, bint record) except -1:
-        cdef Unread reader = self.path.find_reader(self.account, at[:SUBSCRIBER_ID])
+        cdef UnreadQueue reader = self.path.find_reader(self.account, at[:SUBSCRIBER_ID])
         cdef Range taken
         cdef bytes answer
         if reader is None:

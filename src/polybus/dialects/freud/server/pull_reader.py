@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from polybus.bus.quotas import BYTES, SUBSCRIPTIONS
-from polybus.dialects.freud.server.unread_queue import Unread
+from polybus.dialects.freud.server.unread_queue import UnreadQueue
 
 if TYPE_CHECKING:
     from polybus.bus.counters import Counters
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from polybus.model.identity import Identity
 
 
-class PullReader(Unread):
+class PullReader(UnreadQueue):
     """One subscription. `id` is the subscriber id; only the user that got it may use it."""
 
     def __init__(

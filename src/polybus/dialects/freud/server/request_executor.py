@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.connection import Connection
     from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
-    from polybus.dialects.freud.server.request_scanner import Produces, Request
+    from polybus.dialects.freud.server.request_scanner import ProduceRun, SingleRequest
 
 Response = tuple[RequestOutcome, bytes]
 
@@ -48,10 +48,10 @@ class RequestExecutor:
             RequestType.COUNT_SUBSCRIBERS: self._count,
         }
 
-    def execute(self, request: Request) -> Response:
+    def execute(self, request: SingleRequest) -> Response:
         return self._table[RequestType(request.type)](request.subject)
 
-    def weight(self, request: Request) -> int:
+    def weight(self, request: SingleRequest) -> int:
         """Return the weight of the request beyond REQUEST_WEIGHT (fair_scheduler.py)."""
         if request.type == RequestType.LIST_TOPICS:
             return NAME_WEIGHT * self._topics.known_count
@@ -127,7 +127,7 @@ class ProduceSlice:
     bodies: bytes
 
 
-def split_produces(group: Produces | ProduceSlice) -> list[ProduceSlice]:
+def split_produces(group: ProduceRun | ProduceSlice) -> list[ProduceSlice]:
     """Split a run in two halves, in order. Halving keeps the number of pending slices small."""
     ends = array("i")
     ends.frombytes(group.offsets)
@@ -135,7 +135,7 @@ def split_produces(group: Produces | ProduceSlice) -> list[ProduceSlice]:
     return [_slice_produces(group, ends[: middle + 1]), _slice_produces(group, ends[middle:])]
 
 
-def _slice_produces(group: Produces | ProduceSlice, ends: array[int]) -> ProduceSlice:
+def _slice_produces(group: ProduceRun | ProduceSlice, ends: array[int]) -> ProduceSlice:
     start = ends[0]
     offsets = array("i", [end - start for end in ends]).tobytes()
     return ProduceSlice(group.topic, len(ends) - 1, offsets, group.bodies[start : ends[-1]])

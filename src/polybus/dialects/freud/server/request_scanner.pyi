@@ -20,7 +20,7 @@ MAX_SCAN_GROUPS: int
 MAX_GROUP_MESSAGES: int
 
 @final
-class Produces:
+class ProduceRun:
     @property
     def topic(self) -> bytes: ...
     @property
@@ -31,7 +31,7 @@ class Produces:
     def bodies(self) -> bytes: ...
 
 @final
-class Gets:
+class GetRun:
     @property
     def subscriber(self) -> bytes: ...
     @property
@@ -42,23 +42,23 @@ class Gets:
     def records(self) -> bool: ...
 
 @final
-class Request:
+class SingleRequest:
     @property
     def type(self) -> int: ...
     @property
     def subject(self) -> bytes: ...
 
 @final
-class Malformed:
+class MalformedFrame:
     @property
     def reason(self) -> Reason: ...
     @property
     def closes(self) -> bool: ...
 
-Group = Produces | Gets | Request | Malformed
+Group = ProduceRun | GetRun | SingleRequest | MalformedFrame
 
 @final
-class Scanned:
+class ScanResult:
     @property
     def consumed(self) -> int: ...
     @property
@@ -69,8 +69,8 @@ class Scanned:
     def bad(self) -> bool: ...
 
 @final
-class Scanner:
+class RequestScanner:
     def __init__(self, max_frame_bytes: int, is_name: Callable[[bytes], bool]) -> None: ...
     @property
     def max_frame_bytes(self) -> int: ...
-    def scan(self, buffer: Buffer, start: int, end: int) -> Scanned: ...
+    def scan(self, buffer: Buffer, start: int, end: int) -> ScanResult: ...

@@ -1,24 +1,24 @@
-"""Freud's requests as the server reads them: pipelined in, in groups out.
+"""Reads Freud's pipelined requests, and returns them in groups.
 
     request  =  type u32 | length u32 | payload                     (little-endian)
 
-A client that pipelines sends long runs of the same thing. `Scanner.scan` walks a
+A client that pipelines sends long runs of like requests. `RequestScanner.scan` walks a
 received buffer once and returns such runs as groups, in the order of the wire:
 
-    Produces    messages for one topic, as columns in Arrow's layout
-    Gets        equal requests for the next message of one subscriber
-    Request     any other well-formed request, one each
-    Malformed   a request that breaks a rule, one each, with the rule's stable name
+    ProduceRun      messages for one topic, as columns in Arrow's layout
+    GetRun          equal requests for the next message of one subscriber
+    SingleRequest   any other well-formed request, one each
+    MalformedFrame  a request that breaks a rule, one each, with the rule's stable name
 
-So Python works per group, and a request costs it nothing. One scan gathers a
-bounded amount and says `more` when it stopped for that alone.
+So Python runs once per group. One scan gathers a bounded amount, and sets `more` when it
+stopped because of that.
 
-A length over the cap is judged from the header, before anything is allocated or
-waited for. It is the last group of its scan, and `closes`: there is no next frame.
-All other faults lie within their frame, and the next request is read as usual.
+A length over the cap is refused by the header, before anything is allocated or waited
+for. It is the last group of its scan, and `closes`: the start of the next frame is
+unknown. Every other fault lies within its frame, and the next request is read as usual.
 
-What a message needs is recorded in a first pass over the frames and copied in a
-second one, which trusts nothing but that record.
+A first pass over the frames records offsets; a second pass copies the bodies by that
+record alone.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -53,9 +53,9 @@ cdef enum Type:
     COUNT_SUBSCRIBERS = 7
     GET_RECORD = 8
 
-# What one scan may gather. A session keeps it while an earlier request waits, so this
-# is the memory that one connection can pin: the bodies, and some 100 bytes a group.
-# (A single body may be larger: it has been received already, and is under the cap.)
+# The most that one scan gathers. A session holds it while an earlier request waits, so it
+# bounds the memory that one connection can pin: the bodies, and about 100 bytes per group.
+# (A single body may be larger: it was received already, and is within the cap.)
 cdef enum:
     SCAN_BODY_BYTES = 1048576
     SCAN_GROUPS = 1024
@@ -65,10 +65,10 @@ MAX_SCAN_BODY_BYTES = SCAN_BODY_BYTES
 MAX_SCAN_GROUPS = SCAN_GROUPS
 MAX_GROUP_MESSAGES = GROUP_MESSAGES
 
-# Places in a group's columns are int32, as Arrow has them.
+# Offsets in a group's columns are int32, as in Arrow.
 cdef Py_ssize_t MAX_CAP = 0x7FFFFFFF
 
-# A body that starts like the notice of a topic's deletion belongs to the bus.
+# Only the bus may send bodies that start like a deletion notice.
 cdef enum:
     NOTICE_SIZE = 15
 cdef const unsigned char* NOTICE = b"\0FREUD\0DELETED\0"
@@ -83,12 +83,12 @@ BAD_NAME = "bad_name"
 REASONS = (TOO_LARGE, UNKNOWN_TYPE, TRUNCATED, TRAILING_BYTES, RESERVED_BODY, BAD_NAME)
 
 
-# --- what a scan returns -------------------------------------------------------
+# --- results -------------------------------------------------------------------
 
 
 @cython.final
 @cython.freelist(64)
-cdef class Produces:
+cdef class ProduceRun:
     """Consecutive Produce requests to one topic, all well-formed; columns in Arrow's layout."""
 
     cdef readonly bytes topic
@@ -97,12 +97,12 @@ cdef class Produces:
     cdef readonly bytes bodies
 
     def __repr__(self):
-        return f"Produces({self.topic!r}, {self.count} messages, {len(self.bodies)} bytes)"
+        return f"ProduceRun({self.topic!r}, {self.count} messages, {len(self.bodies)} bytes)"
 
 
 @cython.final
 @cython.freelist(64)
-cdef class Gets:
+cdef class GetRun:
     """Consecutive equal Get Message requests, or Get Record if `records`."""
 
     cdef readonly bytes subscriber  # the id, 16 bytes
@@ -112,44 +112,43 @@ cdef class Gets:
 
     def __repr__(self):
         what = "records" if self.records else "messages"
-        return f"Gets({self.subscriber.hex()}, {self.count} {what}, {self.max_blocking_s} s)"
+        return f"GetRun({self.subscriber.hex()}, {self.count} {what}, {self.max_blocking_s} s)"
 
 
 @cython.final
 @cython.freelist(64)
-cdef class Request:
+cdef class SingleRequest:
     """One request of another type. `subject` is a topic's name, a subscriber's id, or empty."""
 
     cdef readonly int type
     cdef readonly bytes subject
 
     def __repr__(self):
-        return f"Request({self.type}, {self.subject!r})"
+        return f"SingleRequest({self.type}, {self.subject!r})"
 
 
 @cython.final
 @cython.freelist(64)
-cdef class Malformed:
-    """One request that breaks a rule; if it `closes`, the stream has no meaning behind it."""
+cdef class MalformedFrame:
+    """One request that breaks a rule; if it `closes`, the rest of the stream is unreadable."""
 
     cdef readonly str reason
     cdef readonly bint closes
 
     def __repr__(self):
-        return f"Malformed({self.reason!r}{', closes' if self.closes else ''})"
+        return f"MalformedFrame({self.reason!r}{', closes' if self.closes else ''})"
 
 
-Group = Produces | Gets | Request | Malformed
+Group = ProduceRun | GetRun | SingleRequest | MalformedFrame
 
 
 @cython.final
 @cython.freelist(8)
-cdef class Scanned:
-    """What one scan found.
+cdef class ScanResult:
+    """The groups of one scan, which cover `consumed` bytes.
 
-    `consumed` bytes are in `groups`, or skipped with a Malformed. `more`: the
-    scan stopped because it had gathered enough; scan again from there.
-    `bad`: the last group is a Malformed that closes; scan no more.
+    `more`: the scan reached its limits; scan again from there. `bad`: the last group is
+    a MalformedFrame that closes; do not scan again.
     """
 
     cdef readonly Py_ssize_t consumed
@@ -158,11 +157,11 @@ cdef class Scanned:
     cdef readonly bint bad
 
     def __repr__(self):
-        return f"Scanned({self.consumed} bytes, {self.groups!r}, more={self.more}, bad={self.bad})"
+        return f"ScanResult({self.consumed} bytes, {self.groups!r}, more={self.more}, bad={self.bad})"
 
 
-cdef Malformed malformed(str reason, bint closes):
-    cdef Malformed group = Malformed.__new__(Malformed)
+cdef MalformedFrame malformed(str reason, bint closes):
+    cdef MalformedFrame group = MalformedFrame.__new__(MalformedFrame)
     group.reason = reason
     group.closes = closes
     return group
@@ -172,11 +171,11 @@ cdef Malformed malformed(str reason, bint closes):
 
 
 @cython.final
-cdef class Scanner:
-    """Reads requests. It keeps nothing of a connection, so one may serve them all.
+cdef class RequestScanner:
+    """Reads requests. It has no state of a connection, so one scanner serves them all.
 
-    `is_name(bytes) -> bool` judges names that are not plain ASCII; the rules for
-    ASCII are known here. The last name judged is remembered with its verdict.
+    `is_name(bytes) -> bool` checks names that are not plain ASCII; those of ASCII are
+    checked here. The last name is cached with its verdict.
     """
 
     cdef readonly Py_ssize_t max_frame_bytes
@@ -189,7 +188,7 @@ cdef class Scanner:
 
     def __init__(self, Py_ssize_t max_frame_bytes, is_name):
         if not 0 < max_frame_bytes <= MAX_CAP:
-            raise ValueError(f"max_frame_bytes is 1 to {MAX_CAP}, not {max_frame_bytes}")
+            raise ValueError(f"max_frame_bytes must be 1 to {MAX_CAP}, got {max_frame_bytes}")
         self.max_frame_bytes = max_frame_bytes
         self.is_name = is_name
 
@@ -197,8 +196,8 @@ cdef class Scanner:
         PyMem_Free(self.offsets)
 
     def scan(self, buffer, Py_ssize_t start, Py_ssize_t end):
-        """Reads the whole requests in buffer[start:end], up to the bounds of one scan."""
-        cdef Scanned scanned = Scanned.__new__(Scanned)
+        """Scan the complete requests in buffer[start:end], up to the limits of one scan."""
+        cdef ScanResult scanned = ScanResult.__new__(ScanResult)
         cdef Py_buffer view
         scanned.groups = []
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
@@ -216,7 +215,7 @@ cdef class Scanner:
             PyBuffer_Release(&view)
         return scanned
 
-    cdef int walk(self, const unsigned char* start, Py_ssize_t size, Scanned scanned) except -1:
+    cdef int walk(self, const unsigned char* start, Py_ssize_t size, ScanResult scanned) except -1:
         cdef Py_ssize_t done = 0
         cdef Py_ssize_t room = SCAN_BODY_BYTES
         cdef int64_t length
@@ -246,9 +245,9 @@ cdef class Scanner:
         Py_ssize_t* room,
         list groups,
     ) except -1:
-        """Reads the group that starts with the whole frame at `at`: its bytes."""
+        """Scan the group that starts with the complete frame at `at`. Returns its bytes."""
         cdef uint32_t kind = load_u32(at)
-        cdef Request request
+        cdef SingleRequest request
         fault = self.fault(kind, at + HEADER, length)
         if fault is not None:
             groups.append(malformed(fault, False))
@@ -257,7 +256,7 @@ cdef class Scanner:
             return self.take_produces(at, left, length, room, groups)
         if kind == GET_MESSAGE or kind == GET_RECORD:
             return take_gets(at, left, groups)
-        request = Request.__new__(Request)
+        request = SingleRequest.__new__(SingleRequest)
         request.type = kind
         if kind == LIST_TOPICS:
             request.subject = b""
@@ -269,7 +268,7 @@ cdef class Scanner:
         return HEADER + length
 
     cdef object fault(self, uint32_t kind, const unsigned char* payload, Py_ssize_t length):
-        """The rule that a whole request breaks, or None. Its name, if it has one, is then `name`."""
+        """Return the rule that a complete request breaks, or None. Sets `name` if it has one."""
         cdef Py_ssize_t fixed = fixed_length(kind)
         cdef int64_t name_size
         if kind > GET_RECORD:
@@ -289,7 +288,7 @@ cdef class Scanner:
         return None if self.judge(payload, <Py_ssize_t>name_size) else BAD_NAME
 
     cdef bint judge(self, const unsigned char* name, Py_ssize_t size) except -1:
-        """May a topic be called so?"""
+        """Return True if a topic may have this name."""
         cdef bint plain = True
         cdef Py_ssize_t at
         if not 0 < size <= MAX_NAME:
@@ -316,7 +315,7 @@ cdef class Scanner:
         Py_ssize_t* room,
         list groups,
     ) except -1:
-        """The Produce at `at`, whose name is `name`, and those after it that are like it."""
+        """Scan the Produce at `at`, and those after it to the same topic."""
         cdef const unsigned char* name = <const unsigned char*>PyBytes_AS_STRING(self.name)
         cdef Py_ssize_t name_size = PyBytes_GET_SIZE(self.name)
         cdef Py_ssize_t head = PRODUCE_HEADER + name_size
@@ -352,9 +351,9 @@ cdef class Scanner:
         groups.append(self.gather(at, head, count))
         return done
 
-    cdef Produces gather(self, const unsigned char* at, Py_ssize_t head, Py_ssize_t count):
-        """The second pass: copies what the first has recorded in `offsets`."""
-        cdef Produces group = Produces.__new__(Produces)
+    cdef ProduceRun gather(self, const unsigned char* at, Py_ssize_t head, Py_ssize_t count):
+        """Second pass: copy the bodies recorded in `offsets`."""
+        cdef ProduceRun group = ProduceRun.__new__(ProduceRun)
         cdef const int32_t* offsets = self.offsets
         cdef unsigned char* out
         cdef Py_ssize_t place, size
@@ -384,8 +383,8 @@ cdef class Scanner:
 
 
 cdef Py_ssize_t take_gets(const unsigned char* at, Py_ssize_t left, list groups) except -1:
-    """The well-formed Get at `at`, and those after it that equal it byte for byte."""
-    cdef Gets group = Gets.__new__(Gets)
+    """Scan the well-formed Get at `at`, and those after it that are equal byte for byte."""
+    cdef GetRun group = GetRun.__new__(GetRun)
     cdef Py_ssize_t done = GET_FRAME
     while left - done >= GET_FRAME and same(at + done, at, GET_FRAME):
         done += GET_FRAME
@@ -398,7 +397,7 @@ cdef Py_ssize_t take_gets(const unsigned char* at, Py_ssize_t left, list groups)
 
 
 cdef inline Py_ssize_t fixed_length(uint32_t kind) noexcept nogil:
-    """Of the payload; -1 where it holds a name."""
+    """Return the size of the payload, or -1 if it holds a name."""
     if kind == GET_MESSAGE or kind == GET_RECORD:
         return GET_PAYLOAD
     if kind == UNSUBSCRIBE:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.bus.request_outcome import NO, OutcomeKind, RequestOutcome
 from polybus.dialects.freud.codec import MALFORMED_TEXTS, Code
-from polybus.dialects.freud.server.answer_encoder import answers, produced
+from polybus.dialects.freud.server.answer_encoder import encode_answers, encode_produced
 from polybus.dialects.freud.server.answer_queue import (
     STEP_BYTES,
     AnswerQueue,
@@ -46,7 +46,12 @@ from polybus.dialects.freud.server.request_executor import (
     RequestExecutor,
     split_produces,
 )
-from polybus.dialects.freud.server.request_scanner import Gets, Malformed, Produces, Scanner
+from polybus.dialects.freud.server.request_scanner import (
+    GetRun,
+    MalformedFrame,
+    ProduceRun,
+    RequestScanner,
+)
 from polybus.kernel.framing import Encoding
 from polybus.model import topic_name
 
@@ -146,7 +151,7 @@ class FreudServer:
         self.timers = timers
         self.scheduler = FairScheduler(timers.call_soon)
         self.encoding = Encoding(broker.new_encoding_number())
-        self.scanner = Scanner(limits.max_frame_bytes, topic_name.is_shared)
+        self.scanner = RequestScanner(limits.max_frame_bytes, topic_name.is_shared)
 
     def __call__(self, pipe: ConnectionIO) -> FreudSession:
         return FreudSession(self, pipe)
@@ -341,15 +346,18 @@ class FreudSession(FastSession):
             return
         self.pipe.redeliver()
         self.pipe.resume_reading()
-        is_drained = not (self._is_halted or self.pending or self.uncommitted)
-        if self.phase == Phase.FINISHED and is_drained:
+        if self.phase == Phase.FINISHED and self._is_drained():
             self._change_phase(PhaseEvent.DRAINED)
             self._broker.finish(self._connection)
+
+    def _is_drained(self) -> bool:
+        """Return True if every request that was read is executed and answered."""
+        return not (self._is_halted or self.pending or self.uncommitted)
 
     def _execute(self, group: Any) -> bool:
         """Execute a run of requests. Returns False if some of it is still to be done."""
         self._weight_left -= REQUEST_WEIGHT
-        is_produce = isinstance(group, Produces | ProduceSlice)
+        is_produce = isinstance(group, ProduceRun | ProduceSlice)
         if is_produce and self._broker.is_durable(group.topic):
             return self._produce_durable(group)
         # Everything but a durable Produce must see the effect of earlier Produces.
@@ -358,11 +366,11 @@ class FreudSession(FastSession):
             return False
         if is_produce:
             return self._produce(group)
-        if isinstance(group, Gets):
+        if isinstance(group, GetRun):
             return self._is_gone or self._get(group)
-        if isinstance(group, Malformed):
+        if isinstance(group, MalformedFrame):
             text = MALFORMED_TEXTS[group.reason].encode()
-            self.answers.add(answers(Code.MALFORMED_REQUEST, 1, text))
+            self.answers.add(encode_answers(Code.MALFORMED_REQUEST, 1, text))
             self._broker.counters.count("refused", f"malformed_{group.reason}")
             if group.closes:
                 self._close(group.reason)
@@ -375,7 +383,9 @@ class FreudSession(FastSession):
         return True
 
     def _answer(self, outcome: RequestOutcome, count: int, payload: bytes = b"") -> None:
-        self.answers.add(answers(CODES[outcome.kind], count, payload or outcome.text.encode()))
+        self.answers.add(
+            encode_answers(CODES[outcome.kind], count, payload or outcome.text.encode())
+        )
 
     # --- Produce
 
@@ -407,7 +417,7 @@ class FreudSession(FastSession):
             self.received_messages += group.count
             self.received_bytes += len(group.bodies)
         if outcome.kind is OutcomeKind.OK:
-            self.answers.add(produced(first_id, group.count))
+            self.answers.add(encode_produced(first_id, group.count))
         else:
             self._requests.record_refusal(outcome, "produce", group.topic, group.count)
             self._answer(outcome, group.count)
@@ -460,7 +470,7 @@ class FreudSession(FastSession):
 
     # --- Get
 
-    def _get(self, group: Gets) -> bool:
+    def _get(self, group: GetRun) -> bool:
         gets = self._get_group
         if gets.unanswered is None:
             gets.unanswered = group.count

@@ -29,7 +29,7 @@ cdef class Range:
 
 cdef Range new_range(Chunk chunk, Py_ssize_t start, Py_ssize_t end)
 
-cdef class Writer:
+cdef class ChunkWriter:
     cdef Chunk open
     cdef uint64_t last_ns
     cdef uint64_t stamp(self, uint64_t now_ns) noexcept
@@ -37,7 +37,7 @@ cdef class Writer:
     cdef Range gather(self, uint64_t first_id, array places, bytes bodies, uint64_t stamp)
     cdef Range write_one(self, uint64_t first_id, const unsigned char* body, Py_ssize_t size, uint64_t now_ns)
 
-cdef class Unread:
+cdef class UnreadQueue:
     cdef public QuotaAccount account
     cdef public bint is_owned
     cdef public bint gone
@@ -45,7 +45,7 @@ cdef class Unread:
     cdef readonly int64_t held_messages
     cdef readonly object ranges
     cdef readonly dict waiters
-    cpdef put(self, Range found)
+    cpdef put(self, Range messages)
     cpdef Range take(self, Py_ssize_t count, Py_ssize_t max_bytes)
     cpdef confirm(self, Range taken)
-    cdef void book(self, Range found, int sign) noexcept
+    cdef void count_held(self, Range messages, int sign) noexcept

@@ -47,11 +47,11 @@ class Range:
     def extend(self, more: Range) -> bool: ...
 
 @final
-class Writer:
+class ChunkWriter:
     def time(self, now_ns: int) -> int: ...
     def write(self, first_id: int, offsets: Buffer, bodies: bytes, now_ns: int) -> Range: ...
 
-class Unread:
+class UnreadQueue:
     account: QuotaAccount | None
     is_owned: bool
     gone: bool

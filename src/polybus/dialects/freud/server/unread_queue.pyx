@@ -1,7 +1,6 @@
-"""Where unread messages of ephemeral topics are kept: chunks shared by all readers.
+"""Unread messages of ephemeral topics, in chunks shared by all readers.
 
-A chunk is three columns (bodies, where each ends, when each came) that only
-grow at the end. Readers hold ranges of chunks, so a message is stored once
+A chunk is three columns (bodies, offsets, timestamps) that only grow at the end. Readers hold ranges of chunks, so a message is stored once
 however many readers it has, and is freed with the last range that covers it.
 A batch from a pipelining producer becomes a chunk of its own as it is; single
 messages are gathered into one chunk of moderate size, so that a small message
@@ -9,7 +8,7 @@ costs a few bytes and not a few objects.
 
 A reader takes messages in two steps. `take` hands out a range; `confirm` says
 that it is in the reader's socket, and only then it is consumed. A connection that
-ends in between gives its range back, to its old place: whoever asks next gets it.
+ends in between gives its range back to its old place, for the next Get.
 """
 cimport cython
 from cpython.array cimport array, clone, resize_smart
@@ -29,13 +28,13 @@ cdef enum:
     GATHERED_COUNT = 4096
     BESIDE = 12  # bytes beside each body: where it ends, and its time
     # A reader that has read all but this part of a large chunk keeps a copy of the rest
-    # alone: what it holds of the bus's memory is in proportion to what it is charged for.
+    # alone: the memory that it holds must be in proportion to its charge.
     SMALL_REST = 4
     WORTH = 64
 
-GATHERED_BYTES = GATHERED  # past this a new chunk is begun: what is read can be freed soon
+GATHERED_BYTES = GATHERED  # a new chunk starts here, so that read messages can be freed soon
 GATHERED_MESSAGES = GATHERED_COUNT
-WORTH_A_CHUNK = WORTH  # a batch of this many messages is kept as it came
+WORTH_A_CHUNK = WORTH  # a batch of this many messages becomes a chunk without copying
 
 cdef array NO_PLACES = new_array("i")
 cdef array NO_TIMES = new_array("Q")
@@ -57,7 +56,7 @@ cdef class Chunk:
 
     @staticmethod
     def of_batch(uint64_t first_id, offsets, bytes bodies not None, uint64_t timestamp_ns):
-        """The columns as they came, but checked."""
+        """Return a chunk of the given columns, after checking them."""
         cdef array places = new_array("i", bytes(offsets))
         check_places(places, len(bodies))
         return batch(first_id, places, bodies, timestamp_ns)
@@ -69,7 +68,7 @@ cdef class Chunk:
         return chunk
 
     def part(self, Py_ssize_t start, Py_ssize_t end):
-        """These messages in a chunk of their own, which takes no more."""
+        """Return a copy of these messages as a chunk that does not grow."""
         cdef Chunk part
         cdef Py_ssize_t at
         cdef int32_t base
@@ -117,7 +116,7 @@ cdef class Chunk:
         return 0
 
     cdef bint is_open(self) noexcept:
-        """May more single messages be gathered here?"""
+        """Return True if more single messages may be appended."""
         return (
             isinstance(self.bodies, bytearray)
             and not self.notice
@@ -153,7 +152,7 @@ cdef class Range:
 
     @property
     def size(self):
-        """Of the bodies, in bytes."""
+        """Bytes of the bodies."""
         return self.body_bytes()
 
     @property
@@ -161,13 +160,13 @@ cdef class Range:
         return self.id()
 
     def sizes(self):
-        """Of each body."""
+        """Return the size of each body."""
         cdef Py_ssize_t at
         self.chunk.check(self.start, self.end)
         return [self.chunk.places()[at + 1] - self.chunk.places()[at] for at in range(self.start, self.end)]
 
     def extend(self, Range more not None):
-        """Takes in the messages right behind its own; False if these are others."""
+        """Append the range that directly follows this one. Returns False for any other."""
         if more.chunk is not self.chunk or more.start != self.end:
             return False
         self.end = more.end
@@ -180,7 +179,7 @@ cdef class Range:
         return self.chunk.first_id + <uint64_t>self.start
 
     cdef int let_go(self) except -1:
-        """Lets go of a large chunk of which this is but a small part."""
+        """Copy the rest if it is a small part of a large chunk, to free the chunk."""
         cdef Chunk chunk = self.chunk
         cdef int64_t whole = chunk.places()[chunk.count()] + BESIDE * chunk.count()
         cdef int64_t own = self.body_bytes() + BESIDE * (self.end - self.start)
@@ -199,18 +198,18 @@ cdef Range new_range(Chunk chunk, Py_ssize_t start, Py_ssize_t end):
 
 
 @cython.final
-cdef class Writer:
-    """Turns batches that come in into ranges, for one incarnation of a topic."""
+cdef class ChunkWriter:
+    """Stores incoming batches of one incarnation of a topic, and returns their ranges."""
 
     def __init__(self):
         self.open = Chunk(0)
 
     def time(self, uint64_t now_ns):
-        """Timestamps of a topic never go back."""
+        """Return a timestamp that is not before the last one of the topic."""
         return self.stamp(now_ns)
 
     def write(self, uint64_t first_id, offsets, bytes bodies not None, uint64_t now_ns):
-        """Offsets as in dialects/freud/server/request_scanner's Produces: int32, native order, one more than messages."""
+        """Store a batch. `offsets` are int32, native order, one more than messages."""
         cdef uint64_t stamp = self.stamp(now_ns)
         cdef array places = new_array("i", bytes(offsets))
         cdef Py_ssize_t count = check_places(places, len(bodies))
@@ -233,7 +232,7 @@ cdef class Writer:
         return self.last_ns
 
     cdef Chunk open_at(self, uint64_t first_id):
-        """The chunk that this id can be gathered into."""
+        """Return the chunk to which a message with this id can be appended."""
         cdef Chunk chunk = self.open
         if not chunk.is_open() or chunk.first_id + <uint64_t>chunk.count() != first_id:
             chunk = self.open = Chunk(first_id)
@@ -242,14 +241,14 @@ cdef class Writer:
     cdef Range write_one(
         self, uint64_t first_id, const unsigned char* body, Py_ssize_t size, uint64_t now_ns
     ):
-        """As `write`, for one message under GATHERED_BYTES."""
+        """Store one message of less than GATHERED_BYTES."""
         cdef Chunk chunk = self.open_at(first_id)
         chunk.add(body, size, self.stamp(now_ns))
         return new_range(chunk, chunk.count() - 1, chunk.count())
 
 
 cdef Py_ssize_t check_places(array places, Py_ssize_t size) except -1:
-    """How many messages these offsets tell of; they cover `size` bytes and never go back."""
+    """Return the number of messages. Raises ValueError unless the offsets cover `size` bytes."""
     cdef const int32_t* ends = <const int32_t*>places.data.as_voidptr
     cdef Py_ssize_t count = len(places) - 1
     cdef Py_ssize_t at
@@ -263,26 +262,26 @@ cdef Py_ssize_t check_places(array places, Py_ssize_t size) except -1:
     return count
 
 
-cdef class Unread:
-    """What one subscription has not read. What is not consumed is charged to its account."""
+cdef class UnreadQueue:
+    """The unread messages of one subscription; unconsumed ones are charged to its account."""
 
     def __cinit__(self, *args, **kwargs):
         self.is_owned = True
         self.ranges = deque()
         self.waiters = {}
 
-    cpdef put(self, Range found):
+    cpdef put(self, Range messages):
         cdef Range last
-        self.book(found, 1)
+        self.count_held(messages, 1)
         if self.ranges:
             last = self.ranges[len(self.ranges) - 1]
-            if last.chunk is found.chunk and last.end == found.start:
-                last.end = found.end
+            if last.chunk is messages.chunk and last.end == messages.start:
+                last.end = messages.end
                 return
-        self.ranges.append(new_range(found.chunk, found.start, found.end))
+        self.ranges.append(new_range(messages.chunk, messages.start, messages.end))
 
     cpdef Range take(self, Py_ssize_t count, Py_ssize_t max_bytes):
-        """At most `count` messages of one chunk, at least one if there is any."""
+        """Take up to `count` messages of one chunk, and up to `max_bytes` but at least one."""
         cdef Range first, taken
         cdef Py_ssize_t end
         if not self.ranges:
@@ -300,26 +299,24 @@ cdef class Unread:
         return taken
 
     def give_back(self, Range taken not None):
-        """What was taken did not reach the reader: it is unread again, in its old place.
-
-        That is the front, unless another connection has given back what came before it.
-        """
+        """Put messages that did not reach the reader back to their place in the order."""
         cdef Py_ssize_t place = 0
+        # Usually the front, unless another connection has given back earlier messages.
         while place < len(self.ranges) and (<Range?>self.ranges[place]).id() < taken.id():
             place += 1
         self.ranges.insert(place, taken)
 
     cpdef confirm(self, Range taken):
-        self.book(taken, -1)
+        self.count_held(taken, -1)
 
     def end(self):
-        """Forgets what is unread; how many messages that were, notices not counted."""
-        unread = sum([len(one) for one in self.ranges if not one.chunk.notice])
+        """Drop all unread messages. Returns their number, without notices."""
+        dropped = sum([len(unread) for unread in self.ranges if not unread.chunk.notice])
         self.ranges.clear()
         self.gone = True
-        return unread
+        return dropped
 
-    cdef void book(self, Range found, int sign) noexcept:
-        if not found.chunk.notice:
-            self.held_messages += sign * (found.end - found.start)
-            self.held_bytes += sign * found.body_bytes()
+    cdef void count_held(self, Range messages, int sign) noexcept:
+        if not messages.chunk.notice:
+            self.held_messages += sign * (messages.end - messages.start)
+            self.held_bytes += sign * messages.body_bytes()
