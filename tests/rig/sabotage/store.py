@@ -10,14 +10,14 @@ STAMPS_FILE = "store/lmdb/producer_stamps.py"
 ANY_EPOCH = Edit(STAMPS_FILE, "    if epoch != producer.epoch:\n", "    if False:\n")
 
 SABOTAGES = [
-    # A repeated request is done again.
+    # A repeated request is executed again.
     Patch(
         "stamps-off",
         STAMPS_FILE,
         "    if stamp.counter == producer.counter + 1:\n",
         "    if True:\n",
     ),
-    # A producer that a newer one has taken over goes on.
+    # A fenced producer can continue.
     Patch("epochs-off", *ANY_EPOCH),
     # No commit waits for the disk.
     Patch(
@@ -40,27 +40,27 @@ SABOTAGES = [
             ),
         ),
     ),
-    # Half of a batch is committed in a transaction of its own.
+    # Half of a batch is committed in a separate transaction.
     Patch(
         "torn-commits",
         "store/lmdb/write_txn.py",
         WRITE,
         WRITE
-        + "        first = Batch()\n"
+        + "        first = WriteBatch()\n"
         + "        first.puts = dict(sorted(batch.puts.items())[: len(batch.puts) // 2])\n"
         + "        with self.transaction() as transaction:\n"
         + "            first.write(transaction)\n",
     ),
-    # Commits are answered, and not written.
+    # Commits are acknowledged and not written.
     Patch("keep-nothing", "store/lmdb/write_txn.py", WRITE, WRITE + "        return\n"),
-    # The writer's caches survive a transaction that failed.
+    # The cache of the writer survives a failed transaction.
     Patch(
         "caches-kept",
         "store/lmdb/writer_state.py",
         "        self.batch = WriteBatch()\n        self.cache = StateCache(self._open_snapshot)\n",
         "        self.batch = WriteBatch()\n",
     ),
-    # Places of dead readers are never cleared.
+    # Slots of dead readers are never cleared.
     Patch(
         "reader-check-off",
         "store/lmdb/environment.py",
@@ -96,7 +96,7 @@ SABOTAGES = [
         "verify-blind",
         "store/lmdb/verification.py",
         '    report, where = VerifyReport(), "the beginning"\n',
-        '    report, where = Report(), "the beginning"\n    return report\n',
+        '    report, where = VerifyReport(), "the beginning"\n    return report\n',
     ),
     # Each commit needs a file descriptor.
     Patch(
