@@ -18,8 +18,8 @@ from tests.mutants.bus import mutants  # noqa: E402
 
 SUITES: dict[str, tuple[str, ...]] = {
     "unit": (
-        "tests/unit/subscribers",
-        "tests/unit/zmq/test_watching.py",
+        "tests/unit/pirate/server",
+        "tests/unit/zmq/test_memory_watch.py",
         "tests/unit/pirate/test_codec.py",
         "tests/property/pirate/test_pirate_codec.py",
     ),
@@ -147,13 +147,13 @@ SUBSCRIBING = [
         "dialects/pirate/server/subscribe_handler.py",
         (
             "SUB begins at the beginning",
-            "newest = self._means.durable.next_id(topic) - 1",
+            "newest = self._context.durable.next_id(topic) - 1",
             "newest = 0",
         ),
         (
             "SUB again moves",
-            "subscriber_records.encode_number(found.last), then)",
-            "subscriber_records.encode_number(self._means.durable.next_id(topic) - 1), then)",
+            "subscriber_records.encode_number(found.last), then\n",
+            "subscriber_records.encode_number(self._context.durable.next_id(topic) - 1), then\n",
         ),
         (
             "UNSUB is always done",
@@ -174,7 +174,7 @@ SUBSCRIBING = [
     ),
     *mutants(
         "dialects/pirate/server/put_handler.py",
-        ("any body is the same", "    found.update(body)\n", ""),
+        ("any body is the same", "    digest.update(body)\n", ""),
     ),
     *mutants(
         "dialects/pirate/server/subscriber_records.py",
@@ -188,7 +188,7 @@ SUBSCRIBING = [
             "            or len(self._reading) - len(self._queued_reads) >= MAX_PARALLEL_READS\n",
             "",
         ),
-        ("reads stop", "        self._start_read()\n        for told", "        for told"),
+        ("reads stop", "        self._start_read()\n        for then", "        for then"),
     ),
     *mutants(
         "dialects/pirate/server/subscriber_records.py",
@@ -202,7 +202,7 @@ SUBSCRIBING = [
         "transports/zmq/memory_watch.py",
         (
             "one is never too much",
-            "if self._is_too_much(one.unfinished):",
+            "if self._is_too_much(connection.unfinished):",
             "if False:",
         ),
         (
@@ -217,10 +217,14 @@ SUBSCRIBING = [
         ),
         (
             "heartbeats are messages",
-            "held - round(HEARTBEAT_BYTES_PER_S * (now_s - one.baseline_s))",
+            "held - round(HEARTBEAT_BYTES_PER_S * (now_s - connection.baseline_s))",
             "held",
         ),
-        ("what was sent is seen late", "        self._untaken += size\n", "        pass\n"),
+        (
+            "what was sent is seen late",
+            "        self._unacknowledged_bytes += size\n",
+            "        pass\n",
+        ),
         (
             "weight is not seen",
             "if max(unfinished, grown) > self._bounds.max_unread:",

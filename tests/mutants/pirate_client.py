@@ -94,7 +94,7 @@ JOURNAL = mutants(
     ),
     (
         "a new one that never was stays",
-        "        (folder / NEW).unlink()  # never took its place\n",
+        "        (folder / NEW).unlink()  # an interrupted rewrite\n",
         "        pass\n",
     ),
     ("folders are not synced", "            sync_folder(folder)\n", ""),
@@ -103,7 +103,7 @@ JOURNAL = mutants(
 FOLDER = mutants(
     "dialects/pirate/client/state_folder.py",
     ("no peer locks", "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
-    ("any id will do", "if client_id is not None and found.state.id != client_id:", "if False:"),
+    ("any id will do", "if client_id is not None and journal.state.id != client_id:", "if False:"),
     ("reading again is written again", "if last > self.state.lasts.get(topic, 0):", "if True:"),
     ("made folders are not synced", "        client_journal.sync_folder(path.parent)\n", ""),
     (
@@ -194,7 +194,7 @@ LANE = mutants(
 LISTENER = mutants(
     "dialects/pirate/server/router_listener.py",
     ("a revoked key is heard", "        if curve.is_allowed(key):\n", "        if True:\n"),
-    ("a key keeps its name", "one.identity = self._curve.identify(one.key)", "pass"),
+    ("a key keeps its name", "connection.identity = self._curve.identify(connection.key)", "pass"),
     ("sealed frames are cut", "MAX_FRAME_BYTES + CURVE_OVERHEAD_BYTES", "MAX_FRAME_BYTES"),
     ("room for one alone", "RECEIVE_HWM + COUNTED_USER_ID", "RECEIVE_HWM"),
     (

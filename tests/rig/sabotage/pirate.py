@@ -19,18 +19,18 @@ SUBSCRIBERS = [
         (
             Edit(
                 PUTTING,
-                "            put.then(subscriber_records.decode_outcome(came))\n",
+                "            put.then(subscriber_records.decode_outcome(result))\n",
                 "            topic = self._durable.find(put.topic)\n"
                 "            if came.duplicate and topic is not None:\n"
                 "                self._durable.produce(topic, put.block)\n"
-                "            put.then(subscriber_records.decode_outcome(came))\n",
+                "            put.then(subscriber_records.decode_outcome(result))\n",
             ),
             Edit(
                 SUBSCRIBING, "        if request.counter > client.counter:\n", "        if True:\n"
             ),
             Edit(
                 SUBSCRIBING,
-                "        self._lasts.flush()  # what was read before comes before it\n",
+                "        self._lasts.flush()  # positions that were read earlier are committed earlier\n",
                 "        if request.counter <= client.counter:\n"
                 "            stamp = None\n"
                 "        self._lasts.flush()\n",
@@ -94,8 +94,8 @@ CLIENT = [
         (
             Edit(
                 JOURNAL,
-                '    """The names in it are on disk."""\n',
-                '    """The names in it are on disk."""\n    return\n',
+                '    """Sync the names of a folder."""\n',
+                '    """Sync the names of a folder."""\n    return\n',
             ),
         ),
     ),

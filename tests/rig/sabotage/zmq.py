@@ -9,7 +9,7 @@ SABOTAGES = [
     Patch(
         "watch-off",
         "transports/zmq/memory_watch.py",
-        "        if one.cut():\n",
+        "        if connection.cut():\n",
         "        if False:\n",
     ),
 ]

@@ -190,7 +190,7 @@ def test_a_key_that_is_revoked_leaves_the_outcome_unknown(bus, ring, tmp_path, t
 
 
 def test_without_a_key_where_one_is_needed(bus, tmp_path):
-    with pytest.raises(Denied, match=r"is for clients with a CURVE key: use --curve"):
+    with pytest.raises(Denied, match=r"requires a CURVE key; use --curve"):
         opened(bus, None, tmp_path)
 
 
@@ -219,21 +219,21 @@ def test_the_shell_says_it_too(bus, ring, tmp_path):
 
 
 def test_an_id_beside_the_keys_own_is_a_mistake(ring):
-    with pytest.raises(UsageError, match="the id is that of the key"):
+    with pytest.raises(UsageError, match="the id must be that of the key"):
         pirate.connect(id="me", curve=ring)
     own = client_keys.load_keys(ring).client_id
     pirate.connect(id=own, curve=ring)
 
 
 def test_keys_that_cannot_be_used(ring, tmp_path):
-    with pytest.raises(ConfigError, match=r"client.key_secret is not there: make it with"):
+    with pytest.raises(ConfigError, match=r"client.key_secret does not exist; create it with"):
         client_keys.load_keys(tmp_path)
     (ring / "client.key_secret").chmod(0o644)
-    with pytest.raises(ConfigError, match="can be read by other users: chmod 600"):
+    with pytest.raises(ConfigError, match="is readable by other users; run: chmod 600"):
         client_keys.load_keys(ring)
     (ring / "client.key_secret").chmod(0o600)
     (ring / "server.key").unlink()
-    with pytest.raises(ConfigError, match=r"server.key is not there: copy it from the bus"):
+    with pytest.raises(ConfigError, match=r"server.key does not exist; copy it from the bus"):
         client_keys.load_keys(ring)
     (ring / "server.key").write_text("nonsense")
     with pytest.raises(ConfigError, match=r"server\.key"):

@@ -40,7 +40,7 @@ def test_a_folder_can_be_given_an_id_and_keeps_to_it(tmp_path):
     folder = ClientFolder(tmp_path)
     assert folder.state.id == b"me"
     folder.close()
-    with pytest.raises(UsageError, match="is that of client me, not of you"):
+    with pytest.raises(UsageError, match="belongs to client me, not to you"):
         ClientFolder(tmp_path, b"you")
     ClientFolder(tmp_path, b"me").close()  # and the lock was given back
 
@@ -90,7 +90,7 @@ def test_counters_have_an_end(tmp_path):
     folder.record_epoch(1, 2**64 - 2)
     assert folder.record_request("PUT", "news", b"").counter == 2**64 - 1
     folder.record_answer(2**64 - 1, 1, "", True)
-    with pytest.raises(LimitReached, match="take another id"):
+    with pytest.raises(LimitReached, match="choose another id"):
         folder.record_request("PUT", "news", b"")
     folder.close()
 

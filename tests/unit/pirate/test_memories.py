@@ -19,7 +19,7 @@ def bodies(client, topic):
     return [one.body for one in client.messages(topic, wait=False)]
 
 
-def told(client, *words):
+def check_notice(client, *words):
     assert any(all(word in one for word in words) for one in client.notices), client.notices
 
 
@@ -28,7 +28,7 @@ def told(client, *words):
 
 def test_two_clients_with_one_id_the_older_is_fenced_and_ends(opening, keeper, topic):
     first, second = opening("a", id=topic[-60:]), opening("b", id=topic[-60:])
-    with pytest.raises(Fenced, match=r"another client with this id has started.*End the other"):
+    with pytest.raises(Fenced, match=r"another client with this id has started.*stop the other"):
         first.put(topic, b"mine")
     for ask in (
         lambda: first.get(topic),
@@ -95,7 +95,7 @@ def test_a_restored_folder_goes_on_above_what_the_bus_has(opening, keeper, topic
     assert bodies(client, topic) == [b"two"]
     client.close()
     restored = opening("backup")
-    told(restored, "old copy", "up to counter 1, the bus up to 2", "go on from 3")
+    check_notice(restored, "old copy", "up to counter 1, the bus up to 2", "continue from 3")
     assert restored.put(topic, b"three") == 3
     # What was read after the copy was made the bus has heard of, but for the last of it.
     assert bodies(restored, topic) == [b"three"]
@@ -112,7 +112,7 @@ def test_a_restored_folder_with_a_request_of_the_past(gate, opening, keeper, top
     client.put(topic, b"two")
     client.close()
     restored = opening("backup")
-    told(restored, "old copy", "PUT", "(counter 1), is of the past: forget it")
+    check_notice(restored, "old copy", "PUT", "(counter 1), is outdated; forget it")
     for ask in (restored.resume, lambda: restored.put(topic, b"three")):
         with pytest.raises(Stale, match=r"this state folder is an old copy.*forget it"):
             ask()
@@ -131,7 +131,7 @@ def test_a_lost_folder_with_the_same_id_goes_on_where_the_bus_knows(opening, kee
     client.get(topic)  # and not of this one
     client.close()
     again = opening("b", id=topic[-60:])
-    told(again, "this state folder is new", "go on from 3", "can come again")
+    check_notice(again, "this state folder is new", "continue from 3", "may be delivered again")
     assert again.put(topic, b"four") == 4
     assert bodies(again, topic) == [b"three", b"four"]
 
@@ -166,7 +166,9 @@ def test_a_restored_bus_is_told_and_nothing_is_skipped_in_silence(opening, model
     client.close()
     model.model = backup
     client = opening("a", model.endpoint)
-    told(client, "restored from a backup", "had 1 and 3", "Before news can be read", "--reread")
+    check_notice(
+        client, "restored from a backup", "had 1 and 3", "Before news can be read", "--reread"
+    )
     client.put("news", b"new two")
     client.put("news", b"three")
     for _ in range(2):
@@ -205,7 +207,7 @@ def test_a_bus_that_went_back_under_a_client_in_the_same_epoch(opening, model):
     model.model = backup
     with pytest.raises(Conflict, match="restored from a backup"):
         client.get("news")  # LAST is above the newest id
-    told(client, "was read up to 1, and has no such id")
+    check_notice(client, "was read up to 1, and the bus has no such id")
 
 
 def test_an_id_that_is_given_again_is_noticed(opening, model):
@@ -216,7 +218,7 @@ def test_an_id_that_is_given_again_is_noticed(opening, model):
     assert bodies(client, "news") == [b"one"]
     model.model = backup
     assert client.put("news", b"new one") == 1
-    told(client, "it gave the id 1, and 1 had been read")
+    check_notice(client, "it returned the id 1, and 1 was already read")
     with pytest.raises(Conflict):
         client.get("news")
 

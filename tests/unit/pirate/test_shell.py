@@ -38,8 +38,8 @@ def test_every_command_has_its_answer(opening, topic):
     assert say(f"PUT {topic} hello\n") == ["OK 1"]
     assert say(f"GET {topic}\n") == ["MSG 1 hello"]
     assert say(f"GET {topic}\n") == ["NONE"]
-    assert say("RESUME\n") == ["OK nothing waits for an answer"]
-    assert say("FORGET\n") == ["OK nothing waits for an answer"]
+    assert say("RESUME\n") == ["OK no request is pending"]
+    assert say("FORGET\n") == ["OK no request is pending"]
     assert say(f"UNSUB {topic}\n") == ["OK 1"]
     assert say(f"UNSUB {topic}\n") == ["OK 0"]
     assert say.shell.failed is None
@@ -100,7 +100,7 @@ def test_a_file_that_is_too_large_is_not_sent(say, topic, tmp_path):
     with (tmp_path / "large").open("wb") as file:
         file.truncate((64 << 20) + 1)
     (answer,) = say(f"PUT {topic} @{tmp_path}/large")
-    assert answer.startswith(f"ERROR {tmp_path}/large: a message has at most")
+    assert answer.startswith(f"ERROR {tmp_path}/large: a message must have at most")
 
 
 WRONG = """
@@ -132,12 +132,12 @@ def test_an_unknown_outcome_is_resumed_or_forgotten(gate, opening, keeper, topic
     say = Spoken(client)
     for order, answer in (
         ("RESUME", f"OK PUT {topic} (counter 1): 1"),
-        ("FORGET", "OK used: the bus has it, carried out or refused"),
+        ("FORGET", "OK used: the bus has executed or refused it"),
     ):
         with losing(gate, client):
             (unknown,) = say(f"PUT {topic} x")
         assert unknown.startswith("ERROR the bus at ")
-        assert "is not known" in unknown
+        assert "is unknown" in unknown
         assert say(order) == [answer]
     assert isinstance(say.shell.failed, OutcomeUnknown)
 

@@ -28,7 +28,7 @@ def sent(gate, op, client):
 def test_the_lost_ack_of_a_sub_is_ack_2_again(gate, opening, keeper, topic):
     assert [keeper.put(topic, body) for body in (b"mensagem1", b"mensagem2")] == [1, 2]
     client = opening("late", gate.endpoint)
-    with pytest.raises(OutcomeUnknown, match="is not known"), losing(gate, client):
+    with pytest.raises(OutcomeUnknown, match="is unknown"), losing(gate, client):
         client.subscribe(topic)
     assert [keeper.put(topic, body) for body in (b"mensagem3", b"mensagem4")] == [3, 4]
     assert client.resume() == Outcome(1, "SUB", topic, 2)

@@ -5,8 +5,8 @@
     async with gsb.connect() as bus: ...          # asyncio
     with gsb.blocking.connect() as bus: ...       # plain code
 
-The names below are loaded at first use, so that the server, which needs only
-the codec, and `polybus --help` do not pay for the client.
+The names below are imported on first use, because the server and `polybus --help` do not need
+the client.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`polybus gsb`: calling services, and being one, from a shell.
+"""`polybus gsb`: call services, and serve, from a shell.
 
-Answers go to stdout as JSON, a line each; words about them to stderr.
+Replies go to stdout as one line of JSON each; notices go to stderr.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 EXIT_CODES = """\b
 Exit codes:
   0   done
-  2   a wrong argument, a bad address, or data that is too large
-  3   no bus answers, no answer came in time, or the service went away
-  4   the bus refused: no such service, not allowed, a name that is taken
-  5   what answers there is no bus
+  2   wrong argument, bad address, or data that is too large
+  3   no bus answers, no reply in time, or the service disconnected
+  4   the bus refused: no such service, not allowed, name is taken
+  5   the peer is not a bus
   6   the service failed
-  1   a defect of polybus, or whoever read the output has left
+  1   a defect of polybus, or the reader of the output has closed it
   130 Ctrl-C; 143 SIGTERM
 """
 
@@ -38,35 +38,39 @@ MS = 1000.0
 
 Where = Annotated[
     str | None,
-    typer.Option("--at", metavar="ADDRESS", help="The bus, if not at its default: tcp://, ipc://."),
+    typer.Option(
+        "--at", metavar="ADDRESS", help="Address of the bus (tcp://, ipc://), if not the default."
+    ),
 ]
 Timeout = Annotated[
-    float | None, typer.Option("--timeout", metavar="SECONDS", help="For each answer.")
+    float | None, typer.Option("--timeout", metavar="SECONDS", help="For each reply.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def group() -> typer.Typer:
-    """The tree of commands."""
+    """Return the command group."""
     gsb = typer.Typer()
     commands: tuple[tuple[str, Callable[..., Any], str], ...] = (
-        ("call", call, "Call a service, and print what it answers."),
+        ("call", call, "Call a service and print its replies."),
         ("ls", ls, "List the services of the bus."),
-        ("ping", ping, "Measure the way to the bus and back."),
-        ("serve", serve, "Serve with a program: request on stdin, lines out."),
+        ("ping", ping, "Measure the round trip to the bus."),
+        ("serve", serve, "Serve with a program: request on stdin, one item per output line."),
     )
     for name, command, help_line in commands:
         gsb.command(name, help=help_line, epilog=EXIT_CODES)(command)
     return gsb
 
 
-# --- the commands ------------------------------------------------------------
+# --- commands
 
 
 def call(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="As in greeter, or a/b.")],
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="Of a service, as in greeter or a/b.")
+    ],
     data: Annotated[
-        str | None, typer.Argument(metavar="[JSON]", help="What to send; -: all of stdin.")
+        str | None, typer.Argument(metavar="[JSON]", help="The data to send; - reads stdin.")
     ] = None,
     at: Where = None,
     timeout: Timeout = None,
@@ -85,20 +89,20 @@ def call(
 
 def ls(as_json: Json = False, at: Where = None) -> None:
     async def work(bus: Client) -> None:
-        found: list[dict[str, Any]] = await bus.call(SYS_SERVICES)
+        services: list[dict[str, Any]] = await bus.call(SYS_SERVICES)
         if as_json:
-            print(json.dumps(found, indent=2))
-        elif not found:
+            print(json.dumps(services, indent=2))
+        elif not services:
             _print_notice("no services")
         else:
-            _print_table(found)
+            _print_table(services)
 
     _with_bus(at, work)
 
 
 def ping(
     count: Annotated[
-        int, typer.Option("-n", "--count", metavar="COUNT", min=1, help="So many.")
+        int, typer.Option("-n", "--count", metavar="COUNT", min=1, help="Number of pings.")
     ] = 1,
     at: Where = None,
 ) -> None:
@@ -112,12 +116,12 @@ def ping(
 def serve(
     service_id: Annotated[str, typer.Argument(metavar="ID", help="The service's name.")],
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="What to run for each call.")
+        list[str], typer.Argument(metavar="-- COMMAND...", help="Program to run for each call.")
     ],
     at: Where = None,
 ) -> None:
     async def work(bus: Client) -> None:
-        import asyncio  # in functions: help does without
+        import asyncio  # in functions, so that --help is fast
 
         from polybus.dialects.gsb.client.program_service import ProgramService
 
@@ -131,7 +135,7 @@ def serve(
     _with_bus(at, work)
 
 
-# --- what they share ---------------------------------------------------------
+# --- helpers
 
 
 def _with_bus(at: str | None, work: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
@@ -150,7 +154,7 @@ def _with_bus(at: str | None, work: Callable[[Client], Coroutine[Any, Any, None]
 
 
 async def _wait_first(stopped: Awaitable[Any], serving: Awaitable[None]) -> bool:
-    """Whichever comes first; was it the signal? An end by an error is raised."""
+    """Wait for the first to finish. Returns True if it was the signal. Raises an error."""
     import asyncio
 
     tasks = [asyncio.ensure_future(stopped), asyncio.ensure_future(serving)]
@@ -171,7 +175,7 @@ def _value(text: str | None) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise UsageError(
-            f"what to send is JSON, for example '\"text\"' or '{{}}': {error}"
+            f"the data must be JSON, for example '\"text\"' or '{{}}': {error}"
         ) from None
 
 
@@ -180,10 +184,10 @@ def _print_table(services: list[dict[str, Any]]) -> None:
 
     columns = ("id", "since", "calls", "pending")
     rows = []
-    for one in services:
-        moment = datetime.datetime.fromtimestamp(one["since_ms"] / MS, datetime.UTC)
+    for service in services:
+        moment = datetime.datetime.fromtimestamp(service["since_ms"] / MS, datetime.UTC)
         since = moment.strftime("%Y-%m-%d %H:%M:%SZ")
-        rows.append([str(one["id"]), since, str(one["calls"]), str(one["pending"])])
+        rows.append([str(service["id"]), since, str(service["calls"]), str(service["pending"])])
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     for row in [columns, *rows]:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -196,6 +200,5 @@ def _print_notice(text: str) -> None:
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
-    from polybus.dialects.gsb import cli
-
-    root.add_typer(cli.group(), name=name, help=help_line, epilog=cli.EXIT_CODES)
+    """Add the command group to the `polybus` command."""
+    root.add_typer(group(), name=name, help=help_line, epilog=EXIT_CODES)

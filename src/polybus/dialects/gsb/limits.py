@@ -11,30 +11,29 @@ from polybus.model.limits import KIB, MIB
 class GsbLimits:
     """Bounds of the GSB dialect (`[gsb]`)."""
 
-    # What the bus takes in one packet: room for large values, and the most that one
-    # connection can make it hold before a packet is whole.
+    # The largest packet. A connection can make the bus hold this much of an incomplete packet.
     max_packet_bytes: int = 16 * MIB
-    # A call without an answer ends after this long, unless its caller's hello says otherwise.
+    # A call without a reply ends after this time, unless its caller's hello sets another.
     deadline_ms: int = 60_000
-    # A caller that is owed this much is full: what it streams waits at the service...
+    # High-water mark of an outbox: over it a connection is full, and its streams wait...
     outbox_full_bytes: int = 1 * MIB
-    # ...until so little is left. Far apart, so that many items travel between two stops.
+    # ...until this much is left. Far apart, so that many items are sent between two stops.
     outbox_free_bytes: int = 256 * KIB
-    # A stream's first PARTIALs need no credit: most streams are short, and need none at all.
+    # The first PARTIALs of a stream need no credit. Most streams are short and need none.
     free_partials: int = 64
     # The same in bytes, so that it is not 64 times the largest packet.
     free_bytes: int = 1 * MIB
-    # A peer that says nothing for this long is asked whether it is there...
+    # A peer that is silent for this time gets a ping...
     ping_idle_s: float = 30.0
-    # ...and dropped after this long: routers forget connections that are silent for minutes.
+    # ...and is closed after this time. Routers forget connections that are silent for minutes.
     ping_timeout_s: float = 120.0
-    # Open calls of one connection, some 500 bytes each: a caller that forgets to read its
-    # answers must not fill the table.
+    # Open calls per connection, some 500 bytes each. A caller that does not read its replies
+    # must not fill the table.
     max_open_calls: int = 65_536
-    # Names that one connection registers.
+    # Registered names per connection.
     max_services: int = 1024
-    # A peer that keeps others waiting and takes next to nothing for this long is cut. Longer
-    # than for readers of topics: a slow caller slows down only those who share its service.
+    # A peer that blocks others and reads almost nothing for this time is closed. Longer than
+    # for readers of topics: a slow caller slows down only callers of the same service.
     stuck_timeout_s: float = 30.0
     # Every call becomes a message of the durable topic gsb.calls.
     audit: bool = False

@@ -1,12 +1,12 @@
-"""Pirate: durable topics on ZeroMQ; subscribers get everything they missed, once, in order.
+"""Pirate: durable topics on ZeroMQ; subscribers get each message once, in order.
 
     from polybus import pirate
 
     async with pirate.connect() as client: ...          # asyncio
     with pirate.blocking.connect() as client: ...       # plain code
 
-The names below are loaded at first use, so that the server, which needs only
-the codec, and `polybus --help` do not pay for the client.
+The names below are imported on first use, because the server and `polybus --help` do not need
+the client.
 """
 
 from __future__ import annotations

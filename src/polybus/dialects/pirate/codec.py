@@ -1,14 +1,14 @@
-"""Pirate's messages: values to frames and back. No I/O, no clock, no sockets.
+"""Pirate messages: values to frames and back. No I/O, no clock, no sockets.
 
     request  =  envelope | "" | PIR1 | op | client | epoch | counter | topic | own frames
-    reply    =  envelope | "" | word | what belongs to it
+    reply    =  envelope | "" | word | its own frames
 
-Numbers are 8 bytes, big-endian. All frames up to the first empty one are the envelope,
-which goes back as it came. What a request's frames must look like is checked here and
-nowhere else, and before anything is stored or looked up; a request that fails is a
-`Refusal` with MALFORMED, or TOO_LARGE if only the bodies are too much.
+Numbers are 8 bytes, big-endian. All frames before the first empty one are the envelope, which
+is returned unchanged. The form of a request is checked here only, before anything is looked up
+or stored. An invalid request is an `ErrorReply` with MALFORMED, or with TOO_LARGE if only its
+body is too large.
 
-The whole format, with its reasons, is docs/spec/pirate.md.
+docs/spec/pirate.md has the whole format, with its reasons.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ CODES: Final = (MALFORMED, TOO_LARGE, DENIED, FENCED, STALE, NO_TOPIC, NOT_SUBSC
 MAX_CLIENT_BYTES: Final = 64
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = 64 << 20
-SEALED_BYTES: Final = 33  # what CURVE adds to each frame, and libzmq counts among its bytes
-# 64 frames of the largest size hold the largest message; frames of a few kB still fit in
-# so many, and reading one message never holds up everybody else for long.
+SEALED_BYTES: Final = 33  # added to each frame by CURVE; libzmq counts them
+# 64 frames of the largest size hold the largest message. This many allow frames of a few kB,
+# and reading one message never blocks other connections for long.
 MAX_BODY_FRAMES: Final = 4096
-# Hops on the way add a routing id of at most 255 bytes each: nobody has so many.
+# Each proxy adds a routing id of at most 255 bytes. No deployment has so many.
 MAX_ENVELOPE_FRAMES: Final = 64
 MAX_ENVELOPE_BYTES: Final = 16 << 10
-KNOWN_NAMES: Final = 4096  # topics whose names were found good lately; at most 300 bytes each
+KNOWN_NAMES: Final = 4096  # cached valid topic names, at most 300 bytes each
 
 HEAD_FRAMES: Final = 6  # version, op, client, epoch, counter, topic
 NUMBER_BYTES: Final = 8
@@ -49,7 +49,7 @@ _NUMBER = Struct(">Q")
 
 
 class Request(NamedTuple):
-    """What a client asks for. `counter` is HELLO's random number, and 0 of GET."""
+    """A request. `counter` is the random number of a HELLO, and 0 for GET."""
 
     op: bytes
     client: bytes
@@ -61,21 +61,21 @@ class Request(NamedTuple):
 
 
 class ErrorReply(NamedTuple):
-    """`ERR`: one of `CODES`, and a text for people."""
+    """`ERR`: one of `CODES`, and a message for people."""
 
     code: str
     text: str
 
 
 class OkReply(NamedTuple):
-    """`OK` with two numbers: of HELLO epoch and counter, else the counter and the result."""
+    """`OK`: epoch and counter for HELLO, else the counter and the result."""
 
     first: int
     second: int
 
 
 class MessageReply(NamedTuple):
-    """`MSG`: the answer to a GET that found something."""
+    """`MSG`: the reply to a GET with a message."""
 
     id: int
     timestamp_ns: int
@@ -83,10 +83,12 @@ class MessageReply(NamedTuple):
 
 
 class EmptyReply(NamedTuple):
-    """`NONE`: the answer to a GET with nothing left to read."""
+    """`NONE`: the reply to a GET without an unread message."""
 
 
-_TOO_LONG = ErrorReply(MALFORMED, f"a topic's name has at most {topic_name.MAX_NAME_BYTES} bytes")
+_TOO_LONG = ErrorReply(
+    MALFORMED, f"a topic name must have at most {topic_name.MAX_NAME_BYTES} bytes"
+)
 
 Reply = OkReply | MessageReply | EmptyReply | ErrorReply
 
@@ -95,7 +97,7 @@ Reply = OkReply | MessageReply | EmptyReply | ErrorReply
 
 
 def envelope_end(frames: Sequence[bytes]) -> int:
-    """Where the envelope ends: the place of the first empty frame; -1 if there is none."""
+    """Return the index of the first empty frame, which ends the envelope; -1 if invalid."""
     try:
         place = frames.index(b"")
     except ValueError:
@@ -106,7 +108,7 @@ def envelope_end(frames: Sequence[bytes]) -> int:
 
 
 def parse_request(frames: Sequence[bytes], start: int = 0) -> Request | ErrorReply:
-    """The request in the frames from `start` on, or why it is none."""
+    """Return the request in frames[start:], or the error that it is refused with."""
     head = frames[start : start + HEAD_FRAMES]
     problem = _problem(head)
     if problem is not None:
@@ -123,26 +125,26 @@ def parse_request(frames: Sequence[bytes], start: int = 0) -> Request | ErrorRep
         return _get(client, number, name, own)
     count = int.from_bytes(counter)
     if not count:
-        return ErrorReply(MALFORMED, "counters start at 1")
+        return ErrorReply(MALFORMED, "the counter must be >= 1")
     if op == PUT:
         return _put(client, number, count, name, own)
     if own:
-        return ErrorReply(MALFORMED, f"{op.decode()} has no frames of its own")
+        return ErrorReply(MALFORMED, f"{op.decode()} must have no frames of its own")
     return Request(op, client, number, count, name)
 
 
 def _problem(head: Sequence[bytes]) -> str | None:
     if len(head) < HEAD_FRAMES:
-        return f"a request has at least {HEAD_FRAMES} frames"
+        return f"a request must have at least {HEAD_FRAMES} frames"
     version, op, client, epoch, counter, _ = head
     if version != VERSION:
-        return f"the first frame is {VERSION.decode()}, the version of this bus"
+        return f"the first frame must be {VERSION.decode()}"
     if op not in OPS:
-        return "the second frame is HELLO, SUB, UNSUB, PUT or GET"
+        return "the second frame must be HELLO, SUB, UNSUB, PUT or GET"
     if not 1 <= len(client) <= MAX_CLIENT_BYTES:
-        return f"a client's id has 1 to {MAX_CLIENT_BYTES} bytes"
+        return f"a client id must have 1 to {MAX_CLIENT_BYTES} bytes"
     if len(epoch) != NUMBER_BYTES or (len(counter) != NUMBER_BYTES and op != GET):
-        return f"epoch and counter are {NUMBER_BYTES} bytes, big-endian"
+        return f"epoch and counter must be {NUMBER_BYTES} bytes, big-endian"
     return None
 
 
@@ -152,7 +154,7 @@ def _name(topic: bytes) -> str | ErrorReply:
         name = topic.decode()
         topic_name.check_topic_name(name)
     except UnicodeDecodeError:
-        return ErrorReply(MALFORMED, "a topic's name is UTF-8")
+        return ErrorReply(MALFORMED, "a topic name must be UTF-8")
     except InvalidTopic as error:
         return ErrorReply(MALFORMED, str(error))
     return name
@@ -162,13 +164,15 @@ def _hello(
     client: bytes, epoch: bytes, number: bytes, topic: bytes, own: Sequence[bytes]
 ) -> Request | ErrorReply:
     if own or topic or int.from_bytes(epoch):
-        return ErrorReply(MALFORMED, "HELLO has epoch 0, no topic and no frames of its own")
+        return ErrorReply(MALFORMED, "HELLO must have epoch 0, no topic and no frames of its own")
     return Request(HELLO, client, 0, int.from_bytes(number))
 
 
 def _get(client: bytes, epoch: int, name: str, own: Sequence[bytes]) -> Request | ErrorReply:
     if len(own) != 1 or len(own[0]) != NUMBER_BYTES:
-        return ErrorReply(MALFORMED, f"GET has one frame of its own: LAST, {NUMBER_BYTES} bytes")
+        return ErrorReply(
+            MALFORMED, f"GET must have one frame of its own: LAST, {NUMBER_BYTES} bytes"
+        )
     return Request(GET, client, epoch, 0, name, (), int.from_bytes(own[0]))
 
 
@@ -176,21 +180,27 @@ def _put(
     client: bytes, epoch: int, counter: int, name: str, own: Sequence[bytes]
 ) -> Request | ErrorReply:
     if not own:
-        return ErrorReply(MALFORMED, "PUT has at least one frame of its own: the body")
+        return ErrorReply(MALFORMED, "PUT must have at least one frame of its own: the body")
     if len(own) > MAX_BODY_FRAMES:
-        return ErrorReply(TOO_LARGE, f"a body has at most {MAX_BODY_FRAMES} frames, not {len(own)}")
+        return ErrorReply(
+            TOO_LARGE, f"a body must have at most {MAX_BODY_FRAMES} frames, got {len(own)}"
+        )
     size = 0
     for frame in own:
         size += len(frame)
         if len(frame) > MAX_FRAME_BYTES:
-            return ErrorReply(TOO_LARGE, f"a body's frame has at most {MAX_FRAME_BYTES} bytes")
+            return ErrorReply(
+                TOO_LARGE, f"a frame of a body must have at most {MAX_FRAME_BYTES} bytes"
+            )
     if size > MAX_MESSAGE_BYTES:
-        return ErrorReply(TOO_LARGE, f"a message has at most {MAX_MESSAGE_BYTES} bytes, not {size}")
+        return ErrorReply(
+            TOO_LARGE, f"a message must have at most {MAX_MESSAGE_BYTES} bytes, got {size}"
+        )
     return Request(PUT, client, epoch, counter, name, own)
 
 
 def encode_request(request: Request) -> list[bytes]:
-    """The frames of a request, behind its envelope's empty one."""
+    """Return the frames of a request, without its envelope."""
     own = [u64(request.last)] if request.op == GET else list(request.body)
     epoch, counter = u64(request.epoch), u64(request.counter)
     return [VERSION, request.op, request.client, epoch, counter, request.topic.encode(), *own]
@@ -216,7 +226,7 @@ def encode_error(code: str, text: str) -> list[bytes]:
 
 
 def decode_reply(frames: Sequence[bytes]) -> Reply:
-    """The reply in the frames behind the envelope's empty one; `BadFrame` if it is none."""
+    """Return the reply in frames without their envelope. Raises `BadFrame`."""
     word, own = (frames[0], frames[1:]) if frames else (b"", ())
     if word == OK and len(own) == 2:
         return OkReply(_u64(own[0]), _u64(own[1]))
@@ -243,7 +253,7 @@ def _u64(frame: bytes) -> int:
 
 
 def split_body(body: bytes | memoryview) -> list[bytes]:
-    """A body in frames of at most 1 MiB; an empty one is one empty frame."""
+    """Split a body into frames of at most 1 MiB. An empty body is one empty frame."""
     if len(body) <= MAX_FRAME_BYTES:
         return [bytes(body)]
     view = memoryview(body)

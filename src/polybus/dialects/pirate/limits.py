@@ -14,41 +14,40 @@ UNBOUNDED = float("inf")
 class PirateLimits:
     """Bounds of the pirate dialect (`[pirate]`)."""
 
-    # Each has a record of its epochs and one of its counter, for ever: some 200 bytes of disk.
+    # Each has a permanent record of its epochs and one of its counter: some 200 bytes of disk.
     max_clients: int = 262_144
     # Some 400 bytes of memory each, and each may hold back a topic's messages.
     max_subscriptions: int = 131_072
-    # Of one user, so that nobody can take them all.
+    # Per user, so that one user cannot take all.
     max_user_subscriptions: int = 65_536
-    # Of one client, while something of it is under way: a Lazy Pirate has one or two.
+    # Waiting requests per client. A Lazy Pirate client has one or two.
     max_client_requests: int = 64
-    # Messages on their way to the disk, of all clients: a few of the largest size.
+    # Uncommitted messages of all clients: a few of the largest size.
     max_uncommitted_bytes: int = 256 * MIB
-    # A subscriber that is not heard of for so long is dropped, and holds nothing back; 0: never.
+    # A subscription without a request for this time is dropped. 0: never.
     subscriber_ttl_s: float = 0.0
-    # What one connection may have sent of a message that is not whole yet: the largest
-    # message in small frames, with its envelope.
+    # Bytes of an incomplete message per connection: the largest message in small frames, with
+    # its envelope.
     max_unfinished_bytes: int = 72 * MIB
-    # The same of all connections, and of all answers that their clients have not taken.
+    # The same for all connections, and for all replies that their clients have not read.
     max_unread_bytes: int = 512 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class PirateSettings(PirateLimits):
-    """Pirate: its bounds, and who its callers are (`[pirate]`)."""
+    """Settings of the pirate dialect: its bounds and its keys (`[pirate]`)."""
 
-    # Clients must show a CURVE key that `polybus keys allow` has let in; needed beyond loopback.
+    # Clients must have an allowed CURVE key (`polybus keys allow`). Required beyond loopback.
     curve: bool = False
-    # The folder of the bus's own key and of those it lets in; None: `pirate` in the data folder.
+    # The folder of the bus's own key and of allowed keys. None: `pirate` in the data folder.
     keys: Path | None = None
 
 
 # (lowest, highest) of each key. A key without a row must be at least 1 (a float: above 0).
 BOUNDS: dict[str, tuple[float, float]] = {
-    # A message of 64 MiB must fit, and a block holds no more.
-    # 0: subscribers are never dropped for being away.
+    # 0: subscriptions are never dropped.
     "subscriber_ttl_s": (0, UNBOUNDED),
-    # A message of the largest size must come through.
+    # The largest message must fit.
     "max_unfinished_bytes": (66 * MIB, UNBOUNDED),
     "max_unread_bytes": (66 * MIB, UNBOUNDED),
     "max_uncommitted_bytes": (65 * MIB, UNBOUNDED),

@@ -1,17 +1,20 @@
-"""The shell's language: a line is a command, an answer is a line.
+"""The shell of `polybus pirate`, on a terminal and for scripts: a line is a command.
 
-    SUB <topic>             OK <id after which it begins>
+    SUB <topic>             OK <id after which reading starts>
     UNSUB <topic>           OK 1, or OK 0 if there was no subscription
     PUT <topic> <data>      OK <id>
     PUT <topic> @file…      OK <id> <id> …; each file is a message; @@x is the text @x
     GET <topic>             MSG <id> <body>, or NONE
-    GET <topic> *           a MSG line for each that is left, then NONE
-    RESUME                  OK and how the request of unknown outcome ended
-    FORGET                  OK and what is known of it
+    GET <topic> *           a MSG line for each unread message, then NONE
+    RESUME                  OK and the outcome of the pending request
+    FORGET                  OK and the fate of the pending request
     HELP, QUIT              OK …
 
-What goes wrong is a line that begins with ERROR. A body is shown with \\\\ for a backslash and
-\\n, \\xff … for bytes that cannot be printed: it is one line, and can be read back.
+An error is a line that begins with ERROR. A body is printed with \\\\ for a backslash and
+\\n, \\xff … for unprintable bytes, so it is one line and can be parsed back.
+
+Answers go to stdout and are flushed before the next command is read. Notices go to stderr. On a
+terminal, lines can be edited and the history is in the state folder.
 """
 
 from __future__ import annotations
@@ -48,12 +51,19 @@ USAGE: Final = {
     "QUIT": "QUIT",
 }
 ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-NOTHING: Final = "OK nothing waits for an answer"
+NOTHING: Final = "OK no request is pending"
 FATE_TEXTS: Final = {
-    Fate.USED: "used: the bus has it, carried out or refused",
-    Fate.NEVER: "never: it was not carried out, and will not be",
-    Fate.UNKNOWN: "unknown: the bus has gone on without this state folder",
+    Fate.USED: "used: the bus has executed or refused it",
+    Fate.NEVER: "never: it was not executed and never will be",
+    Fate.UNKNOWN: "unknown: the bus has continued without this state folder",
 }
+
+
+PROMPT: Final = "pirate> "
+HISTORY: Final = "history"
+HISTORY_LINES: Final = 1000
+# The longest PUT that can succeed, with its verb and topic.
+MAX_LINE_BYTES: Final = (64 << 20) + 1024
 
 
 class Quit(Exception):
@@ -61,17 +71,17 @@ class Quit(Exception):
 
 
 class Shell:
-    """Carries out lines. `show` gets each answer, and has shown it when it returns."""
+    """Executes lines. `show` must print an answer before it returns."""
 
     def __init__(self, client: BlockingClient, order: Order, show: Callable[[str], None]) -> None:
         self._client = client
         self._order = order
         self._show = show
-        # Of the first command that failed: a script ends with what it means.
+        # The error of the first failed command, which is the exit code of a script.
         self.failed: PolybusError | None = None
 
     def run(self, line: str) -> None:
-        """Answer one line. `Quit` ends the shell, and so does `Fenced`."""
+        """Execute one line. Raises `Quit` or `Fenced` to end the shell."""
         if not line.strip():
             return
         try:
@@ -86,7 +96,7 @@ class Shell:
         verb, _, rest = line.removesuffix("\n").removesuffix("\r").lstrip().partition(" ")
         verb = verb.upper()
         if verb not in USAGE:
-            raise UsageError(f"{verb} is no command: {' | '.join(USAGE)}")
+            raise UsageError(f"unknown command {verb}: expected {' | '.join(USAGE)}")
         method = getattr(self, f"_{verb.lower()}")
         if verb in ("RESUME", "FORGET", "HELP", "QUIT"):
             _check(not rest.strip(), verb)
@@ -129,7 +139,7 @@ class Shell:
         for line in self._read(topic, more.strip() == "*"):
             self._show(line)
 
-    def _read(self, topic: str, everything: bool) -> Iterator[str]:
+    def _read(self, topic: str, until_none: bool) -> Iterator[str]:
         while True:
             message = self._client.get(topic, order=self._order)
             if message is None:
@@ -138,7 +148,7 @@ class Shell:
             yield f"MSG {message.id} {printable_body(message.body)}"
             if self._order is Order.DELIVER_THEN_RECORD:
                 self._client.record(message)
-            if not everything:
+            if not until_none:
                 return
 
     def _resume(self) -> None:
@@ -159,7 +169,7 @@ class Shell:
         raise Quit
 
 
-# --- words
+# --- parsing and printing
 
 
 def _check(fits: bool, verb: str) -> None:
@@ -168,19 +178,19 @@ def _check(fits: bool, verb: str) -> None:
 
 
 def _files(data: str) -> list[Path]:
-    """@one @two; quotes for names with spaces."""
+    """Parse `@one @two`. Names with spaces must be quoted."""
     try:
         words = shlex.split(data)
     except ValueError as error:
         raise UsageError(f"{data}: {error}") from None
     for word in words:
         if not word.startswith("@") or word == "@":
-            raise UsageError(f"{word!r} is no @file; a text that begins with @ is written @@")
+            raise UsageError(f"{word!r} must be an @file; write @@ for a text that begins with @")
     return [Path(word.removeprefix("@")) for word in words]
 
 
 def _read_file(path: Path) -> bytes:
-    """A file that is too large is not read to its end."""
+    """Return the content of a file, up to one byte more than the largest message."""
     try:
         with path.open("rb") as file:
             return file.read(codec.MAX_MESSAGE_BYTES + 1)
@@ -209,15 +219,11 @@ def _escaped(char: str) -> str:
     return ESCAPES.get(char) or "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-PROMPT: Final = "pirate> "
-HISTORY: Final = "history"
-HISTORY_LINES: Final = 1000
-# The longest PUT that can succeed, and the words before it.
-MAX_LINE_BYTES: Final = (64 << 20) + 1024
-
-
 def run(server: str, order: Order, **settings: Any) -> int:
-    """Until its input ends; the exit code. The settings are those of `connect`."""
+    """Run the shell until its input ends. `settings` are those of `connect`.
+
+    Returns the exit code.
+    """
     interact = _on_terminal if sys.stdin.isatty() and sys.stdout.isatty() else _as_script
     with pirate_blocking.connect(server, on_notice=_note, **settings) as client:
         return interact(Shell(client, order, _answer), client)
@@ -236,7 +242,7 @@ def _as_script(shell: Shell, client: BlockingClient) -> int:
 def _lines() -> Iterator[str]:
     while line := sys.stdin.buffer.readline(MAX_LINE_BYTES):
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            raise UsageError(f"a line has at most {MAX_LINE_BYTES} bytes")
+            raise UsageError(f"a line must have at most {MAX_LINE_BYTES} bytes")
         yield line.decode("utf-8", "surrogateescape")
 
 
@@ -275,7 +281,7 @@ def _history(path: Path) -> Iterator[None]:
             path.chmod(0o600)
 
 
-# --- words
+# --- output
 
 
 def _answer(line: str) -> None:

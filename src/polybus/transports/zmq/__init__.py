@@ -1,1 +1,1 @@
-"""ZeroMQ: a ROUTER socket drained from the loop, its connections watched and bounded."""
+"""ZeroMQ: identities and memory bounds of a ROUTER's connections, and ZAP."""

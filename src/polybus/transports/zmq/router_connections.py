@@ -1,15 +1,14 @@
-"""The connections of a ROUTER: who is behind each, how much it sends, and when it ends.
+"""The connections of a ROUTER: their identities, their byte counts, and their ends.
 
-libzmq owns the connections, and tells of them in two ways: its monitor says when a
-descriptor was accepted and when it has ended, and each message says by which descriptor
-it came. From the descriptor the kernel tells who is at the other end. Descriptors are
-used again, so a message is one connection's only if no other of that descriptor could
-have sent it; in doubt it is anonymous.
+libzmq owns the connections and reports them in two ways: its monitor reports accepted and closed
+descriptors, and each message has the descriptor that it came from. The kernel knows the peer of
+a descriptor. Descriptors are reused, so a message belongs to a connection only if no other
+connection with that descriptor can have sent it. Otherwise it is anonymous.
 
-A connection ends before its last messages are read, so it is remembered for a little while.
-Of those that had a descriptor before, all has come when another is told to have it: once the
-socket was found empty since, they are forgotten, and the new one is in no doubt. That takes
-less time than its handshake, unless the bus has much to do.
+A connection may end before its last messages are read, so it is remembered for REMEMBERED_S.
+When a new connection gets the descriptor of earlier ones, all their messages have arrived; once
+the socket was found empty after that, they are forgotten, and the new one is unambiguous. That
+takes less time than its handshake, unless the bus is busy.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from polybus.model import tcp_info
 from polybus.model.identity import ANONYMOUS
 from polybus.transports.peer_identity import describe_peer, identify_peer, unsent_bytes
 
-REMEMBERED_S: Final = 1.0  # how long an ended connection may still have messages to be read
+REMEMBERED_S: Final = 1.0  # an ended connection may still have unread messages
 GUESSED_BYTES: Final = 1 << 20
 
 
@@ -36,7 +35,7 @@ class ConnectionGate(Protocol):
 
 
 class RouterConnection:
-    """One accepted connection; `routing` is what its messages are answered by."""
+    """One accepted connection. `routing` is the routing id for replies."""
 
     def __init__(self, fd: int, since_s: float, number: int = 0) -> None:
         self.fd = fd
@@ -52,11 +51,11 @@ class RouterConnection:
         self.received = self.received_bytes = 0
         self.sent = self.sent_bytes = 0
         self.is_full: Callable[[], bool] = lambda: False
-        # Of the watch, in bytes: what has come and is no message's, what is neither that nor
-        # was it taken, and what the peer has confirmed.
+        # State of MemoryWatch, in bytes: `baseline` belongs to no message, `unfinished` is
+        # received and unread, `acked` is acknowledged by the peer.
         self.whole = -1
         self.baseline = 0
-        self.baseline_s = since_s  # when that was reckoned last
+        self.baseline_s = since_s  # when `baseline` was last updated
         self.unfinished = 0
         self.acked = 0
         self.slow_since_s: float | None = None
@@ -67,11 +66,11 @@ class RouterConnection:
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """What was sent and not confirmed, as far as is known."""
+        """Bytes sent and not acknowledged, as of the last measurement."""
         return max(0, self.sent_bytes - self.acked)
 
     def identify_peer(self) -> None:
-        """Asks the kernel who is at the other end. Nothing here waits."""
+        """Ask the kernel for the identity of the peer. Does not block."""
         with self.duplicate_socket() as sock:
             if sock is not None:
                 self.identity = identify_peer(sock)
@@ -79,7 +78,10 @@ class RouterConnection:
                 self.peer_text = describe_peer(self.address, self.identity)
 
     def cut(self) -> bool:
-        """Ends it; libzmq takes that for the peer's end, and forgets what was not whole."""
+        """Shut down the connection. libzmq then drops incomplete messages.
+
+        Returns False if it has already ended.
+        """
         with self.duplicate_socket() as sock:
             if sock is None or (self.address is not None and _address(sock) != self.address):
                 return False
@@ -90,10 +92,10 @@ class RouterConnection:
             return True
 
     def read_byte_counts(self) -> tuple[int, int] | None:
-        """Bytes that the kernel has received and that the peer has confirmed.
+        """Return the bytes received by the kernel and the bytes acknowledged by the peer.
 
-        Of a Unix socket the kernel counts neither: it is known whether something waits to be
-        read, on either side. What comes all the time counts as a megabyte a look.
+        The kernel counts neither for a Unix socket; it only knows whether bytes are queued on
+        either side. Queued bytes then count as GUESSED_BYTES per check.
         """
         with self.duplicate_socket() as sock:
             if sock is None or _address(sock) != self.address:
@@ -115,7 +117,7 @@ class RouterConnection:
 
     @contextmanager
     def duplicate_socket(self) -> Iterator[socket.socket | None]:
-        """The connection's socket by a descriptor of our own; None if it has ended."""
+        """Yield the connection's socket with a duplicated descriptor; None if it has ended."""
         try:
             sock = socket.socket(fileno=os.dup(self.fd))
         except OSError:
@@ -133,9 +135,9 @@ def _address(sock: socket.socket) -> Any:
 
 
 class RouterConnections:
-    """`changes` takes what the monitor has to tell: (descriptor, has it begun?), in order.
+    """`changes` returns monitor events in order, as (descriptor, True if accepted).
 
-    `attach` gives a connection its ways out.
+    `attach` must set the `send` and `is_full` of a connection.
     """
 
     def __init__(
@@ -152,12 +154,14 @@ class RouterConnections:
         self._by_routing: dict[bytes, RouterConnection] = {}
         self._open: dict[int, RouterConnection] = {}
         self._unclaimed: dict[int, list[RouterConnection]] = {}
-        self._ambiguous: dict[int, RouterConnection] = {}  # the newest of several unclaimed
+        self._ambiguous: dict[
+            int, RouterConnection
+        ] = {}  # the newest of several unclaimed ones, by descriptor
         self._ended: list[RouterConnection] = []
         self.accepted = 0
 
     def find(self, routing: bytes, fd: int) -> RouterConnection:
-        """The connection by which a message has come."""
+        """Return the connection of a message."""
         found = self._by_routing.get(routing)
         if found is not None and found.fd == fd:
             return found
@@ -165,7 +169,7 @@ class RouterConnections:
         waiting = self._unclaimed.get(fd, ())
         if len(waiting) == 1:
             (found,) = self._unclaimed.pop(fd)
-        else:  # nobody's, or one of several's: none of them vouches for it
+        else:  # of none or of one of several connections: it stays anonymous
             found = RouterConnection(fd, self._clock())
         found.routing = routing
         self._attach(found)
@@ -174,53 +178,56 @@ class RouterConnections:
         return found
 
     def ambiguous(self) -> list[RouterConnection]:
-        """The newest of each descriptor that others had before, if it is in doubt."""
+        """Return the newest connection of each ambiguous descriptor."""
         return list(self._ambiguous.values()) if self._ambiguous else []
 
     def resolve_ambiguous(self, newest: list[RouterConnection]) -> None:
-        """Since these were told of, all was read: nothing is left of those before them."""
-        for one in newest:
-            waiting = self._unclaimed.get(one.fd, [])
-            if one in waiting:
-                del waiting[: waiting.index(one)]
-            if self._ambiguous.get(one.fd) is one:
-                del self._ambiguous[one.fd]
+        """Forget the predecessors of these connections: all their messages were read."""
+        for connection in newest:
+            waiting = self._unclaimed.get(connection.fd, [])
+            if connection in waiting:
+                del waiting[: waiting.index(connection)]
+            if self._ambiguous.get(connection.fd) is connection:
+                del self._ambiguous[connection.fd]
 
     def read_events(self) -> None:
-        """Takes in what the monitor tells."""
+        """Apply the events of the monitor."""
         new: list[RouterConnection] = []
-        while told := self._changes():
-            for fd, begun in told:
+        while events := self._changes():
+            for fd, is_accepted in events:
                 self._end(fd)
-                if begun:
+                if is_accepted:
                     new.append(self._begin(fd))
-            # One look, then again what has happened meanwhile: what was looked at may have
-            # ended just before, and another may have had its descriptor by then.
-            for one in new:
-                if one.ended_s is None and one.address is None:
-                    one.identify_peer()
-        for one in new:
-            if one.ended_s is not None:
-                one.identity = ANONYMOUS
-            elif not self._admit(one):
-                one.cut()
+            # Identify, then read events again: a connection may have ended just before it was
+            # identified, and another may already have had its descriptor.
+            for connection in new:
+                if connection.ended_s is None and connection.address is None:
+                    connection.identify_peer()
+        for connection in new:
+            if connection.ended_s is not None:
+                connection.identity = ANONYMOUS
+            elif not self._admit(connection):
+                connection.cut()
 
     def tick(self) -> None:
-        """Forgets those that have ended a while ago."""
+        """Forget connections that ended more than REMEMBERED_S ago."""
         self.read_events()
         before_s = self._clock() - REMEMBERED_S
         ended, self._ended = self._ended, []
-        for one in ended:
-            if one.ended_s is None or one.ended_s > before_s:
-                self._ended.append(one)
+        for connection in ended:
+            if connection.ended_s is None or connection.ended_s > before_s:
+                self._ended.append(connection)
                 continue
-            if one.routing is not None and self._by_routing.get(one.routing) is one:
-                del self._by_routing[one.routing]
-            waiting = self._unclaimed.get(one.fd, [])
-            if one in waiting:
-                waiting.remove(one)
+            if (
+                connection.routing is not None
+                and self._by_routing.get(connection.routing) is connection
+            ):
+                del self._by_routing[connection.routing]
+            waiting = self._unclaimed.get(connection.fd, [])
+            if connection in waiting:
+                waiting.remove(connection)
                 if not waiting:
-                    del self._unclaimed[one.fd]
+                    del self._unclaimed[connection.fd]
 
     def open(self) -> list[RouterConnection]:
         return list(self._open.values())

@@ -1,7 +1,7 @@
-"""ZAP (ZeroMQ's RFC 27): who may connect with CURVE is asked here, for each connection.
+"""The ZAP handler (ZeroMQ RFC 27), which decides which CURVE keys may connect.
 
-libzmq asks over an inner socket of the same context, before a peer may send anything. A
-key that nobody has let in is refused with 400, which the peer's own socket tells it.
+libzmq asks it over an inproc socket of the same context, before a peer may send anything. An
+unknown key is refused with 400, which the peer's own socket reports.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ HEAD_FRAMES: Final = 6  # version, request, domain, address, routing id, mechani
 
 
 class ZapHandler:
-    """`may(key)` says whether whoever holds a key may connect; `refused` is told who may not."""
+    """`is_allowed(key)` decides; `on_refused(key, address)` is called for each refused key."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        may: Callable[[bytes], bool],
-        refused: Callable[[bytes, str], None],
+        is_allowed: Callable[[bytes], bool],
+        on_refused: Callable[[bytes, str], None],
     ) -> None:
-        self._is_allowed = may
-        self._on_refused = refused
+        self._is_allowed = is_allowed
+        self._on_refused = on_refused
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
@@ -43,17 +43,17 @@ class ZapHandler:
     def _read(self) -> None:
         while True:
             try:
-                asked = self._socket.recv_multipart(zmq.NOBLOCK)
+                request = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._socket.send_multipart(self._answer(asked))
+            self._socket.send_multipart(self._answer(request))
 
-    def _answer(self, asked: list[bytes]) -> list[bytes]:
-        request = asked[1] if len(asked) > 1 else b""
-        if len(asked) != HEAD_FRAMES + 1 or asked[0] != VERSION or asked[5] != CURVE:
-            return [VERSION, request, b"400", b"only CURVE is spoken here", b"", b""]
-        key = asked[HEAD_FRAMES]
+    def _answer(self, request: list[bytes]) -> list[bytes]:
+        request_id = request[1] if len(request) > 1 else b""
+        if len(request) != HEAD_FRAMES + 1 or request[0] != VERSION or request[5] != CURVE:
+            return [VERSION, request_id, b"400", b"CURVE is required", b"", b""]
+        key = request[HEAD_FRAMES]
         if not self._is_allowed(key):
-            self._on_refused(key, asked[3].decode("utf-8", "replace"))
-            return [VERSION, request, b"400", b"unknown key", b"", b""]
-        return [VERSION, request, b"200", b"OK", key.hex().encode(), b""]
+            self._on_refused(key, request[3].decode("utf-8", "replace"))
+            return [VERSION, request_id, b"400", b"unknown key", b"", b""]
+        return [VERSION, request_id, b"200", b"OK", key.hex().encode(), b""]

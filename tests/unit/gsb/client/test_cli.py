@@ -93,7 +93,7 @@ def test_a_program_that_cannot_be_started(address):
     [
         (["call", "nobody"], 4, "no service 'nobody'"),
         (["call", "/x"], 2, "/x"),
-        (["call", "x", "{"], 2, "what to send is JSON"),
+        (["call", "x", "{"], 2, "the data must be JSON"),
         (["call", "sys/ping", '[1, "two"]'], 0, '[1, "two"]\n'),
         (["call", "sys/ping"], 0, ""),
         (["ping", "-n", "2"], 0, " ms\n"),

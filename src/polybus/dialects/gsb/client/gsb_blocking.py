@@ -1,4 +1,4 @@
-"""The GSB client for code that is not async. The same names, without `await`.
+"""The blocking GSB client: the same names as the asyncio client, without `await`.
 
     with gsb.blocking.connect() as bus:
         @bus.service("greeter")
@@ -8,7 +8,7 @@
         print(bus.call("greeter", {"name": "Ada"}))
         for item in bus.stream("greeter/many", {"n": 3}): ...
 
-Any number of threads may use a client; one at a time may read a stream.
+Any number of threads may use a client. One thread at a time may read a stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ H = TypeVar("H", bound=Handler)
 
 
 class BlockingStream(BlockingFacade[Stream], of=Stream):
-    """Made by `stream`: an iterator of what the service yields."""
+    """An iterator of the items of a stream. Made by `stream`."""
 
     begin = blocking_method(Stream.begin)
     aclose = close = blocking_method(Stream.aclose)
@@ -47,7 +47,7 @@ class BlockingStream(BlockingFacade[Stream], of=Stream):
         return self
 
     def __next__(self) -> Any:
-        # The loop is asked once for all that is there; what it brought is taken here.
+        # One call to the loop fetches all available items.
         while True:
             try:
                 return self._async.next_item()
@@ -57,13 +57,13 @@ class BlockingStream(BlockingFacade[Stream], of=Stream):
 
 
 class BlockingSubscription(BlockingFacade[Subscription], of=Subscription):
-    """Made by `subscribe`: an iterator of what is broadcast from then on."""
+    """An iterator of new messages of a topic. Made by `subscribe`."""
 
     topic = blocking_property(Subscription.topic)
     lost = blocking_property(Subscription.lost)
     get = blocking_method(Subscription.get)
     unsubscribe = blocking_method(Subscription.unsubscribe)
-    put = end = None  # the client's own
+    put = end = None  # not part of the public API
 
     def __iter__(self) -> Self:
         return self
@@ -96,11 +96,11 @@ class BlockingClient(BlockingFacade[Client], of=Client):
     def stream(
         self, address: str, data: Any = None, *, timeout_s: float | None = None
     ) -> BlockingStream:
-        """Call a service that answers with a stream: an iterator of its items."""
+        """Call a service and return an iterator of the items of its reply."""
         return BlockingStream(lambda: self._async.stream(address, data, timeout_s=timeout_s))
 
     def service(self, service_id: str) -> Callable[[H], H]:
-        """Register the function below as a service; raises what the bus has against it."""
+        """Return a decorator that registers a function as a service. Raises a refusal."""
 
         def register(handler: H) -> H:
             self.register(service_id, handler)

@@ -1,9 +1,8 @@
-"""Services that are plain functions: run in threads, beside the loop.
+"""Threads for services that are plain functions.
 
-A generator is stepped in a thread of its own pace: it may be a little ahead of what
-was sent, never further, and while nobody takes that, others have the thread. When its
-call has ended it is closed at its next step; a function that runs cannot be
-interrupted, and what it returns is thrown away.
+A generator runs in a thread at its own pace. It may be AHEAD_ITEMS ahead of the sent items; a
+generator whose caller reads nothing gives its thread to others. After its call has ended it is
+closed at its next step. A running function cannot be interrupted; its result is dropped.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-# How far a generator may be ahead: enough that the two sides need not meet for each item.
+# Enough that thread and loop need not synchronise for each item.
 AHEAD_ITEMS = 64
-# How long a thread waits for a caller that takes nothing: others may need it.
+# After this time a thread leaves a generator whose caller reads nothing.
 PARK_AFTER_S = 0.1
 
 
 class HandlerThreads:
-    """A few threads, started when they are needed."""
+    """A pool of threads, started on first use."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads = max_threads
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -39,7 +38,7 @@ class HandlerThreads:
         self, context: contextvars.Context, function: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="polybus-gsb")
+            self._pool = ThreadPoolExecutor(self._max_threads, thread_name_prefix="polybus-gsb")
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._pool, context.run, function, *args)
 
@@ -56,15 +55,15 @@ class HandlerThreads:
                         break
                     stepping = self._run(context, ahead.produce_items)
                 await asyncio.wait([stepping, ahead.wait_change()], return_when="FIRST_COMPLETED")
-            await stepping  # what it raised
+            await stepping  # raises the generator's error
         finally:
             ahead.stop()
             stepping.add_done_callback(lambda _: self._close(context, ahead))
 
     def _close(self, context: contextvars.Context, ahead: _GeneratorBuffer[T]) -> None:
-        """A generator that was left where a thread had given up."""
+        """Close a parked generator."""
         if ahead.is_parked:
-            with contextlib.suppress(RuntimeError):  # there are no threads any more
+            with contextlib.suppress(RuntimeError):  # the pool is shut down
                 self._run(context, ahead.close)
 
     def stop(self) -> None:
@@ -73,7 +72,7 @@ class HandlerThreads:
 
 
 class _GeneratorBuffer(Generic[T]):
-    """Between the thread that makes items and the loop that sends them."""
+    """The buffer between a generator's thread and the loop."""
 
     def __init__(self, items: Iterator[T], loop: asyncio.AbstractEventLoop) -> None:
         self.items: deque[T] = deque()
@@ -83,7 +82,7 @@ class _GeneratorBuffer(Generic[T]):
         self._is_notified = False
         self._room = threading.Condition()
         self._stopped = False
-        self.is_parked = False  # there is more, and no thread is at it
+        self.is_parked = False  # not finished, and no thread runs it
 
     # --- in the thread
 

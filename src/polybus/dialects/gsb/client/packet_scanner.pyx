@@ -1,24 +1,23 @@
-"""GSB's wire as its clients see it: many packets in, one call; calls and replies out.
+"""Packets of a GSB client: decodes many received packets per call, encodes calls and replies.
 
     frame    =  [ 0x01 over ipc ]  length u64 BE  |  Packet        (nng's SP framing)
     Packet   =  one protobuf field: its tag, its length, the message
 
-Coming in, `scan` walks a received buffer once and makes a tuple of each packet:
+`scan` reads a received buffer once and returns a tuple for each packet:
 
     (7, request_id, code, type, data)              a CallReply
     (16, request_id, data, caller, address)        a CallRequest
-    (0, payload)                                   all else: for the protobuf library
+    (0, payload)                                   any other packet, for protobuf
 
-The two are what comes in thousands, and what they look like when any protobuf
-library wrote them is read here: known fields, one of each at most, of the right
-types. Whatever else protobuf allows (fields twice, unknown ones, a packet in
-pieces) goes to the library as well, so nothing is read here that it would read
-otherwise. Ids stay bytes: they are only compared, and sent back.
+Calls and replies are decoded here if they have the form that every protobuf library writes:
+known fields, each at most once, of the right types. Any other encoding that protobuf allows is
+left to the library, so both always agree. Ids stay bytes because they are only compared and
+sent back.
 
-Going out, `encode_call` and `encode_reply` make whole frames; with `size` in the
-place of the data they make what stands before data that is sent by itself.
+`encode_call` and `encode_reply` return complete frames. With a size in place of the data they
+return the frame up to its data, which is then sent separately.
 
-Every length is checked against the end of the buffer before it is believed.
+Every length is checked against the end of the buffer before it is used.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -43,7 +42,7 @@ REPLY = 7
 REQUEST = 16
 OTHER = 0
 
-# Data of at least this size is not copied out of a packet that was received alone.
+# Data of at least this size is returned as a view of a packet with its own buffer.
 cdef Py_ssize_t LARGE = 65536
 
 
@@ -69,7 +68,7 @@ cdef inline void store_u64(unsigned char* out, uint64_t value) noexcept nogil:
 cdef inline int read_varint(
     const unsigned char* data, Py_ssize_t* at, Py_ssize_t end, uint64_t* value
 ) noexcept nogil:
-    """1 and the place moved behind it, or 0 if there is none that is in order."""
+    """Read a varint and advance `at`. Returns 0 if it is invalid."""
     cdef uint64_t found = 0
     cdef int shift = 0
     cdef unsigned char byte
@@ -97,7 +96,7 @@ cdef inline int read_slice(
 
 
 cdef object read_reply(const unsigned char* data, Py_ssize_t at, Py_ssize_t end, object owner):
-    """The tuple of a CallReply, or None: ask the library."""
+    """Return the tuple of a CallReply, or None if protobuf must decode it."""
     cdef Slice request_id = Slice(0, 0), body = Slice(0, 0)
     cdef uint64_t code = 0, kind = 0
     cdef unsigned int seen = 0, bit
@@ -129,7 +128,7 @@ cdef object read_reply(const unsigned char* data, Py_ssize_t at, Py_ssize_t end,
 
 
 cdef object read_request(const unsigned char* data, Py_ssize_t at, Py_ssize_t end, object owner):
-    """The tuple of a CallRequest, or None: ask the library."""
+    """Return the tuple of a CallRequest, or None if protobuf must decode it."""
     cdef Slice found[5]
     cdef unsigned int seen = 0, field
     cdef unsigned char tag
@@ -154,7 +153,7 @@ cdef object read_request(const unsigned char* data, Py_ssize_t at, Py_ssize_t en
 
 
 cdef inline bint is_ascii(const unsigned char* data, Slice of) noexcept nogil:
-    """Text for sure. Ids of ours and of the bus are; of others the library knows if they are."""
+    """Return True if a text is ASCII, and so needs no check for valid UTF-8."""
     cdef Py_ssize_t at
     for at in range(of.start, of.start + of.size):
         if data[at] & 0x80:
@@ -195,10 +194,10 @@ cdef object read(const unsigned char* data, Py_ssize_t start, Py_ssize_t end, ob
 
 def scan(const unsigned char[::1] buffer not None, Py_ssize_t start, Py_ssize_t end, bint is_ipc,
          uint64_t max_packet_bytes):
-    """(consumed bytes, packets, wanted): `wanted` is the size of the frame that has begun
-    and is not whole yet, its header included, or 0 where even that is not known.
+    """Return (consumed bytes, packets, wanted).
 
-    ValueError with the reason if the bytes are no frames; what stood before them is lost.
+    `wanted` is the size of the incomplete last frame with its header, or 0 if it is unknown.
+    Raises ValueError with the reason if the bytes are not frames; earlier packets are lost.
     """
     cdef Py_ssize_t at = start, header = LENGTH + is_ipc
     cdef uint64_t size
@@ -223,14 +222,14 @@ def scan(const unsigned char[::1] buffer not None, Py_ssize_t start, Py_ssize_t 
 
 
 def read_packet(const unsigned char[::1] frame not None, bint is_ipc):
-    """The packet of one whole frame. Its data, if large, is a view of `frame`."""
+    """Return the packet of one complete frame. Large data is a view of `frame`."""
     cdef Py_ssize_t header = LENGTH + is_ipc
     if frame.shape[0] <= header:
         raise ValueError("region")
     return read(&frame[0], header, frame.shape[0], frame.base)
 
 
-# --- going out -------------------------------------------------------------------
+# --- encoding
 
 
 cdef inline Py_ssize_t varint_size(uint64_t value) noexcept nogil:
@@ -251,7 +250,7 @@ cdef inline unsigned char* write_varint(unsigned char* out, uint64_t value) noex
 
 
 cdef inline Py_ssize_t field_size(Py_ssize_t size) noexcept nogil:
-    """Of a field with so many bytes; one without any is left out."""
+    """Return the size of a field with `size` bytes; 0 if it is empty."""
     return 1 + varint_size(size) + size if size else 0
 
 
@@ -277,7 +276,7 @@ cdef inline unsigned char* write_head(
 
 
 cdef inline Py_ssize_t size_of(object data) except -1:
-    """How long the data is: of bytes, or of what is sent by itself."""
+    """Return the size of the data, given as bytes or as a size."""
     cdef Py_ssize_t size
     if type(data) is bytes:
         return PyBytes_GET_SIZE(<bytes> data)
@@ -295,13 +294,13 @@ cdef inline unsigned char* write_data(unsigned char* out, unsigned char tag, obj
 
 
 cdef inline bytes room(bint is_ipc, Py_ssize_t message, object data):
-    """Bytes for a frame whose message has this size, without data that is sent by itself."""
+    """Allocate a frame whose message has this size, without separately sent data."""
     cdef Py_ssize_t size = is_ipc + LENGTH + 1 + varint_size(message) + message
     return PyBytes_FromStringAndSize(NULL, size if type(data) is bytes else size - size_of(data))
 
 
 def encode_call(bint is_ipc, bytes address not None, bytes request_id not None, data not None):
-    """A ServiceCallRequest as a frame; `data` is bytes, or the size of what follows."""
+    """Return a framed ServiceCallRequest. `data` is bytes, or the size of separate data."""
     cdef Py_ssize_t message = (
         field_size(PyBytes_GET_SIZE(address)) + field_size(PyBytes_GET_SIZE(request_id))
         + field_size(size_of(data))
@@ -316,7 +315,7 @@ def encode_call(bint is_ipc, bytes address not None, bytes request_id not None, 
 
 
 def encode_reply(bint is_ipc, bytes request_id not None, uint32_t code, bint partial, data not None):
-    """A CallReply as a frame; `data` is bytes, or the size of what follows."""
+    """Return a framed CallReply. `data` is bytes, or the size of separate data."""
     cdef Py_ssize_t message = (
         field_size(PyBytes_GET_SIZE(request_id)) + (1 + varint_size(code) if code else 0)
         + 2 * partial + field_size(size_of(data))

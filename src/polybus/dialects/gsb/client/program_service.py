@@ -1,10 +1,9 @@
-"""A program as a service: the request on its stdin, its lines as a stream.
+"""A program as a service: the request on its stdin, its output lines as a stream.
 
-Each call starts the command anew. It gets the request's data as one line of JSON on
-stdin, and the call in its environment ($GSB_ADDRESS, $GSB_METHOD, $GSB_CALLER). Each line it
-prints is an item: JSON where it is JSON, text otherwise. If it ends with another code
-than 0 the call fails, with the last line of its stderr. A cancelled call ends it
-(SIGTERM, then SIGKILL), and what it started with it.
+Each call starts the command. It gets the data as one line of JSON on stdin, and the call in its
+environment ($GSB_ADDRESS, $GSB_METHOD, $GSB_CALLER). Each output line is an item: JSON if it
+is valid JSON, else text. If the exit code is not 0 the call fails with the last line of stderr.
+A cancelled call ends the program and its children (SIGTERM, then SIGKILL).
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from polybus.dialects.gsb.client.service_host import Call
 from polybus.errors import ServiceFailed
 from polybus.model.limits import KIB, MIB
 
-# The longest line; a packet holds no more.
+# The longest line that fits into a packet.
 MAX_LINE_BYTES = 16 * MIB
-# Of stderr the end is kept: that is where programs say what went wrong.
+# The end of stderr, where programs print their error.
 KEPT_STDERR_BYTES = 4 * KIB
 END_TIMEOUT_S = 2.0
 POLL_S = 0.02
-NOT_STARTED = 127  # as shells say it
+NOT_STARTED = 127  # as in shells
 
 
 class ProgramService:
@@ -51,7 +50,7 @@ class ProgramService:
             if code:
                 raise ServiceFailed(_failure_text(code, await stderr), status=500)
         except ValueError:
-            raise ServiceFailed(f"a line of more than {MAX_LINE_BYTES} bytes", 413) from None
+            raise ServiceFailed(f"a line must have at most {MAX_LINE_BYTES} bytes", 413) from None
         finally:
             if not ended:
                 await _terminate(process)
@@ -76,7 +75,7 @@ class ProgramService:
 
 
 def as_json(value: Any) -> str:
-    """For people and programs; bytes, which JSON has not, as an object with their base64."""
+    """Return a value as JSON; bytes become an object with their base64."""
     return json.dumps(value, ensure_ascii=False, default=_json_default)
 
 
@@ -115,19 +114,19 @@ async def _read_stderr_tail(process: Process) -> str:
     return lines[-1] if lines else ""
 
 
-def _failure_text(code: int, last_words: str) -> str:
+def _failure_text(code: int, last_line: str) -> str:
     how = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
-    return f"the program {how}: {last_words}" if last_words else f"the program {how}"
+    return f"the program {how}: {last_line}" if last_line else f"the program {how}"
 
 
 async def _terminate(process: Process) -> None:
-    """Of all that it started: it may be over itself while they are not."""
+    """End the process group: children may outlive the program."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         _signal(process, number)
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
                 await process.wait()
-                while _signal(process, 0):  # noqa: ASYNC110  nobody tells when a group is empty
+                while _signal(process, 0):  # noqa: ASYNC110  there is no event for an empty group
                     await asyncio.sleep(POLL_S)
                 return
         except TimeoutError:
@@ -135,7 +134,7 @@ async def _terminate(process: Process) -> None:
 
 
 def _signal(process: Process, number: int) -> bool:
-    """A session of its own: its group has its pid. Is anybody there? (0 only asks.)"""
+    """Signal the process group, whose id is the pid. Returns False if it is empty."""
     try:
         os.killpg(process.pid, number)
     except OSError:

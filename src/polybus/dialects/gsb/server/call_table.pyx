@@ -121,7 +121,7 @@ cdef class Call:
 
     cdef readonly CallEndpoint caller
     cdef readonly Service service
-    cdef readonly CallEndpoint endpoint  # the service's; the name may be registered elsewhere by now
+    cdef readonly CallEndpoint endpoint  # the service's; the name may have a new owner
     cdef readonly bytes request_id, id, address
     cdef readonly double begun_s
     cdef readonly Py_ssize_t request_bytes

@@ -6,16 +6,16 @@
         async for message in client.messages("news"):
             print(message.id, message.timestamp_ns, message.body)
 
-What the client promises:
+Guarantees of the client:
 
-- What it knows (its id, counters, how far it has read, the request without an answer) is in
-  its state folder, on disk before it matters. Kill it when you like, and start it again.
-- PUT, SUB and UNSUB are carried out once, however often they had to be sent. A call that
-  raises `OutcomeUnknown`, or was cancelled, may have been carried out or not; it is kept,
-  and sent again before the next one. `resume` does that now, `forget` gives it up.
-- Messages come in the order of their ids, each once; `Order` says what a crash can do to the
-  one that is being handed over.
-- Somebody else with the same id makes it `Fenced`: it changes and reads nothing any more.
+- Its state (id, counters, read positions, the unanswered request) is in its state folder, on
+  disk before anything depends on it. The process can be killed at any time and started again.
+- PUT, SUB and UNSUB are executed once, however often they had to be sent. A call that raises
+  `OutcomeUnknown` or is cancelled may have been executed or not. It is stored and sent again
+  before the next one. `resume` sends it now, `forget` abandons it.
+- Messages arrive in the order of their ids, each once. `Order` defines what a crash does to the
+  message being delivered.
+- Another client with the same id fences this one: every later call raises `Fenced`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from polybus.errors import NotConnected, StoreFull, TooLarge, Unavailable, Usage
 from polybus.model import topic_name
 
 DEFAULTS: Final = ClientOptions()
-MAX_NOTICES: Final = 100  # the newest ones are kept
-FIRST_PAUSE_S: Final = 0.005  # then twice as long each time, up to `poll_s`
+MAX_NOTICES: Final = 100  # the newest are kept
+FIRST_PAUSE_S: Final = 0.005  # doubles up to `poll_s`
 
 log = logging.getLogger("polybus.pirate")
 
@@ -83,12 +83,13 @@ class Client:
     # --- opening and closing
 
     async def open(self) -> None:
-        """Take the state folder and a new epoch; `NotConnected` if no bus answers.
+        """Lock the state folder and open a new epoch. `async with` calls it.
 
-        `async with` calls it. Any other client with this id is fenced from now on.
+        Any other client with this id is fenced from now on. Raises `NotConnected` if no bus
+        answers.
         """
         if self._folder is not None:
-            raise UsageError("a client opens once: make another one")
+            raise UsageError("a client can be opened once; create another one")
         try:
             folder = await run_to_completion(self._take_folder)
             self._requester = Requester(
@@ -100,7 +101,7 @@ class Client:
             raise
 
     async def close(self) -> None:
-        """Let go of the folder. A request without an answer stays in it."""
+        """Release the state folder. An unanswered request stays in it."""
         self._closed = True
         if self._requester is not None:
             self._requester.close()
@@ -119,7 +120,7 @@ class Client:
     ) -> None:
         await self.close()
 
-    # --- what it knows
+    # --- state
 
     @property
     def server(self) -> str:
@@ -127,7 +128,7 @@ class Client:
 
     @property
     def folder(self) -> Path:
-        """Where its state is."""
+        """The state folder."""
         return self._path
 
     @property
@@ -136,55 +137,60 @@ class Client:
 
     @property
     def counter(self) -> int:
-        """The highest counter that was used for this id."""
+        """The highest counter used with this id."""
         return self._require_opened().state.counter
 
     @property
     def subscriptions(self) -> dict[str, int]:
-        """The topics that this folder knows to be subscribed, each with its LAST."""
+        """The subscribed topics in the state folder, each with its LAST."""
         return dict(self._require_opened().state.lasts)
 
     @property
     def pending(self) -> Pending | None:
-        """The request whose outcome is not known, if there is one."""
+        """The request with an unknown outcome, or None."""
         return self._require_opened().state.pending
 
     @property
     def outcome(self) -> Outcome | None:
-        """How the last counted request ended, also one of an earlier start."""
+        """The outcome of the last counted request, also of an earlier start."""
         return self._require_opened().state.outcome
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What people should know: an old copy of the state, a bus that was restored, …"""
+        """Messages for people, for example about a restored bus or an old state folder."""
         return tuple(self._notices)
 
     # --- counted requests
 
     async def subscribe(self, topic: str) -> int:
-        """Get all that is put from now on; the id after which it begins. Makes the topic.
+        """Subscribe to all later messages. Creates the topic if it does not exist.
 
-        A topic that is subscribed stays as it is: what was not read is still to come.
+        Returns the id after which reading starts. An existing subscription keeps its position.
         """
         return await self._require_open().execute(codec.SUB, _name(topic))
 
     async def unsubscribe(self, topic: str) -> bool:
-        """End it; False if there was no subscription. What was not read is gone."""
+        """End a subscription and drop its unread messages. Returns False if there was none."""
         return bool(await self._require_open().execute(codec.UNSUB, _name(topic)))
 
     async def put(self, topic: str, body: bytes | bytearray | memoryview) -> int:
-        """Put a message: its id, once it is on the bus's disk. `DoesNotExist`: no such topic."""
+        """Put a message. Returns its id once it is on the bus's disk.
+
+        Raises `DoesNotExist` if there is no such topic, and `TooLarge`.
+        """
         raw = bytes(body)
         if len(raw) > codec.MAX_MESSAGE_BYTES:
-            raise TooLarge(f"a message has at most {codec.MAX_MESSAGE_BYTES} bytes, not {len(raw)}")
+            raise TooLarge(
+                f"a message must have at most {codec.MAX_MESSAGE_BYTES} bytes, got {len(raw)}"
+            )
         return await self._require_open().execute(codec.PUT, _name(topic), raw)
 
     async def resume(self) -> Outcome | None:
-        """Send the request of unknown outcome again: how it ended. None if there is none."""
+        """Send the request with an unknown outcome again. Returns its outcome, or None."""
         return await self._require_open().resume()
 
     async def forget(self) -> Fate | None:
-        """Give it up: what is known of it (`Fate`). None if there is none."""
+        """Abandon the request with an unknown outcome. Returns its `Fate`, or None."""
         return await self._require_open().forget()
 
     # --- reading
@@ -192,16 +198,16 @@ class Client:
     async def get(
         self, topic: str, *, order: Order | str = Order.RECORD_THEN_DELIVER
     ) -> Message | None:
-        """The first message that was not read; None if none is left.
+        """Return the first unread message, or None.
 
-        With deliver-then-record it counts as read once you call `record` with it: until
-        then `get` returns it again.
+        With deliver-then-record the message counts as read after `record`; until then `get`
+        returns it again.
         """
         first = parse_order(order) is Order.RECORD_THEN_DELIVER
         return await self._require_open().fetch(_name(topic), first)
 
     async def record(self, message: Message) -> None:
-        """This message, and all before it in its topic, were read."""
+        """Record that this message and all earlier ones of its topic were read."""
         await self._require_open().record(message)
 
     async def messages(
@@ -211,10 +217,10 @@ class Client:
         order: Order | str = Order.DELIVER_THEN_RECORD,
         wait: bool = True,
     ) -> AsyncIterator[Message]:
-        """All that was not read, and what comes. Without `wait` it ends when none is left.
+        """Iterate over unread and new messages. Without `wait` it ends when none is left.
 
-        With deliver-then-record a message counts as read when the next one is asked for; a
-        loop that is left by `break` has not read its last. A bus that is away is waited for.
+        With deliver-then-record a message counts as read when the next one is requested, so a
+        `break` leaves the last one unread. If the bus is unreachable, the iterator waits for it.
         """
         name, first = _name(topic), parse_order(order) is Order.RECORD_THEN_DELIVER
         pause_s = FIRST_PAUSE_S
@@ -233,13 +239,13 @@ class Client:
 
     # --- inside
 
-    async def _fetch(self, topic: str, record: bool, patient: bool) -> Message | None:
+    async def _fetch(self, topic: str, record: bool, wait: bool) -> Message | None:
         try:
             return await self._require_open().fetch(topic, record)
         except Unavailable as error:
-            if not patient or self._closed or isinstance(error, StoreFull):
+            if not wait or self._closed or isinstance(error, StoreFull):
                 raise
-            self._add_notice(f"{error}; waiting for it to read on in {topic!r}")
+            self._add_notice(f"{error}; waiting to continue reading {topic!r}")
             return None
 
     def _take_folder(self) -> ClientFolder:
@@ -248,14 +254,14 @@ class Client:
 
     def _require_opened(self) -> Requester:
         if self._requester is None:
-            raise UsageError("the client is not open: use it in a `with`, or call open()")
+            raise UsageError("the client is not open; use it in a `with` or call open()")
         return self._requester
 
     def _require_open(self) -> Requester:
-        asking = self._require_opened()
+        requester = self._require_opened()
         if self._closed:
             raise NotConnected("the client is closed")
-        return asking
+        return requester
 
     def _add_notice(self, notice: str) -> None:
         self._notices.append(notice)
@@ -280,13 +286,13 @@ def connect(
     reread: bool = DEFAULTS.reread,
     on_notice: Callable[[str], None] | None = None,
 ) -> Client:
-    """A client of the bus at `server` (any ZeroMQ endpoint), to be used in a `with`.
+    """Return a client of the bus at `server` (any ZeroMQ endpoint). Use it in `async with`.
 
-    `state` is its folder, else one for this bus and id in `$XDG_STATE_HOME/polybus-pirate`.
-    `id` is a name of its own instead of a random one (`hex:…` for bytes). `curve` is the
-    folder of its keys, or True for the usual one; the id is then the key's. `on_notice` is
-    called with each line of `Client.notices`; without it they are logged. See
-    `ClientOptions` for what each setting does.
+    `state` is the state folder; default: one per bus and id in `$XDG_STATE_HOME/polybus-pirate`.
+    `id` is the client id instead of a random one (`hex:…` for bytes). `curve` is the folder of
+    the keys, or True for the default folder; the id is then the key's. `on_notice` is called
+    with each line of `Client.notices`; without it they are logged. `ClientOptions` documents
+    the other settings.
     """
     options = ClientOptions(timeout_s, tries, jitter_s, poll_s, reread)
     own = _keys(curve)
@@ -312,6 +318,6 @@ def _chosen_id(given: str | bytes | None, own: ClientKeys | None) -> bytes | Non
     if chosen is None:
         return own.client_id
     raise UsageError(
-        f"with CURVE the id is that of the key, {identity.format_client_id(own.client_id)}:"
-        " leave id out"
+        f"with CURVE the id must be that of the key, {identity.format_client_id(own.client_id)};"
+        " omit id"
     )

@@ -1,15 +1,15 @@
-"""The journal of a client: events in a file, each on disk before anything relies on it.
+"""The journal of a client: events in a file, each on disk before anything depends on it.
 
     polybus pirate journal 1\\n
-    length, its checksum, the event's checksum (4 bytes each, big-endian), event    … and again
+    length, its checksum, the event's checksum (4 bytes each, big-endian), event    … repeated
 
-An event is appended and synced before the next one begins. So whatever ends the process or
-the machine, at most one event is torn, it is the last, and nobody relied on it: it is cut
-off. Anything else that cannot be read is damage, and said, not skipped.
+An event is appended and synced before the next one begins. So a crash of the process or the
+machine leaves at most one torn event, the last, on which nothing depends yet. It is cut off.
+Any other unreadable data is damage and is reported, not skipped.
 
-A journal that has grown is written anew beside the old one, as one event, synced, and takes
-its place by a rename, after which the folder is synced: at every moment the name leads to a
-whole journal. The first one is made in the same way.
+A journal that has grown is rewritten as one event in a new file, which is synced and renamed
+over the old one; then the folder is synced. The name always refers to a complete journal. The
+first journal is created in the same way.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ NAME: Final = "journal"
 NEW: Final = "journal.new"
 MAGIC: Final = b"polybus pirate journal 1\n"
 HEADER: Final = Struct(">III")
-SECTOR_BYTES: Final = 512  # a disk writes at least so much of a file, or nothing
-# Written anew when it has grown by this much, and to several times what it needs.
+SECTOR_BYTES: Final = 512  # a disk writes a sector entirely or not at all
+# Rewritten when it has grown by this much and to several times its rewritten size.
 GROWTH_BYTES: Final = 64 * 1024
 GROWTH_TIMES: Final = 4
-# The number of each kind in the file. Never reused.
+# The number of each kind of event in the file. Never reused.
 KINDS: Final[dict[int, type[Event]]] = {
     1: IdAssigned,
     2: EpochOpened,
@@ -71,7 +71,10 @@ def encode_event(event: Event) -> bytes:
 
 
 def _length_checksum(length: int) -> int:
-    """A wrong length would make all that follows look like one event that was torn."""
+    """Return the checksum of a length.
+
+    Without it a wrong length would make all later events look like one torn event.
+    """
     return crc32(length.to_bytes(4, "big"))
 
 
@@ -81,9 +84,9 @@ def decode_event(payload: bytes) -> Event:
 
 
 def _scan_events(data: bytes) -> tuple[list[Event], int]:
-    """The events of a file, and where the last whole one ends."""
+    """Return the events of a file, and the position after the last complete one."""
     if not data.startswith(MAGIC):
-        raise WrongFormat("it does not begin as a journal of this version")
+        raise WrongFormat("not a journal of this version")
     events: list[Event] = []
     at = len(MAGIC)
     while len(data) - at >= HEADER.size:
@@ -98,9 +101,9 @@ def _scan_events(data: bytes) -> tuple[list[Event], int]:
 
 
 def _is_torn(tail: bytes, at: int) -> bool:
-    """Can this be what is left of one event that was being written?
+    """Return True if `tail` can be the rest of one event whose write was interrupted.
 
-    A file may have grown before all its sectors were there: those are zeros.
+    A file may have grown before its sectors were written. Those are zeros.
     """
     if len(tail) < HEADER.size:
         return True
@@ -116,7 +119,7 @@ def _is_torn(tail: bytes, at: int) -> bool:
 
 
 class Journal:
-    """An open journal, and the state that its events make. One thread at a time."""
+    """An open journal and the state of its events. Not thread-safe."""
 
     def __init__(
         self, folder: Path, descriptor: int, state: JournalState, end: int, least: int
@@ -125,13 +128,13 @@ class Journal:
         self._folder = folder
         self._descriptor = descriptor
         self._end = end
-        self._compacted_bytes = least  # what it had when it was written anew
+        self._compacted_bytes = least  # its size when it was last rewritten
         self._broken = ""
 
     def append(self, event: Event) -> None:
-        """On disk when it returns; then the state changes. `StoreFull` changes nothing."""
+        """Write an event to disk and apply it. Raises `StoreFull` with nothing changed."""
         if self._broken:
-            raise StoreFault(f"{self._folder}: {self._broken}: open the folder again")
+            raise StoreFault(f"{self._folder}: {self._broken}; open the folder again")
         data = encode_event(event)
         self._append(data)
         self._end += len(data)
@@ -156,14 +159,15 @@ class Journal:
         try:
             os.ftruncate(self._descriptor, self._end)
         except OSError as error:
-            self._broken = f"half of an event is in the journal ({error.strerror})"
+            self._broken = f"the journal has a partial event ({error.strerror})"
 
     def _sync(self) -> None:
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            # What the disk has now is not known, and asking again would not tell.
-            self._broken = f"the disk could not keep the journal ({error.strerror})"
+            # After a failed sync the state of the disk is unknown, and a retry could succeed
+            # without having written anything.
+            self._broken = f"cannot sync the journal ({error.strerror})"
             raise _store_error(self._folder, error) from None
 
     def _has_grown(self) -> bool:
@@ -172,21 +176,21 @@ class Journal:
         )
 
     def _rewrite(self) -> None:
-        """A shorter one in its place. If there is no room the old one is as good."""
+        """Replace the journal by a shorter one. Keeps the old one if there is no room."""
         try:
             descriptor, size = _write_new_journal(self._folder, self.state.snapshot())
         except (StoreFault, StoreFull):
             if not _is_same_file(self._folder / NAME, self._descriptor):
-                self._broken = "a new journal may not be on disk"
+                self._broken = "the new journal may not be on disk"
             return
         os.close(self._descriptor)
         self._descriptor, self._end, self._compacted_bytes = descriptor, size, size
 
 
 def open_journal(folder: Path) -> Journal | None:
-    """The journal of this folder, whose last event may have been torn; None if it has none."""
+    """Open the journal of a folder and cut off a torn event. Returns None if there is none."""
     with suppress(FileNotFoundError):
-        (folder / NEW).unlink()  # never took its place
+        (folder / NEW).unlink()  # an interrupted rewrite
     try:
         descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -211,14 +215,14 @@ def _read(folder: Path, descriptor: int) -> Journal:
     try:
         events, end = _scan_events(data)
         if not events or not _is_torn(data[end:], end):
-            raise Damaged(f"nothing can be read from byte {end} on")
+            raise Damaged(f"unreadable from byte {end}")
         state = JournalState()
         for event in events:
             state.apply(event)
     except WrongFormat as error:
         raise WrongFormat(f"{path}: {error}") from None
-    except Exception as error:  # bytes that keep their checksum, and make no sense
-        raise Damaged(f"{path} is damaged ({error}): see 'A lost folder' in the guide") from None
+    except Exception as error:  # also valid checksums with invalid content
+        raise Damaged(f"{path} is damaged ({error}); see 'A lost folder' in the guide") from None
     if end < len(data):
         os.ftruncate(descriptor, end)
         os.fsync(descriptor)
@@ -226,7 +230,7 @@ def _read(folder: Path, descriptor: int) -> Journal:
 
 
 def _write_new_journal(folder: Path, event: Event) -> tuple[int, int]:
-    """A journal of this one event, under its name: the descriptor and its size."""
+    """Write a journal with one event and rename it into place. Returns descriptor and size."""
     data = MAGIC + encode_event(event)
     new = folder / NEW
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -259,7 +263,7 @@ def _read_all(descriptor: int) -> bytes:
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in it are on disk."""
+    """Sync the names of a folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

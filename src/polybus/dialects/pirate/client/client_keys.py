@@ -1,11 +1,10 @@
-"""A client's CURVE keys: files as `polybus keys` writes them, in one folder.
+"""A client's CURVE keys: two files of one folder, as `polybus keys` writes them.
 
     client.key_secret    the client's own pair
     server.key           the public key of the bus
 
-ZeroMQ is loaded when a key is read: where the keys are is known without it.
-
-The default folder is `$XDG_CONFIG_HOME/polybus/keys`, else `~/.config/polybus/keys`.
+The default folder is `$XDG_CONFIG_HOME/polybus/keys`, or `~/.config/polybus/keys`. ZeroMQ is
+imported when a key is read, so that locating the folder is fast.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NOT_FOR_OTHERS: Final = 0o077
 
 
 class ClientKeys(NamedTuple):
-    """As ZeroMQ wants them: in Z85."""
+    """The keys in Z85, the encoding that ZeroMQ takes."""
 
     public: bytes
     secret: bytes
@@ -40,19 +39,19 @@ class ClientKeys(NamedTuple):
 def keys_folder(environ: Mapping[str, str]) -> Path:
     home = environ.get("XDG_CONFIG_HOME")
     if not home and not environ.get("HOME"):
-        raise ConfigError("no folder of keys: neither $HOME nor $XDG_CONFIG_HOME is set; give one")
+        raise ConfigError("no key folder: neither $HOME nor $XDG_CONFIG_HOME is set; pass a folder")
     configs = Path(home) if home else Path(environ["HOME"]) / ".config"
     return configs / "polybus" / "keys"
 
 
 def load_keys(folder: Path) -> ClientKeys:
     own, bus = folder / CLIENT_KEY_FILE, folder / SERVER_KEY_FILE
-    public, secret = _read(own, "make it with 'polybus keys new client'")
+    public, secret = _read(own, "create it with 'polybus keys new client'")
     if secret is None:
         raise ConfigError(f"{own} has no secret key")
     if own.stat().st_mode & NOT_FOR_OTHERS:
-        raise ConfigError(f"{own} can be read by other users: chmod 600 {own}")
-    server, _ = _read(bus, "copy it from the bus: 'polybus keys ls' there says where it is")
+        raise ConfigError(f"{own} is readable by other users; run: chmod 600 {own}")
+    server, _ = _read(bus, "copy it from the bus ('polybus keys ls' there prints its path)")
     return ClientKeys(public, secret, server)
 
 
@@ -60,7 +59,7 @@ def _read(path: Path, advice: str) -> tuple[bytes, bytes | None]:
     import zmq.auth
 
     if not os.path.lexists(path):
-        raise ConfigError(f"{path} is not there: {advice}")
+        raise ConfigError(f"{path} does not exist; {advice}")
     try:
         return zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:

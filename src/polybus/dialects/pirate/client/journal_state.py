@@ -1,24 +1,25 @@
-"""What a pirate client knows, and how each event changes it.
+"""The state of a pirate client, its events, and notices about it.
 
-State is what the events made of it, in order; the journal keeps the events (journal.py).
-`apply` is the whole table, and asks no clock and no disk, so that reading a journal gives
-what was there when it was written.
+The state is the result of its events, in order; the journal stores the events
+(client_journal.py). `JournalState.apply` is the whole transition table. It uses no clock and no
+disk, so reading a journal always gives the same state.
 
-    Named       the client's id: the first event, once
-    Opened      HELLO was answered: an epoch, and the highest counter that the bus has stored.
-                A bus that gives an epoch we have had, or has forgotten a counter that it had
-                stored, went back in time (a backup; another bus): every LAST is in doubt
-    Asked       PUT, SUB or UNSUB with its counter: now it may be sent, and must be settled
-    Answered    its answer: a value, or the code of a refusal; it is settled
-    Forgotten   it is settled without an answer
-    Read        a message was read: LAST rises
-    Doubted     the bus was found to have gone back by other means: every LAST is in doubt
-    Trusted     the bus went back, and each topic in doubt is read from where the bus says
-    Everything  all of the above in one event: a journal that was written anew begins with it
+    IdAssigned        the client's id: the first event, once
+    EpochOpened       HELLO was answered: an epoch, and the highest counter stored by the bus. If
+                      the bus returns an old epoch or has lost a stored counter, it was restored
+                      from a backup or is another bus: every LAST is in doubt
+    RequestRecorded   PUT, SUB or UNSUB with its counter. It may now be sent and must be settled
+    RequestAnswered   its answer, a value or the code of a refusal; it is settled
+    RequestForgotten  it is settled without an answer
+    MessageRead       a message was read: LAST rises
+    PositionsDoubted  the bus was found to be restored by other means: every LAST is in doubt
+    PositionsTrusted  each topic in doubt is read from the bus's position
+    StateSnapshot     the whole state in one event: the first of a rewritten journal
 
-`counter` is the highest that was ever used here, `known` the highest that the bus has said
-it stored. `lasts` has an entry for each subscription that this folder knows of; the bus is
-the one who decides whether there is one.
+`counter` is the highest used counter, `known` the highest that the bus has confirmed as stored.
+`lasts` has the subscriptions in this folder; the bus decides which subscriptions exist.
+
+Notices are not errors: the client continues, and the notice says how.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from polybus.dialects.pirate import client_id
 SUB: Final = "SUB"
 UNSUB: Final = "UNSUB"
 PUT: Final = "PUT"
-# What stands in an outcome where no answer of the bus does.
+# The error of an outcome without an answer of the bus.
 FORGOTTEN: Final = "FORGOTTEN"
 
 
 class Pending(NamedTuple):
-    """A counted request whose outcome is not known."""
+    """A counted request with an unknown outcome."""
 
     counter: int
     op: str
@@ -46,10 +47,10 @@ class Pending(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How the last counted request ended.
+    """The outcome of the last counted request.
 
-    `value` is the answer's: LAST for SUB, 0 or 1 for UNSUB, the message's id for PUT; None
-    if it was refused, `error` being the code then, or forgotten (`FORGOTTEN`).
+    `value` is LAST for SUB, 0 or 1 for UNSUB, and the message id for PUT. It is None if the
+    request was refused (`error` is the code) or forgotten (`FORGOTTEN`).
     """
 
     counter: int
@@ -79,7 +80,7 @@ class RequestAnswered(NamedTuple):
     counter: int
     value: int | None
     error: str
-    stored: bool  # the bus has used the counter up
+    stored: bool  # the counter is used up at the bus
 
 
 class RequestForgotten(NamedTuple):
@@ -135,11 +136,11 @@ class JournalState:
     outcome: Outcome | None = None
 
     def is_restored_bus(self, opened: EpochOpened) -> bool:
-        """Does the bus know less than it did?"""
+        """Return True if the bus knows less than before."""
         return opened.epoch <= self.epoch or opened.highest < self.known
 
     def is_behind(self, opened: EpochOpened) -> bool:
-        """Does the bus know of requests that this folder does not?"""
+        """Return True if the bus knows requests that this folder does not."""
         return opened.highest > self.counter
 
     def snapshot(self) -> StateSnapshot:
@@ -150,7 +151,7 @@ class JournalState:
             self.id, self.epoch, self.counter, self.known, self.lasts, doubted, pending, outcome
         )
 
-    # --- the table
+    # --- the transition table
 
     def apply(self, event: Event) -> None:
         match event:
@@ -212,7 +213,7 @@ class JournalState:
 
 
 def opening_notices(state: JournalState, opened: EpochOpened) -> Iterator[str]:
-    """What is to be said of HELLO's answer, before it becomes part of the state."""
+    """Yield notices about the answer of HELLO, before it is applied to the state."""
     if state.is_behind(opened):
         yield _old_copy(state, opened) if state.epoch else _lost_folder(state, opened)
     if state.is_restored_bus(opened):
@@ -226,29 +227,27 @@ def opening_notices(state: JournalState, opened: EpochOpened) -> Iterator[str]:
 def _old_copy(state: JournalState, opened: EpochOpened) -> str:
     text = (
         f"this state folder is an old copy, or another client has the id {_client_name(state)}:"
-        f" it knows requests up to counter {state.counter}, the bus up to {opened.highest}."
-        f" Counters go on from {opened.highest + 1}; how far topics were read the bus knows, too"
+        f" it has requests up to counter {state.counter}, the bus up to {opened.highest}."
+        f" Counters continue from {opened.highest + 1}, topics from the bus's positions"
     )
     if state.pending is not None:
-        text += (
-            f". The request kept here, {describe_request(state.pending)}, is of the past: forget it"
-        )
+        text += f". The stored request, {describe_request(state.pending)}, is outdated; forget it"
     return text
 
 
 def _lost_folder(state: JournalState, opened: EpochOpened) -> str:
     return (
         f"the bus knows a client {_client_name(state)}, and this state folder is new:"
-        f" the old one was lost, or another client has the same id. Counters go on"
-        f" from {opened.highest + 1}, topics where they were;"
-        " the message that was read last of a topic can come again"
+        f" the old one was lost, or another client has the same id. Counters continue"
+        f" from {opened.highest + 1}, topics from the bus's positions;"
+        " the last read message of a topic may be delivered again"
     )
 
 
 def restored_bus_notice(state: JournalState, how: str) -> str:
     text = (
         f"the bus knows less than this client ({how}): it was restored from a backup, or it is"
-        " another bus. What it had acknowledged since is lost there, and ids are given again"
+        " another bus. Messages that it acknowledged since then are lost, and ids are reused"
     )
     topics = ", ".join(sorted(topic for topic, last in state.lasts.items() if last))
     if topics:
@@ -257,13 +256,13 @@ def restored_bus_notice(state: JournalState, how: str) -> str:
 
 
 HOW_TO_CONTINUE = (
-    "open the client with reread=True (--reread) to read on from where the bus says, so that"
-    " messages may come again; or unsubscribe and subscribe, to begin with what is new"
+    "open the client with reread=True (--reread) to read from the bus's positions, where"
+    " messages may be delivered again; or unsubscribe and subscribe to read only new messages"
 )
 
 
 def doubt_notice(topic: str) -> str:
-    return f"the bus was restored from a backup since {topic!r} was read last: {HOW_TO_CONTINUE}"
+    return f"the bus was restored from a backup after {topic!r} was read; {HOW_TO_CONTINUE}"
 
 
 def describe_request(request: Pending) -> str:
@@ -272,8 +271,8 @@ def describe_request(request: Pending) -> str:
 
 def unknown_outcome_notice(request: Pending) -> str:
     return (
-        f"the outcome of {describe_request(request)} is not known: it is kept, and sent"
-        " again before the next one, or by resume; forget drops it"
+        f"the outcome of {describe_request(request)} is unknown; it is stored and sent"
+        " again before the next request or by resume; forget abandons it"
     )
 
 

@@ -1,4 +1,4 @@
-"""The pirate client for code that is not async. The same names, without `await`.
+"""The blocking pirate client: the same names as the asyncio client, without `await`.
 
     with pirate.blocking.connect() as client:
         client.subscribe("news")
@@ -6,7 +6,7 @@
         for message in client.messages("news"):
             print(message.id, message.timestamp_ns, message.body)
 
-Any number of threads may use a client; one at a time may read a topic.
+Any number of threads may use a client. One thread at a time may read a topic.
 """
 
 from __future__ import annotations

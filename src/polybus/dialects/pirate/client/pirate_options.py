@@ -1,4 +1,4 @@
-"""What can be set on a pirate client, with the reason for each default."""
+"""Options of a pirate client, with the reason for each default."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DEFAULT_SERVER: Final = "tcp://127.0.0.1:6568"
 
 
 class Order(StrEnum):
-    """What comes first: the message to its reader, or the note that it was read.
+    """Whether a message is recorded as read before or after its delivery.
 
-    A program that dies between the two meets that message never (record-then-deliver) or
-    twice (deliver-then-record). All others it meets once, whatever the order.
+    If the program crashes in between, the message is delivered never (record-then-deliver) or
+    twice (deliver-then-record). Every other message is delivered once.
     """
 
     RECORD_THEN_DELIVER = "record-then-deliver"
@@ -26,30 +26,31 @@ class Order(StrEnum):
 class ClientOptions:
     """Settings of one client; `connect` takes each as a keyword."""
 
-    # How long one try waits for an answer. A large message gets a second more for each 4 MiB,
-    # and one that moves, as slow as it may, is waited for.
+    # Timeout of one try. A large message gets a second more per 4 MiB, and the timeout starts
+    # again while its bytes move.
     timeout_s: float = 2.5
-    # How often a request is sent, each time on a new socket, before its caller is told.
+    # Tries of a request, each on a new socket, before it fails.
     tries: int = 3
-    # Between two tries passes up to so much, times the number of tries, at random: clients of
-    # a bus that comes back do not come all at once.
+    # Random pause between tries, up to this times the number of tries, so that the clients of
+    # a restarted bus do not all connect at once.
     jitter_s: float = 0.25
-    # `messages` asks again after at most so long when nothing is left to read.
+    # The longest interval at which `messages` polls for new messages.
     poll_s: float = 0.25
-    # After a bus was restored from a backup: read each topic from where the bus says.
+    # After a restore of the bus from a backup: read each topic from the bus's position.
     reread: bool = False
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "tries", "poll_s"):
             if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be more than 0")
+                raise UsageError(f"{name} must be > 0, got {getattr(self, name)}")
         if self.jitter_s < 0:
-            raise UsageError("jitter_s must not be less than 0")
+            raise UsageError(f"jitter_s must be >= 0, got {self.jitter_s}")
 
 
 def parse_order(order: Order | str) -> Order:
+    """Return the order. Raises `UsageError` if the text is not one."""
     try:
         return Order(order)
     except ValueError:
         known = " or ".join(Order)
-        raise UsageError(f"order is {known}, not {order!r}") from None
+        raise UsageError(f"order must be {known}, got {order!r}") from None

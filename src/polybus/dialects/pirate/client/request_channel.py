@@ -1,13 +1,15 @@
-"""The Lazy Pirate: ask, wait a while, and ask again on a new socket.
+"""The Lazy Pirate pattern: send, wait, and send again on a new socket.
 
-A lane carries one request at a time. Each is sent with a number before the empty frame, and
-only the reply with that number is its answer: whatever else comes is late, and dropped. No
-answer within the time, and nothing of one (progress.py): the socket is closed, and the next
-try opens another.
+A channel carries one request at a time. Each is sent with a number before the empty frame, and
+only the reply with that number is its answer; any other is late and dropped. If there is no
+answer within the timeout and no bytes move, the socket is closed and the next try opens another.
 
-ZeroMQ itself would wait in silence for a bus that shuts it out. So each socket is watched:
-a key that the bus does not know, or CURVE on one side only, ends the request at once; a bus
-that was never reached is told from one that does not answer.
+A message of 64 MiB takes a slow link longer than the timeout. ZeroMQ reports it only when it is
+complete, but the kernel counts the bytes of the connection, so a try is extended while they move.
+
+ZeroMQ itself waits silently for a bus that refuses it. So each socket is monitored: an unknown
+key, or CURVE on one side only, fails the request at once, and an unreachable bus is
+distinguished from one that does not answer.
 """
 
 from __future__ import annotations
@@ -37,18 +39,18 @@ from polybus.errors import (
 )
 from polybus.model import tcp_info
 
-MIN_PROGRESS_BYTES: Final = 16 << 10  # between two looks: less is no large message on its way
+MIN_PROGRESS_BYTES: Final = 16 << 10  # per check; less is not a large message in transfer
 
 
 class TransferMark(NamedTuple):
-    """What has come and gone by the connection that has this descriptor."""
+    """Bytes received and sent by the connection with this descriptor."""
 
     fd: int
     moved: int
 
 
 def read_mark(fd: int) -> TransferMark:
-    """Nothing moves by what is no TCP connection, or has ended."""
+    """Return the bytes of a TCP connection; 0 for any other or a closed one."""
     try:
         with socket.socket(fileno=os.dup(fd)) as sock:
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, tcp_info.TCP_INFO_BYTES)
@@ -58,7 +60,7 @@ def read_mark(fd: int) -> TransferMark:
 
 
 def has_moved(before: TransferMark, now: TransferMark) -> bool:
-    """Another connection has begun with nothing."""
+    """Return True if enough bytes moved. A new connection counts from 0."""
     return now.moved - (before.moved if before.fd == now.fd else 0) >= MIN_PROGRESS_BYTES
 
 
@@ -69,19 +71,19 @@ WATCHED: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-UNKNOWN_KEY: Final = 400  # what the bus's ZAP says of it
-OTHER_MECHANISM: Final = 0x11000002  # of libzmq: one side has CURVE, the other not
-MAX_SOCKETS: Final = 16384  # in one process, three for each lane
+UNKNOWN_KEY: Final = 400  # the ZAP status of the bus for it
+OTHER_MECHANISM: Final = 0x11000002  # libzmq: one side has CURVE, the other not
+MAX_SOCKETS: Final = 16384  # per process; a channel has three
 NO_CONNECTION: Final = -1
-PROGRESS_CHECKS: Final = 4  # in the time of one try, whether something moves: then it begins again
-# A slow link shall not have to carry a large message again because it takes its time.
+PROGRESS_CHECKS: Final = 4  # checks per timeout whether bytes move; if so, the timeout starts again
+# The timeout allows for this rate, so that a slow link need not send a large message twice.
 SLOWEST_BYTES_PER_S: Final = 4 << 20
 
 _shared: tuple[int, zmq.asyncio.Context] | None = None
 
 
 def _context() -> zmq.asyncio.Context:
-    """One for the process; a child of a fork gets its own."""
+    """Return the context of the process. A forked child gets its own."""
     global _shared
     if _shared is None or _shared[0] != os.getpid():
         context = zmq.asyncio.Context()
@@ -91,47 +93,47 @@ def _context() -> zmq.asyncio.Context:
 
 
 class RequestChannel:
-    """One way to the bus. One request at a time: the caller holds a lock."""
+    """A channel to the bus for one request at a time. The caller must hold a lock."""
 
     def __init__(self, server: str, options: ClientOptions, keys: ClientKeys | None) -> None:
         self._server = server
         self._options = options
         self._keys = keys
         self._numbers = count(1)
-        self._wire: _DealerSocket | None = None
+        self._socket: _DealerSocket | None = None
 
     async def ask(self, frames: Sequence[bytes], size: int = 0) -> list[bytes]:
-        """The reply's frames; an error that says why there is none."""
+        """Return the frames of the reply. Raises an error with the reason if there is none."""
         timeout_s = self._options.timeout_s + size / SLOWEST_BYTES_PER_S
-        story = ""
+        reason = ""
         for attempt in range(self._options.tries):
             if attempt:
                 await asyncio.sleep(random.uniform(0, self._options.jitter_s) * attempt)
-            if self._wire is None:
-                self._wire = _DealerSocket(self._server, self._keys)
+            if self._socket is None:
+                self._socket = _DealerSocket(self._server, self._keys)
             try:
-                reply = await self._wire.ask(codec.u64(next(self._numbers)), frames, timeout_s)
+                reply = await self._socket.ask(codec.u64(next(self._numbers)), frames, timeout_s)
             except BaseException:
                 self.close()
                 raise
             if reply is not None:
                 return reply
-            story = self._wire.failure_reason
+            reason = self._socket.failure_reason
             self.close()
         tried = f"{self._options.tries} tries of {self._options.timeout_s:g} s"
-        raise NotConnected(f"{story} ({tried})")
+        raise NotConnected(f"{reason} ({tried})")
 
     def close(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 class _DealerSocket:
-    """One socket, and the task that watches it."""
+    """One socket, and the task that reads its monitor."""
 
     def __init__(self, server: str, keys: ClientKeys | None) -> None:
-        self.failure_reason = f"no bus answers at {server}: is it running ('polybus serve')?"
+        self.failure_reason = f"no bus answers at {server}; is it running ('polybus serve')?"
         self._fd = NO_CONNECTION
         self._server = server
         self._keys = keys
@@ -140,7 +142,7 @@ class _DealerSocket:
             self._socket = _context().socket(zmq.DEALER)
             self._monitor = self._socket.get_monitor_socket(WATCHED)
         except zmq.ZMQError as error:
-            raise Unavailable(f"no socket for a client: {error.strerror}") from None
+            raise Unavailable(f"cannot open a socket: {error.strerror}") from None
         try:
             self._connect()
         except BaseException:
@@ -151,10 +153,10 @@ class _DealerSocket:
     async def ask(
         self, number: bytes, frames: Sequence[bytes], timeout_s: float
     ) -> list[bytes] | None:
-        """The answer to this number; None if there was none in time, and none is on its way."""
+        """Return the reply with this number, or None if none arrives in time."""
         loop = asyncio.get_running_loop()
         mark, end = read_mark(self._fd), loop.time() + timeout_s
-        # libzmq gives up a bus that shuts it out, and then has nowhere to send to.
+        # libzmq gives up a bus that refuses it; a send would then wait forever.
         sending = asyncio.ensure_future(self._socket.send_multipart([number, b"", *frames]))
         if not await self._wait_done(timeout_s, sending):
             return None
@@ -198,7 +200,7 @@ class _DealerSocket:
             raise AddressError(f"{self._server}: {error.strerror}") from None
 
     async def _wait_done(self, timeout_s: float, doing: asyncio.Future[Any]) -> bool:
-        """Whether it was done in time. Raises why this client is shut out, if it is."""
+        """Return True if it is done in time. Raises the reason if the bus refuses this client."""
         try:
             await asyncio.wait(
                 (doing, self._rejection),
@@ -208,7 +210,7 @@ class _DealerSocket:
             if doing.cancelled():
                 raise NotConnected("the client is closed")
             if doing.done():
-                doing.result()  # raises what went wrong
+                doing.result()  # raises its error
                 return True
         finally:
             doing.cancel()
@@ -225,7 +227,7 @@ class _DealerSocket:
         if event == zmq.EVENT_CONNECTED:
             self._fd = value
             self.failure_reason = (
-                f"what listens at {self._server} does not speak ZeroMQ, or is held up"
+                f"the server at {self._server} does not speak ZeroMQ or does not respond"
             )
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.failure_reason = f"the bus at {self._server} does not answer"
@@ -235,7 +237,7 @@ class _DealerSocket:
             self._rejection.set_result(self._other_mechanism())
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._keys is not None:
             self.failure_reason = (
-                f"the bus at {self._server} hangs up: is server.key its public key?"
+                f"the bus at {self._server} closes the connection; is server.key its public key?"
             )
 
     def _unknown_key(self) -> PolybusError:
@@ -245,14 +247,14 @@ class _DealerSocket:
             else "this client"
         )
         return Denied(
-            f"the bus at {self._server} does not know the key of {who}:"
+            f"the bus at {self._server} does not know the key of {who};"
             " allow it there with 'polybus keys allow'"
         )
 
     def _other_mechanism(self) -> PolybusError:
         if self._keys is None:
-            return Denied(f"{self._server} is for clients with a CURVE key: use --curve, or curve=")
-        return ConfigError(f"{self._server} does not speak CURVE: leave --curve out, or curve=")
+            return Denied(f"{self._server} requires a CURVE key; use --curve or curve=")
+        return ConfigError(f"{self._server} does not speak CURVE; omit --curve or curve=")
 
     def _close_sockets(self) -> None:
         self._socket.disable_monitor()

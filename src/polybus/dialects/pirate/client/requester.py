@@ -1,15 +1,18 @@
-"""Requests that count once: HELLO's epoch, counters, and the journal around them.
+"""Requests of a client: HELLO's epoch, counted requests, and the journal around them.
 
-A counted request (PUT, SUB, UNSUB) goes through three steps, and a kill between any two of
-them leaves a journal from which the next start goes on:
+A counted request (PUT, SUB, UNSUB) has three steps. After a kill between any two of them the
+next start continues from the journal:
 
     1. it is in the journal, with its counter         else it was never sent
-    2. it was sent, and answered                      else it is sent again: the bus answers
+    2. it was sent and answered                       else it is sent again: the bus answers
                                                       the same counter with the same answer
-    3. the answer is in the journal                   else, as 2
+    3. the answer is in the journal                   else as 2
 
-At most one is between 1 and 3: whoever wants to ask sends that one first. GET has no
-counter: it carries LAST, which says itself what was read.
+At most one request is between 1 and 3: the next request first settles that one. GET has no
+counter; its LAST says which messages were read.
+
+A counted request ends with an `OK` or a refusal of FINAL_CODES. Those of STORED_CODES use up
+the counter at the bus. Any other answer leaves its outcome unknown.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ from polybus.errors import (
 
 
 class Message(NamedTuple):
-    """`id` is the topic's, from 1; `timestamp_ns` is the bus's, of its commit."""
+    """A delivered message. Ids of a topic start at 1; `timestamp_ns` is the commit time."""
 
     topic: str
     id: int
@@ -78,34 +81,34 @@ ERRORS: Final[dict[str, type[PolybusError]]] = {
     codec.BUSY: Unavailable,
 }
 FENCED_BY = (
-    "another client with this id has started since (the same --id, or a copy of this state"
-    " folder), or the bus was restored from a backup. End the other one, then start this again"
+    "another client with this id has started (the same --id, or a copy of this state folder),"
+    " or the bus was restored from a backup; stop the other one, then start this one again"
 )
 STALE_BY = (
     "the bus has used its counter for another request: this state folder is an old copy, or"
-    " another client has the same id. Whether it was carried out cannot be known: forget it"
+    " another client has the same id; the outcome cannot be known; forget it"
 )
 EXPLANATIONS: Final = {codec.FENCED: FENCED_BY, codec.STALE: STALE_BY}
 
 
 def error_from_refusal(reply: ErrorReply, what: str) -> PolybusError:
-    """The error; `what` is the request, for people."""
+    """Return the error for a refusal. `what` describes the request."""
     kind = ERRORS.get(reply.code, PeerError)
-    means = EXPLANATIONS.get(reply.code)
+    explanation = EXPLANATIONS.get(reply.code)
     text = f"{what}: {reply.code}: {reply.text}"
-    return kind(f"{text} ({means})" if means else text)
+    return kind(f"{text} ({explanation})" if explanation else text)
 
 
 class Fate(StrEnum):
-    """What is known of a request that was forgotten."""
+    """The known fate of a forgotten request."""
 
-    USED = "used"  # the bus has it: carried out, or refused
-    NEVER = "never"  # it was not carried out, and no late copy can be
-    UNKNOWN = "unknown"  # the bus has gone on without this folder
+    USED = "used"  # the bus has executed or refused it
+    NEVER = "never"  # it was not executed, and no late copy can be
+    UNKNOWN = "unknown"  # the bus has continued without this folder
 
 
 class Requester:
-    """One start of a client, from its HELLO on."""
+    """One start of a client, from its HELLO to its end."""
 
     def __init__(
         self,
@@ -113,16 +116,16 @@ class Requester:
         server: str,
         options: ClientOptions,
         keys: ClientKeys | None,
-        tell: Callable[[str], None],
+        on_notice: Callable[[str], None],
     ) -> None:
         self._folder = folder
         self._options = options
-        self._on_notice = tell
+        self._on_notice = on_notice
         self._counted_channel = RequestChannel(server, options, keys)
         self._read_channel = RequestChannel(server, options, keys)
         self._count_turn, self._read_turn = asyncio.Lock(), asyncio.Lock()
         self._fenced: Fenced | None = None
-        # Recorded for a reader who was cancelled before it got them: topic → message.
+        # Recorded for a reader that was cancelled before delivery, by topic.
         self._undelivered: dict[str, Message] = {}
 
     @property
@@ -130,7 +133,7 @@ class Requester:
         return self._folder.state
 
     async def open(self) -> None:
-        """HELLO: a new epoch. Whoever had this id is fenced from now on."""
+        """Open a new epoch with HELLO. Fences any earlier client with this id."""
         await self._hello()
         if self._options.reread and self.state.doubted:
             await run_to_completion(self._folder.record_trust)
@@ -138,27 +141,31 @@ class Requester:
             self._on_notice(unknown_outcome_notice(self.state.pending))
 
     async def execute(self, op: bytes, topic: str, body: bytes = b"") -> int:
-        """Carry out a counted request, once; its value, or what it was refused with."""
+        """Execute a counted request once. Returns its value, or raises its refusal."""
         async with self._count_turn:
             left = await self._settle_pending()
             if left is not None:
-                self._on_notice(f"{_describe_outcome(left)}; it was left from before")
-            last = self.state.lasts.get(topic, 0)  # other tasks may read while we wait
+                self._on_notice(f"{_describe_outcome(left)}; it was pending from an earlier call")
+            last = self.state.lasts.get(
+                topic, 0
+            )  # before the await: other tasks may read meanwhile
             request = await run_to_completion(self._folder.record_request, op.decode(), topic, body)
             value = await self._send_counted(request)
             if op == codec.UNSUB:
                 self._undelivered.pop(topic, None)
             if op == codec.PUT and value <= last and topic not in self.state.doubted:
-                await self._report_restored_bus(f"it gave the id {value}, and {last} had been read")
+                await self._report_restored_bus(
+                    f"it returned the id {value}, and {last} was already read"
+                )
             return value
 
     async def resume(self) -> Outcome | None:
-        """What became of the request in the journal, sending it again; None if there is none."""
+        """Send the pending request again. Returns its outcome, or None without one."""
         async with self._count_turn:
             return await self._settle_pending()
 
     async def forget(self) -> Fate | None:
-        """Drop it, after a new epoch: no copy that is still on its way can be carried out."""
+        """Abandon the pending request, after a new epoch, which fences copies in flight."""
         async with self._count_turn, self._read_turn:
             self._check_fenced()
             request = self.state.pending
@@ -171,7 +178,7 @@ class Requester:
             return Fate.NEVER if opened.highest < request.counter else Fate.UNKNOWN
 
     async def fetch(self, topic: str, record: bool) -> Message | None:
-        """The first message above LAST; with `record` it is the LAST before it is returned."""
+        """Return the first message above LAST. With `record`, LAST is stored before that."""
         async with self._read_turn:
             self._check_fenced()
             if topic in self.state.doubted:
@@ -195,7 +202,7 @@ class Requester:
     # --- HELLO
 
     async def _hello(self) -> EpochOpened:
-        # One number for all tries: a late copy gets the same epoch, and fences nobody.
+        # One number for all tries, so that a late copy gets the same epoch and fences no client.
         number = int.from_bytes(os.urandom(8))
         reply = await self._exchange(
             self._counted_channel, Request(codec.HELLO, self.state.id, 0, number), "HELLO"
@@ -211,7 +218,7 @@ class Requester:
     # --- counted requests
 
     async def _settle_pending(self) -> Outcome | None:
-        """End what an earlier call left behind, whoever that was."""
+        """Settle the pending request of an earlier call."""
         self._check_fenced()
         request = self.state.pending
         if request is None:
@@ -237,7 +244,7 @@ class Requester:
         raise error_from_refusal(reply, describe_request(request))
 
     async def _answer(self, asked: Request, request: Pending) -> OkReply | ErrorReply:
-        """The answer to it; with any other its outcome is as unknown as without one."""
+        """Return the answer of a counted request. Raises `OutcomeUnknown` if there is none."""
         try:
             reply = await self._exchange(self._counted_channel, asked, describe_request(request))
             if isinstance(reply, OkReply) and reply.first == request.counter:
@@ -266,12 +273,14 @@ class Requester:
                 raise BadFrame("old_message")
             return Message(topic, *reply)
         if isinstance(reply, ErrorReply) and reply.code == codec.MALFORMED and last:
-            await self._report_restored_bus(f"{topic!r} was read up to {last}, and has no such id")
+            await self._report_restored_bus(
+                f"{topic!r} was read up to {last}, and the bus has no such id"
+            )
             raise Conflict(doubt_notice(topic))
         raise _error_from_reply(reply, f"GET {topic!r}")
 
     async def _record_first(self, message: Message) -> None:
-        """Whoever is cancelled here gets it at the next call: no message goes without a crash."""
+        """Record a message. If cancelled, keep it for the next call, so that it is not lost."""
         try:
             await self.record(message)
         except asyncio.CancelledError:
@@ -283,14 +292,14 @@ class Requester:
         self._on_notice(restored_bus_notice(self.state, how))
         await run_to_completion(self._folder.record_doubt)
 
-    # --- what they share
+    # --- exchange
 
-    async def _exchange(self, lane: RequestChannel, request: Request, what: str) -> Reply:
-        """The bus's answer. BUSY is asked again, as often as silence is."""
+    async def _exchange(self, channel: RequestChannel, request: Request, what: str) -> Reply:
+        """Send a request and return the reply. BUSY is retried as often as a timeout."""
         frames = codec.encode_request(request)
         size = sum(map(len, request.body))
         for attempt in itertools.count(1):
-            reply = codec.decode_reply(await lane.ask(frames, size))
+            reply = codec.decode_reply(await channel.ask(frames, size))
             if isinstance(reply, ErrorReply) and reply.code == codec.FENCED:
                 self._fenced = Fenced(str(error_from_refusal(reply, what)))
                 raise self._fenced
@@ -298,7 +307,7 @@ class Requester:
             if not busy or attempt == self._options.tries:
                 return reply
             await asyncio.sleep(random.uniform(0.5, 1.0) * self._options.jitter_s * attempt)
-        raise AssertionError  # never: counting has no end
+        raise AssertionError  # unreachable: count() never ends
 
     def _check_fenced(self) -> None:
         if self._fenced is not None:
@@ -314,7 +323,5 @@ def _error_from_reply(reply: Reply, what: str) -> PolybusError:
 
 
 def _describe_outcome(outcome: Outcome) -> str:
-    ended = (
-        f"was refused: {outcome.error}" if outcome.error else f"was carried out: {outcome.value}"
-    )
+    ended = f"was refused: {outcome.error}" if outcome.error else f"was executed: {outcome.value}"
     return f"{outcome.op} {outcome.topic!r} (counter {outcome.counter}) {ended}"

@@ -1,10 +1,10 @@
-"""A client's state folder: one process at a time, and every change on disk before it counts.
+"""The state folder of a client: used by one process at a time, every change synced to disk.
 
-    lock       held while a client has the folder; the pid of whoever has it is inside
-    journal    what the client knows (journal.py)
+    lock       held while a client has the folder; it contains the pid of its owner
+    journal    the client's state (client_journal.py)
 
-The methods are the changes a client makes, each one event; any thread may call them. A
-change that was begun is finished, also if whoever waits for it has been cancelled.
+Each method records one event, and any thread may call it. A started change is finished even if
+the task that waits for it is cancelled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ T = TypeVar("T")
 
 
 async def run_to_completion(work: Callable[..., T], *values: Any) -> T:
-    """What it returns; `CancelledError` only after it is done."""
+    """Run `work` in a thread and return its result. A cancellation waits until it is done.
+
+    Otherwise a change of the journal could still run when the next one starts.
+    """
     doing = asyncio.ensure_future(asyncio.to_thread(work, *values))
     cancelled: asyncio.CancelledError | None = None
     while not doing.done():
@@ -47,27 +50,30 @@ async def run_to_completion(work: Callable[..., T], *values: Any) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        doing.exception()  # whoever was cancelled does not ask
+        doing.exception()  # marks it as retrieved: the caller is cancelled
         raise cancelled
     return doing.result()
 
 
 LOCK: Final = "lock"
-MAX_COUNTER: Final = 2**64 - 1  # on the wire it has 8 bytes
+MAX_COUNTER: Final = 2**64 - 1  # 8 bytes on the wire
 
 
 def default_folder(server: str, client_id: bytes | None, environ: Mapping[str, str]) -> Path:
-    """One for each bus and id, so that clients of several get along."""
+    """Return the default folder of a client: one per bus and id."""
     home = environ.get("XDG_STATE_HOME")
     if not home and not environ.get("HOME"):
-        raise ConfigError("no state folder: neither $HOME nor $XDG_STATE_HOME is set; give one")
+        raise ConfigError("no state folder: neither $HOME nor $XDG_STATE_HOME is set; pass one")
     states = Path(home) if home else Path(environ["HOME"]) / ".local" / "state"
-    whose = "" if client_id is None else "@" + identity.format_client_id(client_id)
-    return states / "polybus-pirate" / quote(server + whose, safe="@:")
+    suffix = "" if client_id is None else "@" + identity.format_client_id(client_id)
+    return states / "polybus-pirate" / quote(server + suffix, safe="@:")
 
 
 class ClientFolder:
-    """Held from `__init__` to `close`. Made if it is not there, with this id, or a random one."""
+    """A locked state folder. Created if it does not exist, with this id or a random one.
+
+    Raises `DataFolderInUse` if another client has it, `UsageError` if it has another id.
+    """
 
     def __init__(self, path: Path, client_id: bytes | None = None) -> None:
         self.path = path
@@ -82,17 +88,19 @@ class ClientFolder:
 
     @property
     def state(self) -> JournalState:
-        """To look at; only the methods here change it."""
+        """The current state. Must not be changed by the caller."""
         return self._journal.state
 
     def record_epoch(self, epoch: int, highest: int) -> None:
         self._append(EpochOpened(epoch, highest))
 
     def record_request(self, op: str, topic: str, body: bytes) -> Pending:
-        """The request with the next counter, in the journal: it may be sent now."""
+        """Record a request with the next counter. It may then be sent."""
         with self._guard:
             if self.state.counter >= MAX_COUNTER:
-                raise LimitReached("counter", "this id has used up its counters: take another id")
+                raise LimitReached(
+                    "counter", "this id has used all its counters; choose another id"
+                )
             assert self.state.pending is None
             request = Pending(self.state.counter + 1, op, topic, body)
             self._append_locked(RequestRecorded(*request))
@@ -105,7 +113,7 @@ class ClientFolder:
         self._settle(RequestForgotten(counter))
 
     def record_read(self, topic: str, last: int) -> None:
-        """LAST never goes back: reading again what was read changes nothing."""
+        """Record the position of a topic. A lower one than before changes nothing."""
         with self._guard:
             if last > self.state.lasts.get(topic, 0):
                 self._append_locked(MessageRead(topic, last))
@@ -126,8 +134,9 @@ class ClientFolder:
     # --- inside
 
     def _settle(self, event: RequestAnswered | RequestForgotten) -> None:
-        """An end that nothing has would make the journal unreadable: never written."""
+        """Record the end of the pending request."""
         with self._guard:
+            # An end without a request would make the journal unreadable.
             pending = self.state.pending
             assert pending is not None
             assert pending.counter == event.counter
@@ -143,29 +152,30 @@ class ClientFolder:
         self._journal.append(event)
 
     def _unlock(self) -> None:
-        fcntl.flock(self._lock, fcntl.LOCK_UN)  # also for children of a fork that live on
+        fcntl.flock(
+            self._lock, fcntl.LOCK_UN
+        )  # explicitly, because forked children share the descriptor
         os.close(self._lock)
 
 
 def _open_journal(path: Path, client_id: bytes | None) -> client_journal.Journal:
     try:
-        found = client_journal.open_journal(path)
+        journal = client_journal.open_journal(path)
     except OSError as error:
         raise ConfigError(f"state folder {path}: {error.strerror}") from None
-    if found is None:
+    if journal is None:
         return client_journal.create_journal(path, client_id or identity.random_id())
-    if client_id is not None and found.state.id != client_id:
-        found.close()
+    if client_id is not None and journal.state.id != client_id:
+        journal.close()
         raise UsageError(
-            f"state folder {path} is that of client {identity.format_client_id(found.state.id)},"
-            f" not of {identity.format_client_id(client_id)}: give another folder,"
-            " or leave the id out"
+            f"state folder {path} belongs to client {identity.format_client_id(journal.state.id)},"
+            f" not to {identity.format_client_id(client_id)}; pass another folder or omit the id"
         )
-    return found
+    return journal
 
 
 def _make_folder(path: Path) -> None:
-    """The folder, with its name on disk, and those of all folders that had to be made for it."""
+    """Create a folder and its missing parents, and sync their names."""
     if not path.is_dir():
         _make_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -173,7 +183,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _lock_folder(path: Path) -> int:
-    """The lock's descriptor. The kernel lets go of it when the process ends, however it ends."""
+    """Lock the folder. Returns the descriptor. The kernel releases it with the process."""
     try:
         _make_folder(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -186,8 +196,8 @@ def _lock_folder(path: Path) -> int:
         owner = os.pread(descriptor, 20, 0).strip().decode("ascii", "replace") or "unknown"
         os.close(descriptor)
         raise DataFolderInUse(
-            f"state folder {path} is in use by the client with pid {owner}:"
-            " end that one, or give this one a folder of its own"
+            f"state folder {path} is in use by the client with pid {owner};"
+            " stop that client or pass another folder"
         ) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -1,10 +1,10 @@
-"""Durable subscribers: clients that come and go, and get every message once, in order.
+"""The server side of pirate: durable subscribers, which receive each message once, in order.
 
-    client         an id that chose itself; its epochs (one a start) and its counter
-    counter        one stamp a change, checked in the same commit as what it changes
-    subscription   a client and a topic, and LAST: up to where it has read
-    collection     what every subscriber and every group has read goes
+    client         an id that the client chose; its epochs (one per start) and its counter
+    counter        one stamp per change, checked in the same commit as the change
+    subscription   a client and a topic, with LAST, the position of the reader
+    retention      messages that every subscriber and every group has read are trimmed
 
-All of it is the loop's, but for what stands on `workers`, and all of it is in the store:
-see `records`. What is in memory can be made again from there.
+Everything runs on the loop, except blocking calls on `workers`. All state is in the store (see
+`subscriber_records`) and is loaded from there.
 """

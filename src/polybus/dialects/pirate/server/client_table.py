@@ -1,13 +1,12 @@
-"""Clients: their epochs and counters, and the order of what each asks for.
+"""Clients: their epochs and counters, and the order of their requests.
 
-A client is loaded when it is first heard of, and forgotten when many others were heard
-of since; what the loop knows of it is what the store knows.
+A client is loaded from the store with its first request, and evicted when MAX_LOADED others
+were used since. The table never knows more of a client than the store does.
 
-Requests of one client take effect in the order they came. Puts and gets go side by
-side: the store judges their stamps one after the other, so that a copy of a put that is
-still on its way to the disk gets the same answer, later. What changes more than a
-message (HELLO, SUB, UNSUB, a very large PUT) goes alone: it waits for what is under way,
-and what comes then waits for it.
+Requests of one client take effect in the order in which they arrive. PUTs and GETs run
+concurrently: the store checks their stamps one after another, so a copy of a PUT in flight gets
+the same answer. Requests that change more than a message (HELLO, SUB, UNSUB, a very large PUT)
+are exclusive: they wait for the requests in flight, and later requests wait for them.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
     from polybus.model.stamp import ProducerEpoch
     from polybus.store.contract import Store
 
-UNKNOWN_EPOCH: Final = -1  # no HELLO of it has come: an epoch that no request has
+UNKNOWN_EPOCH: Final = -1  # no HELLO yet; no request has this epoch
 MAX_LOADED: Final = 32_768  # clients in memory; some 500 bytes each
 
 
 class ClientEntry(ClientState):
-    """What the short path looks at, too, is the kernel's (`put_fast_path`)."""
+    """A loaded client. The fields are in `put_fast_path`, which reads them too."""
 
     __slots__ = ()
     waiting: deque[QueuedRequest] | None
@@ -60,20 +59,20 @@ class ClientEntry(ClientState):
 
     def fenced_error(self, request: Request) -> Fenced:
         if self.epoch == UNKNOWN_EPOCH:
-            return Fenced("this bus has had no HELLO of this client: say HELLO first")
+            return Fenced("the bus has no HELLO of this client; send HELLO first")
         if request.epoch > self.epoch:
             return Fenced(
-                f"epoch {request.epoch} was never given here, the newest is {self.epoch}: was "
-                "the bus restored from a backup? Start the client again"
+                f"epoch {request.epoch} is unknown, the newest is {self.epoch}; if the bus was "
+                "restored from a backup, restart the client"
             )
         return Fenced(
-            f"epoch {request.epoch} has ended: a client of this id was started since, "
+            f"epoch {request.epoch} has ended: another client with this id has started, "
             f"with epoch {self.epoch}"
         )
 
 
 class QueuedRequest(NamedTuple):
-    """Something that a client waits for."""
+    """A request that waits for its turn. An exclusive one is `alone`."""
 
     act: Callable[[ClientEntry], None]
     then: OnResult
@@ -81,24 +80,26 @@ class QueuedRequest(NamedTuple):
 
 
 class HelloResult(NamedTuple):
-    """What HELLO gives: an epoch, and the highest counter that is stored."""
+    """The result of HELLO: an epoch, and the highest stored counter."""
 
     epoch: int
     counter: int
 
 
 class ClientTable:
-    def __init__(self, means: SubscriberContext, known: int) -> None:
-        """`known` is how many clients the store has records of."""
-        self._means = means
-        self._max_waiting = means.limits.max_client_requests
+    """The loaded clients, and the queue of each."""
+
+    def __init__(self, context: SubscriberContext, known: int) -> None:
+        """`known` is the number of clients in the store."""
+        self._context = context
+        self._max_waiting = context.limits.max_client_requests
         self._loaded: OrderedDict[bytes, ClientEntry] = OrderedDict()
-        # The client, if it is loaded. Each put asks for one: a method would be a call more.
+        # Returns a loaded client. A bound dict method, because every PUT calls it.
         self.find: Callable[[bytes], ClientEntry | None] = self._loaded.get
         self.count = known
 
     def find_ready(self, client: bytes) -> ClientEntry | None:
-        """The client, if what it asks for next can be done at once, beside what is under way."""
+        """Return the client if its next request may run now, or None."""
         found = self._loaded.get(client)
         if found is None or found.alone or found.waiting:
             return None
@@ -112,7 +113,7 @@ class ClientTable:
         *,
         alone: bool = False,
     ) -> None:
-        """Has it done as soon as it is its turn; one that goes alone calls `finished`."""
+        """Run `act` when it is its turn. An exclusive one must call `finish_exclusive`."""
         found = self._loaded.get(client)
         if found is None:
             found = self._load(client)
@@ -121,19 +122,19 @@ class ClientTable:
         if found.waiting is None:
             found.waiting = deque()
         elif len(found.waiting) >= self._max_waiting:
-            text = f"{self._max_waiting} requests of this client wait already: send it again"
+            text = f"{self._max_waiting} requests of this client are waiting; retry"
             then(LimitReached("max_client_requests", text))
             return
         found.waiting.append(QueuedRequest(act, then, alone))
         self.run_queued(found)
 
     def finish_exclusive(self, client: ClientEntry) -> None:
-        """What went alone is done."""
+        """End an exclusive request and run the queue."""
         client.alone = False
         self.run_queued(client)
 
     def finish_shared(self, client: ClientEntry, counter: int) -> None:
-        """One of those that go side by side is done; 0: it has changed nothing."""
+        """End a concurrent request. `counter` is 0 if it has changed nothing."""
         client.in_flight -= 1
         client.counter = max(client.counter, counter)
         if client.waiting:
@@ -151,10 +152,10 @@ class ClientTable:
             client.waiting = None
 
     def open_epoch(self, client: ClientEntry, number: int, then: OnResult) -> None:
-        """HELLO; goes alone."""
-        room = self.count < self._means.limits.max_clients
-        store = self._means.durable.store
-        self._means.workers(
+        """Execute HELLO (exclusive)."""
+        room = self.count < self._context.limits.max_clients
+        store = self._context.durable.store
+        self._context.workers(
             lambda: _open_epoch(store, client.id, number, room),
             lambda future: self._on_epoch_opened(client, future, then),
         )
@@ -175,8 +176,8 @@ class ClientTable:
     def _load(self, client: bytes) -> ClientEntry:
         found = self._loaded[client] = ClientEntry(client)
         found.alone = True
-        store = self._means.durable.store
-        self._means.workers(
+        store = self._context.durable.store
+        self._context.workers(
             lambda: store.look_up_producer(found.producer),
             lambda future: self._on_loaded(found, future),
         )
@@ -190,9 +191,9 @@ class ClientTable:
             self.finish_exclusive(client)
             return
         self._loaded.pop(client.id, None)
-        wishes, client.waiting = client.waiting or (), None
-        for wish in wishes:
-            wish.then(error)
+        waiting, client.waiting = client.waiting or (), None
+        for request in waiting:
+            request.then(error)
 
     def _evict_idle(self) -> None:
         for _ in range(min(4, len(self._loaded) - MAX_LOADED)):
@@ -206,14 +207,18 @@ class ClientTable:
 def _open_epoch(
     store: Store, client: bytes, number: int, room: bool
 ) -> tuple[int, ProducerEpoch, bool]:
-    """On a worker. The number is written first: whatever ends this in between, it is the same
-    epoch that a copy of the HELLO will get."""
+    """Open an epoch for the HELLO with this random number. Runs on a worker.
+
+    Returns the epoch, the producer's state, and True if the client is new.
+    """
     found = store.get(subscriber_records.counter_key(client))
     given = HelloHistory.decode(found.value) if found else HelloHistory()
     epoch = given.epoch_of(number)
     if epoch is None:
         if found is None and not room:
-            raise LimitReached("max_clients", "this bus knows as many clients as it may")
+            raise LimitReached("max_clients", "the bus has the maximum number of clients")
+        # The number is stored before the epoch is opened. A copy of this HELLO after a crash
+        # then gets the same epoch.
         given = given.with_number(number)
         epoch = given.newest
         version = found.version if found else 0

@@ -1,7 +1,13 @@
-"""GET: moves LAST, writes it down, and gives the first message above it.
+"""GET: moves LAST, stores it, and returns the first message above it.
 
-Sending is not reading: a message counts as read when a later GET says so. LAST never
-goes back, so a GET that was under way for long, or was sent twice, does no harm.
+Sending a message does not count as reading it: a later GET with a higher LAST does. LAST never
+goes back, so a delayed or repeated GET does no harm.
+
+Messages are read from the log in ranges and cached, because a subscriber that catches up asks
+for one message after another, and other subscribers of the topic ask for the same ones. The
+cache is bounded in bytes, whatever the number of subscribers. The size of a message is known
+only after it is read, so at most MAX_PARALLEL_READS run at a time, and each next one starts
+when the loop has taken the result of one.
 """
 
 from __future__ import annotations
@@ -38,11 +44,9 @@ if TYPE_CHECKING:
 MAX_BYTES: Final = 32 << 20
 READ_ROWS: Final = 512
 READ_BYTES: Final = 256 << 10
-MAX_PARALLEL_READS: Final = (
-    4  # reads; a disk serves few at once better than many, and each may be 64 MiB
-)
-ROW_BYTES: Final = 24  # of id, time and offset, beside the body
-LARGE_BYTES: Final = 1 << 20  # what is larger is read again for whoever wants it
+MAX_PARALLEL_READS: Final = 4  # each may be 64 MiB
+ROW_BYTES: Final = 24  # id, time and offset of a row
+LARGE_BYTES: Final = 1 << 20  # larger messages are not cached
 
 
 class CachedMessage(NamedTuple):
@@ -52,7 +56,7 @@ class CachedMessage(NamedTuple):
 
 
 class CachedRange:
-    """All messages of a topic with ids above `low`, up to `high`."""
+    """All messages of a topic with ids above `low` and up to `high`."""
 
     __slots__ = ("bodies", "high", "ids", "low", "offsets", "size", "times", "topic")
 
@@ -76,25 +80,27 @@ OnMessage = Callable[[CachedMessage | PolybusError | None], None]
 
 
 class MessageCache:
-    def __init__(self, means: SubscriberContext) -> None:
-        self._means = means
-        self._topics: dict[int, dict[int, CachedRange]] = {}  # by the place it was read from
-        self._lows: dict[int, list[int]] = {}  # the same places, in order
+    """Ranges of messages that were read from the log, the least recently used evicted first."""
+
+    def __init__(self, context: SubscriberContext) -> None:
+        self._context = context
+        self._topics: dict[int, dict[int, CachedRange]] = {}  # by topic and `low`
+        self._lows: dict[int, list[int]] = {}  # the same keys, sorted
         self._used: OrderedDict[tuple[int, int], CachedRange] = OrderedDict()
         self._reading: dict[tuple[int, int], list[OnMessage]] = {}
-        self._queued_reads: deque[tuple[Topic, int]] = deque()  # those of them that are not begun
+        self._queued_reads: deque[tuple[Topic, int]] = deque()  # those not started
         self.size = 0
 
-    def get(self, topic: Topic, last: int, told: OnMessage) -> None:
-        """Tells the first message above `last`; None if there is none (any more)."""
+    def get(self, topic: Topic, last: int, then: OnMessage) -> None:
+        """Call `then` with the first message above `last`, or with None if there is none."""
         found = self._cached_range(topic.number, last)
         if found is not None:
-            told(found.first_after(last))
+            then(found.first_after(last))
             return
-        self._read(topic, last).append(told)
+        self._read(topic, last).append(then)
 
     def prefetch(self, topic: Topic, last: int) -> None:
-        """Somebody will ask for it soon."""
+        """Start reading a message that will be asked for soon."""
         if self._cached_range(topic.number, last) is None:
             self._read(topic, last)
 
@@ -132,37 +138,37 @@ class MessageCache:
         ):
             return
         topic, last = self._queued_reads.popleft()
-        store = self._means.durable.store
+        store = self._context.durable.store
 
         def read() -> Rows:
             return store.read(topic.number, ALL, last + 1, max_rows=READ_ROWS, max_bytes=READ_BYTES)
 
-        self._means.workers(read, lambda future: self._on_read(topic, last, future))
+        self._context.workers(read, lambda future: self._on_read(topic, last, future))
 
     def _on_read(self, topic: Topic, last: int, future: Future[Rows]) -> None:
         waiting = self._reading.pop((topic.number, last))
         answer: CachedMessage | PolybusError | None = error_from_future(future)
         if answer is None and (rows := future.result()).count:
-            stretch = CachedRange(topic.number, last, rows)
-            self._means.durable.advance(topic, stretch.high + 1)
-            answer = stretch.first_after(last)
-            if stretch.size <= LARGE_BYTES and self._means.durable.find_by_number(topic.number):
-                self._insert(stretch)
+            messages = CachedRange(topic.number, last, rows)
+            self._context.durable.advance(topic, messages.high + 1)
+            answer = messages.first_after(last)
+            if messages.size <= LARGE_BYTES and self._context.durable.find_by_number(topic.number):
+                self._insert(messages)
         self._start_read()
-        for told in waiting:
-            told(answer)
+        for then in waiting:
+            then(answer)
 
-    def _insert(self, stretch: CachedRange) -> None:
-        topic, low = stretch.topic, stretch.low
+    def _insert(self, messages: CachedRange) -> None:
+        topic, low = messages.topic, messages.low
         old = self._used.pop((topic, low), None)
         if old is not None:
             self.size -= old.size
         else:
             lows = self._lows.setdefault(topic, [])
             lows.insert(bisect_right(lows, low), low)
-        self._topics.setdefault(topic, {})[low] = stretch
-        self._used[topic, low] = stretch
-        self.size += stretch.size
+        self._topics.setdefault(topic, {})[low] = messages
+        self._used[topic, low] = messages
+        self.size += messages.size
         while self.size > MAX_BYTES:
             self._evict(*next(iter(self._used)))
 
@@ -181,33 +187,35 @@ def _column(kind: str, raw: Column) -> array[int]:
 
 
 class GetHandler:
+    """Executes GET."""
+
     def __init__(
         self,
-        means: SubscriberContext,
+        context: SubscriberContext,
         table: SubscriptionTable,
         lasts: LastWriter,
-        shelf: MessageCache,
+        cache: MessageCache,
     ) -> None:
-        self._means = means
+        self._context = context
         self._table = table
         self._lasts = lasts
-        self._shelf = shelf
+        self._cache = cache
 
     def get(self, client: ClientEntry, request: Request, caller: Identity, then: OnResult) -> None:
         if client.is_fenced(request):
             then(client.fenced_error(request))
             return
-        topic = self._means.durable.find(request.topic)
+        topic = self._context.durable.find(request.topic)
         found = self._table.find(topic.number, client.id) if topic is not None else None
         if topic is None or found is None:
-            then(DoesNotExist(f"not subscribed to {request.topic!r}: SUB comes first"))
+            then(DoesNotExist(f"not subscribed to {request.topic!r}; send SUB first"))
             return
-        newest = self._means.durable.next_id(topic) - 1
+        newest = self._context.durable.next_id(topic) - 1
         error = self._refusal(caller, request, newest)
         if error is not None:
             then(error)
             return
-        found.seen_s = self._means.clock()
+        found.seen_s = self._context.clock()
         found.last = max(found.last, request.last)
         if found.saved >= found.last:
             self._answer(topic, found.last, then)
@@ -217,7 +225,7 @@ class GetHandler:
     def _save(self, topic: Topic, moved: Subscription, newest: int, then: OnResult) -> None:
         last = moved.last
         if last < newest:
-            self._shelf.prefetch(topic, last)  # while LAST is written
+            self._cache.prefetch(topic, last)  # while LAST is being committed
 
         def saved(error: PolybusError | None) -> None:
             if error is None:
@@ -228,20 +236,20 @@ class GetHandler:
         self._lasts.save(moved, saved)
 
     def _answer(self, topic: Topic, last: int, then: OnResult) -> None:
-        if last >= self._means.durable.next_id(topic) - 1:
+        if last >= self._context.durable.next_id(topic) - 1:
             then(None)
         else:
-            self._shelf.get(topic, last, then)
+            self._cache.get(topic, last, then)
 
     def _refusal(self, caller: Identity, request: Request, newest: int) -> PolybusError | None:
-        if self._means.policy.has_rules_for(SUBSCRIBE):
+        if self._context.policy.has_rules_for(SUBSCRIBE):
             try:
-                self._means.binding.check_allowed(caller, SUBSCRIBE, request.topic)
+                self._context.binding.check_allowed(caller, SUBSCRIBE, request.topic)
             except Denied as error:
                 return error
         if request.last > newest:
             return MalformedRequest(
-                f"LAST is {request.last}, but the newest id of {request.topic!r} is {newest}: "
-                "if the bus was restored from a backup, UNSUB and SUB again"
+                f"LAST must be at most {newest}, the newest id of {request.topic!r}, got "
+                f"{request.last}; if the bus was restored from a backup, UNSUB and SUB again"
             )
         return None

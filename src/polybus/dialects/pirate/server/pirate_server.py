@@ -1,4 +1,4 @@
-"""Pirate's part of a running bus: one ZeroMQ context, one session, its listeners, its keys."""
+"""Pirate's part of a running bus: the ZeroMQ context, the session, listeners and keys."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ EVERY_S: Final = 5.0
 
 
 class HeapTrimmer:
+    """Returns freed memory to the system when it is much.
+
+    The allocator keeps freed memory for reuse (`kernel/allocator`), which suits buffers that are
+    allocated all the time. Messages of many megabytes are rare, and their memory would be kept
+    forever. Returning it takes some milliseconds, so it is done every EVERY_S at most.
+    """
+
     def __init__(
         self,
         measure: Callable[[], int] = process_bytes,
@@ -62,6 +69,8 @@ KEY_POLL_S: Final = 1.0
 
 
 class PirateServer:
+    """The pirate dialect of a bus."""
+
     def __init__(self, context: ServerContext) -> None:
         broker, section = context.broker, context.section
         self._broker = broker
@@ -116,7 +125,7 @@ class PirateServer:
         return listener
 
     async def reload(self) -> None:
-        """SIGHUP: the keys are read again; `ConfigError` if one of them is no good."""
+        """Read the keys again (SIGHUP). Raises `ConfigError` if one is invalid."""
         if self._keys is not None:
             await self._keys.reload()
             self._enforce()
@@ -125,7 +134,7 @@ class PirateServer:
         """Do nothing: no request waits at the server."""
 
     async def close(self) -> None:
-        """Behind its listeners: what is still to be sent has a moment left."""
+        """Close after the listeners. Queued replies are still sent."""
         if self._key_poll is not None:
             self._key_poll.cancel()
         if self._zap is not None:
@@ -159,13 +168,16 @@ class PirateServer:
             listener.enforce()
 
     def _connections(self) -> list[dict[str, Any]]:
-        """As `polybus connections` shows them."""
-        open_now = [one for listener in self._listeners for one in listener.connections.open()]
-        return [_connection_stats(one) for one in open_now]
+        """Return the connections for `polybus connections`."""
+        return [
+            _connection_stats(connection)
+            for listener in self._listeners
+            for connection in listener.connections.open()
+        ]
 
 
 class AllowedKeys:
-    """Whom the bus lets in, as it was read last."""
+    """The allowed keys, as last read from the folder."""
 
     def __init__(self, folder: CurveKeyFolder, broker: Broker, log: Any) -> None:
         self._folder = folder
@@ -173,22 +185,22 @@ class AllowedKeys:
         self._log = log
         self._secret = b""
         self._names: dict[bytes, str] = {}
-        self._mark: FolderFingerprint = frozenset()  # of the folder, when they were read
+        self._mark: FolderFingerprint = frozenset()  # of the folder when the keys were read
 
     async def load(self) -> None:
         self._secret = (await asyncio.to_thread(self._folder.load_own_pair)).secret
         await self.reload()
 
     async def reload(self) -> None:
-        """Raises `ConfigError` and changes nothing if a file is no good."""
+        """Read the keys. Raises `ConfigError` and changes nothing if a file is invalid."""
         mark = await asyncio.to_thread(
             self._folder.read_fingerprint
-        )  # first: what changes then is seen later
+        )  # before the keys, so that a later change is noticed
         allowed = await asyncio.to_thread(self._folder.allowed)
-        self._mark, self._names = mark, {one.key: one.name for one in allowed}
+        self._mark, self._names = mark, {key.key: key.name for key in allowed}
 
     async def reload_if_changed(self) -> bool:
-        """Reads them again if somebody has changed the folder; whether it was read."""
+        """Read the keys again if the folder has changed. Returns True if they were read."""
         mark = await asyncio.to_thread(self._folder.read_fingerprint)
         if mark == self._mark:
             return False

@@ -29,7 +29,7 @@ class Target:
 
 class Put:
     bounded: Topic | None
-    # What these are is said where they are made, in dialects/pirate/server/put_handler.py.
+    # The types are those of dialects/pirate/server/put_handler.py, which creates them.
     @property
     def client(self) -> Any: ...
     @property
@@ -53,7 +53,7 @@ class Put:
     ) -> None: ...
 
 @final
-class ShortPuts:
+class PutFastPath:
     uncommitted_bytes: int
     max_uncommitted: int
     def __init__(
@@ -81,7 +81,7 @@ class ShortPuts:
     def land(
         self,
         puts: list[Put],
-        came: list[Any],
+        results: list[Any],
         otherwise: Callable[[Put, Any], None],
         proceed: Callable[[Any], None],
     ) -> None: ...

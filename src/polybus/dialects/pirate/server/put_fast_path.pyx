@@ -1,14 +1,13 @@
-"""PUTs with nothing in their way, from frames to commits, and from what came of them to frames.
+"""The fast path of PUT: from frames to commits, and from commit results to replies.
 
-A put costs the loop a look at nine frames, a hash, a block and a commit, and later an answer.
-In Python that was most of what a put cost the bus. Here it is done for those that are as
-nearly all are: one body, a client that the loop knows and that has nothing before it, a
-topic of one shard without a bound. `ShortPuts.take` says no to everything else, with
-nothing done, and the long path (dialects/pirate/server/session, dialects/pirate/server/put_handler) takes it:
-refusals, and whatever has to wait, are there alone.
+A PUT takes a parse of nine frames, a hash, a block, a commit and later a reply, which in Python
+was most of its cost. The fast path handles the usual PUT: one body frame, a loaded client with
+no request before it, a topic with one shard and no byte limit. For any other message `take`
+returns False with nothing changed, and the slow path (session.py, put_handler.py) handles it.
+Refusals and waiting requests exist only there.
 
-    take   the frames of one message become a put and its commit, which wait for the turn's end
-    land   what came of them: those that are done are answered, the rest is handed back
+    take   turns the frames of one message into a Put and its commit, which wait for the turn's end
+    land   answers committed Puts, and gives the rest to the slow path
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
@@ -26,23 +25,23 @@ cdef extern from "<endian.h>" nogil:
 cdef enum:
     HEAD_FRAMES = 6  # version, op, client, epoch, counter, topic; then the body
     NUMBER_BYTES = 8
-    # What has more of these is none of those that come all the time.
+    # Larger envelopes are rare and left to the slow path.
     MAX_ENVELOPE_FRAMES = 8
     MAX_ENVELOPE_FRAME_BYTES = 255
 
 cdef bytes PUT = b"PUT", OK = b"OK", EMPTY = b""
-cdef object new = tuple.__new__  # of a named tuple, without its own function
+cdef object new = tuple.__new__  # makes a named tuple without calling its constructor
 
 
 cdef class ClientState:
-    """What decides whether a client's next request can be done beside what is under way."""
+    """The state that decides whether a client's next request may run now."""
 
     cdef readonly bytes id
     cdef readonly str producer
-    cdef public int64_t epoch  # below 0: none that a request could have
-    cdef public uint64_t counter  # the highest that is stored
-    cdef public Py_ssize_t in_flight  # changes that do not go alone
-    cdef public bint alone  # something that goes alone is under way
+    cdef public int64_t epoch  # < 0 before the first HELLO
+    cdef public uint64_t counter  # the highest stored counter
+    cdef public Py_ssize_t in_flight  # concurrent requests
+    cdef public bint alone  # an exclusive request is running
     cdef public object waiting
 
     def __init__(self, bytes client_id not None, str producer not None, int64_t epoch):
@@ -53,11 +52,11 @@ cdef class ClientState:
 
 @cython.final
 cdef class Target:
-    """A topic of one shard without a bound; `hashed` has what stands before a body's hash."""
+    """A topic with one shard and no byte limit. `hashed` has the digest's fixed prefix."""
 
     cdef readonly object topic
     cdef object name, number, shard, hashed
-    cdef uint64_t turn  # in which it was found open
+    cdef uint64_t turn  # in which `is_open` was last True
 
     def __init__(self, topic, shard, hashed):
         self.topic = topic
@@ -68,13 +67,13 @@ cdef class Target:
 
 
 cdef class Put:
-    """A message on its way: who waits for it, and what was handed over."""
+    """A PUT in flight."""
 
     cdef readonly ClientState client
     cdef readonly uint64_t counter
     cdef readonly str topic
     cdef readonly object then, stamp, block
-    cdef public object bounded  # the topic, if it has a bound of bytes
+    cdef public object bounded  # the topic, if it has a byte limit
 
     def __init__(self, ClientState client not None, uint64_t counter, str topic, then, stamp, block):
         self.client = client
@@ -87,17 +86,17 @@ cdef class Put:
 
 @cython.final
 cdef class Reply:
-    """Who is to be told, and by which envelope; called with what came of it."""
+    """The reply of a PUT. Calling it with a result sends the reply."""
 
     cdef object session, peer
     cdef list frames
     cdef Py_ssize_t end, size
 
-    def __call__(self, came):
+    def __call__(self, result):
         cdef uint64_t counter = 0
         number(self.frames, self.end + 5, &counter)
         envelope = self.frames[: self.end]
-        self.session.answer(self.peer, envelope, PUT, counter, self.size, came)
+        self.session.answer(self.peer, envelope, PUT, counter, self.size, result)
 
     cdef int done(self, uint64_t message_id) except -1:
         cdef bytes number = PyBytes_FromStringAndSize(NULL, NUMBER_BYTES)
@@ -110,14 +109,14 @@ cdef class Reply:
 
 @cython.final
 cdef class Request:
-    """The frames of a plain PUT, found in their places."""
+    """The frames of a plain PUT."""
 
     cdef bytes client, topic, body
     cdef uint64_t epoch, counter
     cdef Py_ssize_t end  # of the envelope
 
     cdef bint read(self, list frames):
-        """Whether it is one; all that is said of it else is that it is not."""
+        """Parse the frames. Returns False if they are not a plain PUT."""
         cdef Py_ssize_t end = envelope_end(frames)
         if end < 0 or PyList_GET_SIZE(frames) != end + HEAD_FRAMES + 2:
             return False
@@ -133,11 +132,11 @@ cdef class Request:
 
 
 @cython.final
-cdef class ShortPuts:
+cdef class PutFastPath:
     """`kinds` are the named tuples Block, Append, Commit and Stamp; `wall_ns` is the clock.
 
-    `find_client(id)` gives those that the loop knows; `is_open(topic)` says whether a topic is
-    still what it was when it was learned, and nobody's rights are to be looked at.
+    `find_client(id)` returns a loaded client or None. `is_open(topic)` must return True only if
+    the topic is still the one that was learned and no rule restricts PUTs to it.
     """
 
     cdef dict targets
@@ -169,7 +168,7 @@ cdef class ShortPuts:
         self.turn = 1
 
     def learn(self, bytes name not None, Target target not None):
-        """From now on puts to this topic may go this way."""
+        """Enable the fast path for a topic."""
         if len(self.targets) >= self.max_targets:
             self.targets.clear()
         self.targets[name] = target
@@ -179,9 +178,9 @@ cdef class ShortPuts:
         return found is not None and found.topic is topic
 
     def take(self, session, peer, list frames not None, bytes only=None) -> bool:
-        """Whether the message was a put with nothing in its way, and is on its way now.
+        """Take a message if it is a plain PUT. Returns False, with nothing changed, if not.
 
-        `only` is the one client who may speak by this peer, if it is not anybody.
+        `only` is the client id that the peer must use, or None.
         """
         cdef Request request = Request.__new__(Request)
         cdef ClientState client
@@ -201,7 +200,7 @@ cdef class ShortPuts:
         return self.depart(session, peer, frames, request, client, target)
 
     cdef bint may_take(self, Target target) except -1:
-        """Asked once a turn: nobody else has the loop meanwhile."""
+        """Check a topic once per turn, since nothing else runs on the loop within a turn."""
         if target.turn != self.turn:
             if not self.is_open(target.topic):
                 return False
@@ -240,7 +239,7 @@ cdef class ShortPuts:
         return build(self.wall_ns() // 1000000, body, offsets)
 
     def add(self, Put put not None, commit):
-        """One that is to go with the others of its turn, by whichever path it came."""
+        """Add a PUT of either path to the commits of this turn."""
         put.client.in_flight += 1
         self.uncommitted_bytes += len(put.block.data)
         self.puts.append(put)
@@ -250,7 +249,7 @@ cdef class ShortPuts:
         return bool(self.puts)
 
     def hand_over(self) -> tuple:
-        """What has been added since: puts, and their commits."""
+        """Return the PUTs of this turn and their commits, and begin a new turn."""
         cdef list puts = self.puts, commits = self.commits
         self.turn += 1
         self.puts, self.commits = [], []
@@ -258,36 +257,36 @@ cdef class ShortPuts:
 
     @staticmethod
     def outcomes(list futures not None, fault_of) -> tuple:
-        """A Committed or an error for each, and the next id of each topic that got messages."""
-        cdef list came = []
-        cdef dict reached = {}
+        """Return a result or an error for each future, and the next id of each topic."""
+        cdef list results = []
+        cdef dict next_ids = {}
         for future in futures:
             try:
-                one = future.result()
+                result = future.result()
             except Exception:
-                came.append(fault_of(future))
+                results.append(fault_of(future))
                 continue
-            came.append(one)
-            for span in one.spans:
-                reach(reached, span)
-        return came, reached
+            results.append(result)
+            for span in result.spans:
+                update_next_id(next_ids, span)
+        return results, next_ids
 
-    def land(self, list puts not None, list came not None, otherwise, proceed):
-        """Answers those that are done; `otherwise(put, came)` has what is not as simple.
+    def land(self, list puts not None, list results not None, otherwise, proceed):
+        """Answer committed PUTs. Calls `otherwise(put, result)` for any other result.
 
-        `came` has a Committed or an error for each; `proceed(client)` goes on with a client
-        for which something waits.
+        `results` has a CommitResult or an error for each PUT. `proceed(client)` must run the
+        waiting requests of a client.
         """
         cdef Put put
         cdef Py_ssize_t at
         for at in range(len(puts)):
             put = <Put?>puts[at]
-            one = came[at]
-            if type(put.then) is not Reply or not is_plain(one):
-                otherwise(put, one)
+            result = results[at]
+            if type(put.then) is not Reply or not is_plain(result):
+                otherwise(put, result)
                 continue
             self.uncommitted_bytes -= len(put.block.data)
-            (<Reply>put.then).done(one.spans[0].first_id)
+            (<Reply>put.then).done(result.spans[0].first_id)
             put.client.in_flight -= 1
             if put.counter > put.client.counter:
                 put.client.counter = put.counter
@@ -295,21 +294,21 @@ cdef class ShortPuts:
                 proceed(put.client)
 
 
-cdef int reach(dict reached, span) except -1:
+cdef int update_next_id(dict next_ids, span) except -1:
     topic, _, _, first_id, count = span
-    next_id, known = first_id + count, reached.get(topic)
+    next_id, known = first_id + count, next_ids.get(topic)
     if known is None or next_id > known:
-        reached[topic] = next_id
+        next_ids[topic] = next_id
     return 0
 
 
-cdef bint is_plain(came):
-    """A message was put, now or before: one span, no note."""
-    return isinstance(came, tuple) and len(came.spans) == 1 and not came.note
+cdef bint is_plain(result):
+    """Return True if the result is that of a committed message: one span, no note."""
+    return isinstance(result, tuple) and len(result.spans) == 1 and not result.note
 
 
 cdef Py_ssize_t envelope_end(list frames):
-    """The place of the first empty frame; -1 if the envelope is not a usual one."""
+    """Return the index of the first empty frame, or -1 if the envelope is unusual."""
     cdef Py_ssize_t at, size
     cdef object frame
     for at in range(min(PyList_GET_SIZE(frames), MAX_ENVELOPE_FRAMES + 1)):

@@ -1,8 +1,8 @@
 """PUT: one message, one stamped commit.
 
-Whatever becomes of a put is decided by the store, stamp first: a copy of one that was
-done is answered as that was, also if its topic has gone since. Refusals that use the
-counter up are commits, too, with nothing but the stamp and the refusal in them.
+The store decides the result of a PUT, by its stamp first: a copy of a committed PUT gets the
+same answer, even if its topic is gone. A refusal that uses up the counter is also a commit,
+with only the stamp and the refusal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from polybus.dialects.pirate.server import subscriber_records
-from polybus.dialects.pirate.server.put_fast_path import Put, ShortPuts, Target
+from polybus.dialects.pirate.server.put_fast_path import Put, PutFastPath, Target
 from polybus.dialects.pirate.server.subscriber_context import (
     OnResult,
     Request,
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 PUT: Final = b"PUT"
 NS_PER_MS: Final = 1_000_000
 DIGEST_BYTES: Final = 16
-JOINED_BYTES: Final = 4096  # a little more to copy costs less than one more call
-# More than this is copied and hashed on a worker: the loop would stand still too long.
+JOINED_BYTES: Final = 4096  # copying this much costs less than one more call
+# Larger bodies are copied and hashed on a worker, because the loop would block too long.
 LARGE_BYTES: Final = 256 << 10
 MAX_KNOWN_TOPICS: Final = 65_536
-STALE: Final = "the counter was used before: for another request, or too long ago"
+STALE: Final = "the counter was already used, for another request or too long ago"
 
 
 class PutBatch:
-    """Some puts that were handed over together, and go on when all of them are on disk.
+    """PUTs that were submitted together, and are answered when all of them are committed.
 
-    The store tells on a thread of its own, and mostly of all of them at once: so the last is
-    waited for, and then whoever is still missing.
+    The store resolves most futures of a batch at once, on a thread of its own. So the batch
+    waits for the last future, and then for any other that is not done.
     """
 
     __slots__ = ("futures", "on_done", "puts", "soon")
@@ -60,12 +60,12 @@ class PutBatch:
         puts: list[Put],
         futures: list[Future[CommitResult]],
         soon: CallOnLoop,
-        land: Callable[[PutBatch], None],
+        on_done: Callable[[PutBatch], None],
     ) -> None:
         self.puts = puts
         self.futures = futures
         self.soon = soon
-        self.on_done = land
+        self.on_done = on_done
         futures[-1].add_done_callback(self._on_commit)
 
     def _on_commit(self, _future: Future[CommitResult]) -> None:
@@ -80,7 +80,7 @@ class PutBatch:
 
 
 class ReservedBytes:
-    """Bytes that wait for their turn: counted until it comes, or will not come."""
+    """The body of a queued PUT, counted as uncommitted until its turn or its refusal."""
 
     __slots__ = ("_putting", "_size", "then")
 
@@ -94,25 +94,27 @@ class ReservedBytes:
         self._putting.fast_path.uncommitted_bytes -= self._size
         self._size = 0
 
-    def finish(self, came: Any) -> None:
+    def finish(self, result: Any) -> None:
         self.release()
-        self.then(came)
+        self.then(result)
 
 
 class PutHandler:
+    """Executes PUT. The fast path handles most of them (`put_fast_path`)."""
+
     def __init__(
-        self, means: SubscriberContext, clients: ClientTable, topics: SubscribeHandler
+        self, context: SubscriberContext, clients: ClientTable, topics: SubscribeHandler
     ) -> None:
-        self._means = means
-        self._durable = means.durable
+        self._context = context
+        self._durable = context.durable
         self._clients = clients
         self._topics = topics
-        self._max_bytes = means.limits.max_uncommitted_bytes
-        self.fast_path = ShortPuts(
+        self._max_bytes = context.limits.max_uncommitted_bytes
+        self.fast_path = PutFastPath(
             clients.find,
             (Block, Append, Commit, Stamp),
             self._is_open,
-            means.wall_ns,
+            context.wall_ns,
             LARGE_BYTES,
             self._max_bytes,
             MAX_KNOWN_TOPICS,
@@ -123,7 +125,7 @@ class PutHandler:
         return self.fast_path.uncommitted_bytes
 
     def put(self, client: ClientEntry, request: Request, caller: Identity, then: OnResult) -> None:
-        """A small one, which goes beside others."""
+        """Submit a PUT that is not exclusive."""
         if client.is_fenced(request):
             then(client.fenced_error(request))
             return
@@ -133,9 +135,9 @@ class PutHandler:
         )
 
     def reserve(self, request: Request, then: OnResult) -> ReservedBytes | None:
-        """Room for one that has to wait for its turn, so that what waits is bounded, too.
+        """Reserve bytes for a PUT that has to wait, so that waiting PUTs are bounded too.
 
-        None if there is none, and that was told.
+        Returns None if there is no room. `then` has then been called with the error.
         """
         size = sum(map(len, request.body))
         return ReservedBytes(self, size, then) if self._has_room(size, then) else None
@@ -143,14 +145,14 @@ class PutHandler:
     def put_held(
         self, client: ClientEntry, request: Request, caller: Identity, held: ReservedBytes
     ) -> None:
-        """One that has waited for its turn."""
+        """Submit a PUT that has waited for its turn."""
         held.release()
         self.put(client, request, caller, held.then)
 
     def put_large(
         self, client: ClientEntry, request: Request, caller: Identity, held: ReservedBytes
     ) -> None:
-        """Goes alone while it is made ready, and no longer."""
+        """Prepare a large PUT on a worker. It is exclusive until it is submitted."""
         if client.is_fenced(request):
             held.finish(client.fenced_error(request))
             self._clients.finish_exclusive(client)
@@ -165,21 +167,21 @@ class PutHandler:
                 held.then(error)
             self._clients.finish_exclusive(client)
 
-        self._means.workers(lambda: self._prepare_large(request), ready)
+        self._context.workers(lambda: self._prepare_large(request), ready)
 
     def flush(self) -> None:
-        """Hands over what the turn has brought."""
+        """Submit the commits of this turn."""
         puts, commits = self.fast_path.hand_over()
         if puts:
             futures = self._durable.store.commit_all(commits)
-            PutBatch(puts, futures, self._means.run_on_loop, self._on_batch_committed)
+            PutBatch(puts, futures, self._context.run_on_loop, self._on_batch_committed)
 
     def _prepare_large(self, request: Request) -> tuple[bytes, Block]:
         body = b"".join(request.body)
         return request_digest(request, body), self._block(body)
 
     def _block(self, body: bytes) -> Block:
-        now_ms = self._means.wall_ns() // NS_PER_MS
+        now_ms = self._context.wall_ns() // NS_PER_MS
         return Block.from_columns(body, array("i", (0, len(body))), insertion_ms=now_ms)
 
     def _submit(
@@ -214,11 +216,11 @@ class PutHandler:
 
     def _enqueue(self, put: Put, commit: Commit) -> None:
         if not self.fast_path.has_waiting():
-            self._means.run_on_loop(self.flush)  # if no turn's end comes before
+            self._context.run_on_loop(self.flush)  # in case no on_turn_end comes first
         self.fast_path.add(put, commit)
 
     def _appends(self, topic: Topic, block: Block) -> tuple[Append, ...]:
-        """What nearly all topics of subscribers have, one shard and no bound, is learned."""
+        """Return the appends. Enables the fast path for a topic with one shard and no bound."""
         name = topic.name.encode()
         if len(topic.open_shards) == 1 and not topic.settings.get(MAX_BYTES):
             hashed = blake2b(_digest_head(PUT, name), digest_size=DIGEST_BYTES)
@@ -226,64 +228,67 @@ class PutHandler:
         return self._durable.build_appends(topic, block)
 
     def _is_open(self, topic: Topic) -> bool:
-        """Whether puts to a topic that was learned may go by the short path."""
-        if self._means.policy.has_rules_for(PRODUCE) or self._durable.find(topic.name) is not topic:
+        """Return True if the fast path may take PUTs to this topic."""
+        if (
+            self._context.policy.has_rules_for(PRODUCE)
+            or self._durable.find(topic.name) is not topic
+        ):
             return False
         return not self._topics.is_in_removal(topic)
 
     def _has_room(self, size: int, then: OnResult) -> bool:
         if self.uncommitted_bytes + size <= self._max_bytes:
             return True
-        text = f"{self._max_bytes} bytes are on their way to the disk: send it again"
+        text = f"{self._max_bytes} bytes are uncommitted; retry"
         then(LimitReached("max_uncommitted_bytes", text))
         return False
 
     def _refusal(self, caller: Identity, name: str, topic: Topic | None) -> PolybusError | None:
-        if self._means.policy.has_rules_for(PRODUCE):
+        if self._context.policy.has_rules_for(PRODUCE):
             try:
-                self._means.binding.check_allowed(caller, PRODUCE, name)
+                self._context.binding.check_allowed(caller, PRODUCE, name)
             except Denied as error:
                 return error
         if topic is None:
-            return self._means.binding.missing_topic_error(name)
+            return self._context.binding.missing_topic_error(name)
         if self._topics.is_in_removal(topic):
-            return DoesNotExist(f"there is no topic {name!r}: its last subscriber has left")
+            return DoesNotExist(f"no topic {name!r}: its last subscriber has left")
         return None
 
-    def _on_batch_committed(self, flight: PutBatch) -> None:
-        came, reached = self.fast_path.outcomes(flight.futures, error_from_future)
-        self._durable.advance_all(reached)  # before anybody is told
-        self.fast_path.land(flight.puts, came, self._on_put_committed, self._clients.run_queued)
+    def _on_batch_committed(self, batch: PutBatch) -> None:
+        results, next_ids = self.fast_path.outcomes(batch.futures, error_from_future)
+        self._durable.advance_all(next_ids)  # before any client is answered
+        self.fast_path.land(batch.puts, results, self._on_put_committed, self._clients.run_queued)
 
-    def _on_put_committed(self, put: Put, came: CommitResult | PolybusError) -> None:
+    def _on_put_committed(self, put: Put, result: CommitResult | PolybusError) -> None:
         size = len(put.block.data)
         self.fast_path.uncommitted_bytes -= size
         if put.bounded is not None:
             self._durable.add_in_flight(put.bounded, -size)
             put.bounded = None
-        if not isinstance(came, PolybusError):
-            put.then(subscriber_records.decode_outcome(came))
+        if not isinstance(result, PolybusError):
+            put.then(subscriber_records.decode_outcome(result))
             self._clients.finish_shared(put.client, put.counter)
-        elif isinstance(came, DoesNotExist) and not isinstance(came, UnknownProducer):
-            # The topic went while the message was on its way: that is the answer, and stored.
+        elif isinstance(result, DoesNotExist) and not isinstance(result, UnknownProducer):
+            # The topic was dropped while the PUT was in flight. That is its answer, and stored.
             put.client.in_flight -= 1
-            refusal = DoesNotExist(f"there is no topic {put.topic!r} any more")
+            refusal = DoesNotExist(f"no topic {put.topic!r}")
             self._enqueue(
                 put, Commit(stamp=put.stamp, note=subscriber_records.encode_refusal(refusal))
             )
         else:
-            put.then(Stale(STALE) if isinstance(came, Stale) else came)
+            put.then(Stale(STALE) if isinstance(result, Stale) else result)
             self._clients.finish_shared(put.client, 0)
 
 
 def request_digest(request: Request, body: bytes = b"") -> bytes:
-    """Tells requests apart that use one counter."""
+    """Return a digest by which the store detects two requests with the same counter."""
     head = _digest_head(request.op, request.topic.encode())
     if len(body) <= JOINED_BYTES:
         return blake2b(head + body, digest_size=DIGEST_BYTES).digest()
-    found = blake2b(head, digest_size=DIGEST_BYTES)
-    found.update(body)
-    return found.digest()
+    digest = blake2b(head, digest_size=DIGEST_BYTES)
+    digest.update(body)
+    return digest.digest()
 
 
 def _digest_head(op: bytes, topic: bytes) -> bytes:

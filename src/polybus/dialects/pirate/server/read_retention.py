@@ -1,13 +1,12 @@
-"""Collection: messages that everyone has read go, within a second.
+"""Retention of topics that keep unread messages: trims messages that every reader has read.
 
-Of a topic that keeps `read`, a message goes once every subscriber's LAST, as it is on
-disk, has reached it, and every group is past it. A topic that nobody reads keeps all: a
-message that nobody could read is not one that everyone has. What a group holds back is
-read from its records, so a group is never further here than a crash would leave it.
+In a topic with `keep = "read"` a message is trimmed once every subscriber's stored LAST has
+reached it and every group is past it, within a second. A topic without readers keeps all
+messages. The position of a group is read from its stored records, so it is never ahead of the
+position after a crash.
 
-Shards are trimmed by offsets, and LAST is an id. In a topic of one shard the two go in
-step, so one look at the message behind the cut is enough to know it; in one of many
-the cut of each shard is found by halving.
+Shards are trimmed by offset, and LAST is an id. In a topic with one shard both advance together,
+so one read confirms the offset. With several shards the offset of each is found by bisection.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ if TYPE_CHECKING:
     from polybus.store.contract import Store
 
 INTERVAL_S: Final = 0.4
-MAX_PARALLEL_TRIMS: Final = (
-    8  # workers that trim side by side, so that they share what a sync costs
-)
+MAX_PARALLEL_TRIMS: Final = 8  # parallel trims share the cost of a sync
 
 
 class RetentionTask(NamedTuple):
-    """A topic to be looked at; `read` is the id that all subscribers have reached."""
+    """A topic to trim. `read` is the id that all subscribers have reached."""
 
     topic: Topic
     read: int | None
 
 
 class ReadRetention:
+    """Trims read messages, in rounds."""
+
     def __init__(
-        self, means: SubscriberContext, table: SubscriptionTable, subscribing: SubscribeHandler
+        self, context: SubscriberContext, table: SubscriptionTable, subscribing: SubscribeHandler
     ) -> None:
-        self._means = means
+        self._context = context
         self._table = table
         self._subscribing = subscribing
         self._next_s = 0.0
@@ -53,13 +52,13 @@ class ReadRetention:
         self.collected = 0
 
     def tick(self, now_s: float) -> None:
-        """Begins a round, if it is time for one and the last is over."""
+        """Start a round if it is due and the last one has ended."""
         if self._running or now_s < self._next_s:
             return
         self._next_s = now_s + INTERVAL_S
         self._running = 1
-        self._means.workers(
-            lambda: _topics_with_groups(self._means.durable.store), self._on_groups_read
+        self._context.workers(
+            lambda: _topics_with_groups(self._context.durable.store), self._on_groups_read
         )
 
     def _on_groups_read(self, future: Future[set[int]]) -> None:
@@ -73,7 +72,7 @@ class ReadRetention:
             self._start_share(due[start::MAX_PARALLEL_TRIMS])
 
     def _due(self, number: int) -> RetentionTask | None:
-        topic = self._means.durable.find_by_number(number)
+        topic = self._context.durable.find_by_number(number)
         if topic is None or topic.settings.get(KEEP) != KEEP_READ:
             return None
         if not self._table.has(number):
@@ -82,8 +81,8 @@ class ReadRetention:
 
     def _start_share(self, share: Sequence[RetentionTask]) -> None:
         self._running += 1
-        store = self._means.durable.store
-        self._means.workers(
+        store = self._context.durable.store
+        self._context.workers(
             lambda: sum(_collect(store, one) for one in share),
             lambda future: self._on_share_done(share, future),
         )
@@ -93,14 +92,14 @@ class ReadRetention:
         error = error_from_future(future)
         if error is None:
             self.collected += future.result()
-        else:  # the next round looks at them again
+        else:  # the next round retries
             self._table.changed_topics.update(one.topic.number for one in share)
             if not future.cancelled():
-                self._means.log.warning("collection failed", reason=str(error))
+                self._context.log.warning("collection failed", reason=str(error))
 
     def enqueue_unused_topics(self) -> None:
-        """After a start: topics whose last subscriber left just before the end."""
-        for topic in self._means.durable.topics():
+        """Check topics whose last subscriber may have left just before the last shutdown."""
+        for topic in self._context.durable.topics():
             if topic.settings.get(WITH_SUBSCRIBERS):
                 self._table.changed_topics.add(topic.number)
 
@@ -109,26 +108,26 @@ class ReadRetention:
 
 
 def _topics_with_groups(store: Store) -> set[int]:
-    """The numbers of all topics that groups read."""
+    """Return the numbers of all topics with groups."""
     return {
         groups.read_roster_key(one.key)[0] for one in subscriber_records.scan(store, groups.ROSTERS)
     }
 
 
 def _collect(store: Store, due: RetentionTask) -> int:
-    """How many messages have gone."""
+    """Trim a topic. Returns the number of removed messages."""
     try:
         bounds = store.bounds(due.topic.number)
         before = _trim_offsets(store, due, bounds)
         if before:
             store.trim(due.topic.number, before)
-    except DoesNotExist:  # since it was looked at
+    except DoesNotExist:  # dropped in the meantime
         return 0
     return sum(offset - bounds.shards[shard].start for shard, offset in before.items())
 
 
 def _trim_offsets(store: Store, due: RetentionTask, bounds: Bounds) -> dict[int, int]:
-    """The first offset that stays, of each shard from which something goes."""
+    """Return the first kept offset of each shard that can be trimmed."""
     held = list(_group_floors(store, due.topic, bounds))
     if due.read is None and not held:
         return {}
@@ -147,7 +146,7 @@ def _trim_offsets(store: Store, due: RetentionTask, bounds: Bounds) -> dict[int,
 
 
 def _group_floors(store: Store, topic: Topic, bounds: Bounds) -> list[dict[int, int]]:
-    """Of each group: the first offset of each shard that it is not past."""
+    """Return, for each group, the first unread offset of each shard."""
     found = []
     for roster in subscriber_records.scan(store, groups.roster_prefix(topic.number)):
         name = groups.read_roster_key(roster.key)[1]
@@ -161,14 +160,14 @@ def _group_floors(store: Store, topic: Topic, bounds: Bounds) -> list[dict[int, 
 def _unread_offset(
     store: Store, due: RetentionTask, bounds: Bounds, shard: int, at: ShardBounds
 ) -> int:
-    """The first offset of a shard whose message not every subscriber has read."""
+    """Return the first offset of a shard that some subscriber has not read."""
     if due.read is None or due.read >= bounds.next_id - 1:
         return at.end
     if len(bounds.shards) == 1:
         guess = at.end - (bounds.next_id - 1 - due.read)
         if at.start <= guess < at.end and _message_id(store, due, shard, guess) == due.read + 1:
             return guess
-    low, high = at.start, at.end  # what is before `low` is read, what is from `high` on is not
+    low, high = at.start, at.end  # offsets before `low` are read; `high` and later ones are not
     while low < high:
         middle = (low + high) // 2
         if _message_id(store, due, shard, middle) <= due.read:

@@ -1,12 +1,11 @@
-"""A ROUTER's messages, taken and given many at a time.
+"""A ROUTER socket whose messages are received many at a time.
 
-pyzmq makes some objects for every frame, and a pirate's request has nine of them. Here a
-frame is the bytes object that it becomes and nothing else. The functions are those of the
-very libzmq that pyzmq has loaded: they are looked up in its own module, so there is one
-libzmq in the process, and a socket that pyzmq has opened is one that is used here.
+pyzmq creates several objects for each frame, and a pirate request has nine frames. Here a frame
+is one bytes object. The functions are those of the libzmq that pyzmq has loaded: they are looked
+up in pyzmq's own module, so the process has one libzmq, and a socket that pyzmq opened can be
+used here.
 
-Nothing here waits: a call that would wait gives what there is. The socket must be open;
-whoever closes it must not call again.
+No call blocks. The socket must be open; after it is closed no method may be called.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -36,14 +35,14 @@ ctypedef int (*Send)(void*, const void*, size_t, int) noexcept nogil
 ctypedef int (*Errno)() noexcept nogil
 
 cdef int DONTWAIT = 1, SNDMORE = 2  # zmq.h
-# What ZMTP puts before a frame, a short and a long one; and what CURVE adds to it.
+# Head of a short and of a long ZMTP frame, and the bytes that CURVE adds to a frame.
 cdef int HEAD_BYTES = 2, LONG_HEAD_BYTES = 9, SHORT_BYTES = 255, SEALED_BYTES = 33
 cdef int MORE = 1, SRCFD = 2  # properties of a message
 
 
 @cython.final
 cdef class Router:
-    """`library` is the file of pyzmq's own module, `socket` the address of an open socket."""
+    """`library` is the file of pyzmq's module, `socket` the address of an open socket."""
 
     cdef void* socket
     cdef zmq_msg_t frame
@@ -62,27 +61,26 @@ cdef class Router:
         if handle == NULL:
             raise OSError(f"{library} is not loaded")
         self.socket = <void*> socket
-        self.msg_recv = <MsgReceive> found(handle, b"zmq_msg_recv")
-        self.msg_data = <MsgData> found(handle, b"zmq_msg_data")
-        self.msg_size = <MsgSize> found(handle, b"zmq_msg_size")
-        self.msg_get = <MsgGet> found(handle, b"zmq_msg_get")
-        self.msg_gets = <MsgGets> found(handle, b"zmq_msg_gets")
-        self.msg_close = <MsgInit> found(handle, b"zmq_msg_close")
-        self.zmq_send = <Send> found(handle, b"zmq_send")
-        self.zmq_errno = <Errno> found(handle, b"zmq_errno")
-        (<MsgInit> found(handle, b"zmq_msg_init"))(&self.frame)
+        self.msg_recv = <MsgReceive> lookup(handle, b"zmq_msg_recv")
+        self.msg_data = <MsgData> lookup(handle, b"zmq_msg_data")
+        self.msg_size = <MsgSize> lookup(handle, b"zmq_msg_size")
+        self.msg_get = <MsgGet> lookup(handle, b"zmq_msg_get")
+        self.msg_gets = <MsgGets> lookup(handle, b"zmq_msg_gets")
+        self.msg_close = <MsgInit> lookup(handle, b"zmq_msg_close")
+        self.zmq_send = <Send> lookup(handle, b"zmq_send")
+        self.zmq_errno = <Errno> lookup(handle, b"zmq_errno")
+        (<MsgInit> lookup(handle, b"zmq_msg_init"))(&self.frame)
 
     def __dealloc__(self):
         if self.msg_close != NULL:
             self.msg_close(&self.frame)
 
     def receive(self, int most, Py_ssize_t most_bytes, int max_frames, bint with_user=False):
-        """Messages that are there: (descriptor, user or None, bytes, frames) each.
+        """Return queued messages as (descriptor, user or None, bytes, frames).
 
-        At most so many; and once they have `most_bytes`, no more. Of a message with more than
-        `max_frames` the frames beyond are passed over: it is known by having `max_frames`.
-        `bytes` are those that all its frames had on the wire (the first, which the socket
-        itself has put there, had none); a `user` has shown a key, and sent them sealed.
+        Returns at most `most` messages, and stops after `most_bytes`. Frames after the first
+        `max_frames` of a message are dropped. `bytes` is the size of all frames on the wire,
+        without the routing id, which the socket adds. `user` is the User-Id of a peer with CURVE.
         """
         cdef list messages = []
         cdef Py_ssize_t size, total = 0
@@ -98,10 +96,10 @@ cdef class Router:
         return messages
 
     def send(self, list envelope not None, list frames not None, Py_ssize_t most):
-        """One message: the envelope, an empty frame, and these; all of them bytes.
+        """Send one message: the envelope, an empty frame, and `frames`.
 
-        Its size on the wire, about; 0, with nothing sent, if that were more than `most`; or, below
-        0, why its first frame was refused.
+        Returns its approximate size on the wire; 0, with nothing sent, if that is over `most`;
+        or a negative errno if the first frame was refused.
         """
         cdef Py_ssize_t size = HEAD_BYTES + measured(envelope) + measured(frames)
         cdef bint begun
@@ -111,11 +109,11 @@ cdef class Router:
         if not begun and envelope:
             return -self.zmq_errno()
         if not self._give(b"", DONTWAIT | SNDMORE) or not self._give_all(frames, True):
-            raise OSError(self.zmq_errno(), "a message was begun and could not be ended")
+            raise OSError(self.zmq_errno(), "a message was sent only in part")
         return size
 
     cdef bint _next(self, int flags) except -1:
-        """The next frame is in `frame`; False if there is none."""
+        """Receive the next frame into `frame`. Returns False if there is none."""
         cdef int error
         while self.msg_recv(&self.frame, self.socket, flags) < 0:
             error = self.zmq_errno()
@@ -126,7 +124,7 @@ cdef class Router:
         return True
 
     cdef Py_ssize_t _rest(self, list frames, int max_frames, int sealed) except -1:
-        """All frames of the message whose first one was taken; their bytes on the wire."""
+        """Receive the rest of a message. Returns the size of its frames on the wire."""
         cdef Py_ssize_t size = 0, length
         while True:
             length = <Py_ssize_t> self.msg_size(&self.frame)
@@ -139,7 +137,7 @@ cdef class Router:
             if len(frames) > 1:
                 size += on_wire(length, sealed)
             if not self._next(DONTWAIT):
-                raise OSError(EAGAIN, "a message came without its end")
+                raise OSError(EAGAIN, "received an incomplete message")
 
     cdef object _user(self):
         cdef const char* name = self.msg_gets(&self.frame, b"User-Id")
@@ -151,7 +149,7 @@ cdef class Router:
             if not self._give(<bytes>frames[at], DONTWAIT | (0 if ending and at == last else SNDMORE)):
                 if at == 0:
                     return False
-                raise OSError(self.zmq_errno(), "a message was begun and could not be ended")
+                raise OSError(self.zmq_errno(), "a message was sent only in part")
         return True
 
     cdef bint _give(self, bytes frame, int flags) except -1:
@@ -169,16 +167,16 @@ cdef inline Py_ssize_t on_wire(Py_ssize_t length, int sealed) noexcept:
 
 
 cdef Py_ssize_t measured(list frames) except -1:
-    """What frames take up on the wire; long ones' heads are longer, which does not matter."""
+    """Return the approximate size of frames on the wire (the longer heads are ignored)."""
     cdef Py_ssize_t size = 0
-    for one in frames:
-        if type(one) is not bytes:  # before the first is sent
-            raise TypeError(f"a frame is bytes, not {type(one).__name__}")
-        size += PyBytes_GET_SIZE(one) + HEAD_BYTES
+    for frame in frames:
+        if type(frame) is not bytes:  # checked before the first frame is sent
+            raise TypeError(f"a frame must be bytes, got {type(frame).__name__}")
+        size += PyBytes_GET_SIZE(frame) + HEAD_BYTES
     return size
 
 
-cdef void* found(void* handle, const char* name) except NULL:
+cdef void* lookup(void* handle, const char* name) except NULL:
     cdef void* function = dlsym(handle, name)
     if function == NULL:
         raise OSError(f"libzmq has no {name.decode()}")

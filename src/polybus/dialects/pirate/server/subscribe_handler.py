@@ -1,12 +1,12 @@
-"""SUB and UNSUB, and topics that live as long as they have subscribers.
+"""SUB and UNSUB, and topics that exist as long as they have subscribers.
 
-A new SUB makes the topic if need be, then enters the subscription with LAST at the
-topic's newest id, its stamp in the same commit. While subscribed, a new SUB answers
-LAST as it is. A topic made so is removed when its last subscriber has left and no
-group reads it; whoever subscribes in between waits, and gets a new one, whose ids go on.
+A SUB creates the topic if it does not exist, and then the subscription, with LAST at the
+topic's newest id and the stamp in the same commit. A SUB of an existing subscription returns
+its LAST. A topic that SUB created is removed when its last subscriber has left and no group
+reads it. A SUB during the removal waits and creates a new topic, whose ids continue.
 
-Both go alone among their client's requests, so the highest counter that is stored is
-known: a request that does not go beyond it changes nothing, and is answered by the store.
+SUB and UNSUB are exclusive among the requests of a client, so the highest stored counter is
+known. A request with a counter up to that changes nothing and is answered by the store.
 """
 
 from __future__ import annotations
@@ -49,18 +49,20 @@ SETTINGS: Final = {KEEP: KEEP_READ, WITH_SUBSCRIBERS: True}
 
 
 class SubscribeHandler:
+    """Executes SUB and UNSUB."""
+
     def __init__(
         self,
-        means: SubscriberContext,
+        context: SubscriberContext,
         clients: ClientTable,
         table: SubscriptionTable,
         lasts: LastWriter,
     ) -> None:
-        self._means = means
+        self._context = context
         self._clients = clients
         self._table = table
         self._lasts = lasts
-        # Topics that are being removed, and who waits for their names.
+        # Topics in removal, each with the requests that wait for its name.
         self._topics_in_removal: dict[int, list[Callable[[], None]]] = {}
 
     def is_in_removal(self, topic: Topic) -> bool:
@@ -78,13 +80,13 @@ class SubscribeHandler:
         self, client: ClientEntry, request: Request, caller: Identity, then: OnResult
     ) -> None:
         again = partial(self._find_topic, client, request, caller, then)
-        topic = self._means.durable.find(request.topic)
+        topic = self._context.durable.find(request.topic)
         if topic is not None and topic.number in self._topics_in_removal:
             self._topics_in_removal[topic.number].append(again)
             return
         try:
-            if self._means.policy.has_rules_for(SUBSCRIBE):
-                self._means.binding.check_allowed(caller, SUBSCRIBE, request.topic)
+            if self._context.policy.has_rules_for(SUBSCRIBE):
+                self._context.binding.check_allowed(caller, SUBSCRIBE, request.topic)
             if topic is None:
                 failed = partial(self._finish, client, then)
                 self._create_topic(caller, request.topic, again, failed)
@@ -99,23 +101,23 @@ class SubscribeHandler:
     def _create_topic(
         self, caller: Identity, name: str, again: Callable[[], None], failed: OnResult
     ) -> None:
-        """Sees to it that there is such a topic, then goes on."""
-        found, mine = self._means.binding.reserve(caller, name)
+        """Create the topic, or wait for its creation, and call `again`."""
+        found, mine = self._context.binding.reserve(caller, name)
         if not isinstance(found, NameReservation):
             again()
         elif mine:
-            store = self._means.durable.store
+            store = self._context.durable.store
             settings = {**SETTINGS, CREATOR: creator_record(caller)}
 
             def make() -> tuple[Topic, int]:
                 topic = store.create(name, 1, settings)
                 return topic, store.bounds(topic.number).next_id
 
-            self._means.workers(
+            self._context.workers(
                 make, lambda future: self._on_topic_created(found, future, again, failed)
             )
         else:
-            found.outcome.add_done_callback(lambda _: self._means.run_on_loop(again))
+            found.outcome.add_done_callback(lambda _: self._context.run_on_loop(again))
 
     def _on_topic_created(
         self,
@@ -126,10 +128,10 @@ class SubscribeHandler:
     ) -> None:
         error = error_from_future(future)
         if error is None:
-            self._means.binding.complete(reservation, *future.result())
+            self._context.binding.complete(reservation, *future.result())
             again()
         else:
-            self._means.binding.abort(reservation, error)
+            self._context.binding.abort(reservation, error)
             failed(error)
 
     def _add_subscription(
@@ -137,16 +139,16 @@ class SubscribeHandler:
     ) -> None:
         found = self._table.find(topic.number, client.id)
         if found is not None:
-            found.seen_s = self._means.clock()
+            found.seen_s = self._context.clock()
             self._commit_counter(
                 client, request, subscriber_records.encode_number(found.last), then
             )
             return
-        newest = self._means.durable.next_id(topic) - 1
+        newest = self._context.durable.next_id(topic) - 1
         place = SubscriptionKey(topic.number, client.id)
         try:
-            # In the table first: nothing beyond it is collected from now on.
-            new = self._table.add(place, caller.name, newest, self._means.clock())
+            # In the table before the commit, so that retention keeps all messages after `newest`.
+            new = self._table.add(place, caller.name, newest, self._context.clock())
         except PolybusError as error:
             self._finish(client, then, error)
             return
@@ -155,8 +157,8 @@ class SubscribeHandler:
         def entered(error: PolybusError | None) -> None:
             if error is not None:
                 self._table.remove(new)
-            elif self._means.durable.find_by_number(topic.number) is None:
-                self.remove_records(topic)  # it was dropped while this was on its way
+            elif self._context.durable.find_by_number(topic.number) is None:
+                self.remove_records(topic)  # dropped while the commit was in flight
 
         self._commit_counter(
             client, request, subscriber_records.encode_number(newest), then, changes, entered
@@ -167,7 +169,7 @@ class SubscribeHandler:
     def unsubscribe(self, client: ClientEntry, request: Request, then: OnResult) -> None:
         if self._answer_if_used(client, request, then):
             return
-        topic = self._means.durable.find(request.topic)
+        topic = self._context.durable.find(request.topic)
         found = self._table.find(topic.number, client.id) if topic else None
         if topic is None or found is None:
             self._commit_counter(client, request, subscriber_records.encode_number(0), then)
@@ -183,9 +185,9 @@ class SubscribeHandler:
         )
 
     def drop(self, client: ClientEntry, gone: Sequence[Subscription], then: OnResult) -> None:
-        """Ends subscriptions without their client, which will find out; goes alone.
+        """Drop subscriptions without their client (exclusive).
 
-        Tells the first error, if there is one.
+        Calls `then` with the first error, or None.
         """
         here = [one for one in gone if self._table.find(*one.place) is one]
         left = dict.fromkeys(here)
@@ -193,7 +195,7 @@ class SubscribeHandler:
 
         def dropped(one: Subscription, future: Future[CommitResult]) -> None:
             error = error_from_future(future)
-            topic = self._means.durable.find_by_number(one.place.topic)
+            topic = self._context.durable.find_by_number(one.place.topic)
             if error is not None:
                 errors.append(error)
             elif topic is not None:
@@ -206,7 +208,7 @@ class SubscribeHandler:
             self._finish(client, then, None)
         self._lasts.flush()
         for one in here:
-            self._means.commit(
+            self._context.commit(
                 Commit(changes=subscriber_records.unsubscribe_changes(one.place)),
                 partial(dropped, one),
             )
@@ -218,19 +220,19 @@ class SubscribeHandler:
     # --- topics that go with their last subscriber
 
     def remove_unused(self, topic: Topic) -> None:
-        """Removes a topic if it was made by SUB, and nobody is left who reads it."""
+        """Remove a topic that SUB created and that has no reader left."""
         if not topic.settings.get(WITH_SUBSCRIBERS) or self._table.has(topic.number):
             return
-        if topic.number in self._topics_in_removal or not self._means.binding.claim_unused(topic):
+        if topic.number in self._topics_in_removal or not self._context.binding.claim_unused(topic):
             return
         self._topics_in_removal[topic.number] = []
-        self._means.workers(
+        self._context.workers(
             lambda: self._drop_topic(topic), lambda future: self._on_topic_removed(topic, future)
         )
 
     def _drop_topic(self, topic: Topic) -> bool:
-        """On a worker; False if a group reads it."""
-        store = self._means.durable.store
+        """Drop the topic. Returns False if a group reads it. Runs on a worker."""
+        store = self._context.durable.store
         if store.scan(roster_prefix(topic.number), limit=1):
             return False
         store.drop(topic.name)
@@ -238,19 +240,21 @@ class SubscribeHandler:
         return True
 
     def _on_topic_removed(self, topic: Topic, future: Future[bool]) -> None:
-        self._means.binding.release(topic)
+        self._context.binding.release(topic)
         error = error_from_future(future)
         waiting = self._topics_in_removal.pop(topic.number)
         if error is not None:
-            if not future.cancelled():  # else the bus is stopping, and the next start does it
-                self._means.log.warning("topic not removed", topic=topic.name, reason=str(error))
+            if (
+                not future.cancelled()
+            ):  # cancelled: the bus stops, and the next start removes the topic
+                self._context.log.warning("topic not removed", topic=topic.name, reason=str(error))
         elif future.result():
-            self._means.binding.remove(topic)
+            self._context.binding.remove(topic)
         for again in waiting:
             again()
 
     def on_topic_dropped(self, topic: Topic) -> None:
-        """A topic was dropped, by whomever: its subscriptions have gone with it."""
+        """Remove the subscriptions of a dropped topic."""
         if self._table.drop(topic.number):
             self.remove_records(topic)
 
@@ -258,21 +262,21 @@ class SubscribeHandler:
         self.remove_records_of(topic.number)
 
     def remove_records_of(self, number: int) -> None:
-        """Removes the records of a topic that is not there any more."""
-        store = self._means.durable.store
-        self._means.workers(
+        """Remove the subscription records of a dropped topic."""
+        store = self._context.durable.store
+        self._context.workers(
             lambda: subscriber_records.remove_topic_records(store, number), self._on_records_removed
         )
 
     def _on_records_removed(self, future: Future[None]) -> None:
         error = error_from_future(future)
-        if error is not None:  # the next start does it
-            self._means.log.warning("records not removed", reason=str(error))
+        if error is not None:  # the next start tries again
+            self._context.log.warning("records not removed", reason=str(error))
 
-    # --- what they share
+    # --- stamped commits
 
     def _answer_if_used(self, client: ClientEntry, request: Request, then: OnResult) -> bool:
-        """Answers what needs no look at topics: another epoch, and counters used before."""
+        """Answer a fenced request or a used counter. Returns False for any other request."""
         if client.is_fenced(request):
             self._finish(client, then, client.fenced_error(request))
             return True
@@ -290,7 +294,7 @@ class SubscribeHandler:
         changes: tuple[RecordChange, ...] = (),
         after: Callable[[PolybusError | None], None] = lambda error: None,
     ) -> None:
-        """Commits the counter, its answer and what it changes; or gets the answer of before."""
+        """Commit counter, answer and changes. A used counter gets its stored answer."""
         stamp = Stamp(client.producer, request.epoch, request.counter, request_digest(request))
 
         def done(future: Future[CommitResult]) -> None:
@@ -302,8 +306,8 @@ class SubscribeHandler:
                 error = Stale(STALE)
             self._finish(client, then, error or subscriber_records.decode_outcome(future.result()))
 
-        self._lasts.flush()  # what was read before comes before it
-        self._means.commit(Commit(changes=changes, stamp=stamp, note=note), done)
+        self._lasts.flush()  # positions that were read earlier are committed earlier
+        self._context.commit(Commit(changes=changes, stamp=stamp, note=note), done)
 
     def _finish(
         self, client: ClientEntry, then: OnResult, answer: int | PolybusError | None

@@ -1,4 +1,4 @@
-"""The admin socket's verbs about pirate's subscribers: who holds what back, and freeing it."""
+"""Admin actions for pirate's subscribers: list and drop subscriptions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SubscriberAdmin:
     def _require_durable(self) -> tuple[DurableSubscribers, DurableTopics]:
         durable = durable_bus(self._context.broker)
         if self._context.attached is None or durable is None:
-            raise AdminError("not_supported", "this bus has no durable topics")
+            raise AdminError("not_supported", "the bus has no durable topics")
         return self._context.attached, durable.topics
 
     def _select(self, request: Request) -> list[Subscription]:
@@ -62,7 +62,7 @@ class SubscriberAdmin:
         if topic is not None:
             found = durable.find(str(topic))
             if found is None:
-                raise AdminError("not_found", f"there is no durable topic {str(topic)[:255]!r}")
+                raise AdminError("not_found", f"no durable topic {str(topic)[:255]!r}")
             number = found.number
         return [
             one
@@ -86,11 +86,11 @@ class SubscriberAdmin:
 
 
 def _client_id(request: Request) -> bytes | None:
-    """In hex, since it may be any bytes."""
+    """Return the client id of a request, which is in hex because it may be any bytes."""
     text = request.get("client")
     if text is None:
         return None
     try:
         return bytes.fromhex(str(text))
     except ValueError:
-        raise AdminError("bad_request", "a client's id is given in hex") from None
+        raise AdminError("bad_request", "the client id must be in hex") from None

@@ -1,4 +1,4 @@
-"""What subscribers stand on, and what a request looks like to them."""
+"""The services that the request handlers use, and the form of a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Request(Protocol):
-    """What a client asks for, its form found good."""
+    """A decoded and valid request (codec.Request)."""
 
     @property
     def op(self) -> bytes: ...
@@ -40,13 +40,13 @@ class Request(Protocol):
     def last(self) -> int: ...
 
 
-# Is told, on the loop, what came of a request: a result, or the error that says why not.
+# Called on the loop with the result of a request, or with its error.
 OnResult = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriberContext:
-    """`soon` brings a step to the loop from any thread; `workers` wait for the disk."""
+    """`run_on_loop` may be called from any thread; `workers` runs blocking calls."""
 
     durable: DurableTopics
     binding: TopicNames
@@ -60,16 +60,16 @@ class SubscriberContext:
     log: Logger
 
     def commit(self, commit: Commit, then: Callable[[Future[CommitResult]], None]) -> None:
-        """`then` is called on the loop, once it is on disk or has failed."""
+        """Commit. Calls `then` on the loop when the commit is on disk or has failed."""
         future = self.durable.commit(commit)
         future.add_done_callback(lambda done: self.run_on_loop(lambda: then(done)))
 
 
 def error_from_future(future: Future[Any]) -> PolybusError | None:
-    """What went wrong with it, as an error of the tree."""
+    """Return the error of a future as a `PolybusError`, or None."""
     if future.cancelled():
         return StoreFault("the bus is stopping")
     error = future.exception()
     if error is None or isinstance(error, PolybusError):
         return error
-    return StoreFault(f"unexpected: {error!r}")
+    return StoreFault(f"unexpected error: {error!r}")

@@ -1,13 +1,19 @@
-"""What is kept of subscribers, in three families of records and the store's producers.
+"""Stored state of subscribers: three families of records, and producers of the store.
 
-    pirate/subscription/TTTTTTTT CLIENT   who takes up a place: the account it is charged to
-    pirate/last/TTTTTTTT CLIENT           LAST: up to where it has read, 8 bytes big-endian
+    pirate/subscription/TTTTTTTT CLIENT   a subscription: the account it is charged to
+    pirate/last/TTTTTTTT CLIENT           LAST, the position of the reader, 8 bytes big-endian
     pirate/counter/CLIENT                 the client's newest epoch, and the random numbers of
                                           its last HELLOs, 8 bytes each, the newest last
 
-T is the topic's number in hex; CLIENT the id's bytes as they are, to the end of the key.
-The counter itself, and the answer that belongs to it, is a producer of the store named
-`pirate:` and the id in hex: one whose counters may leave gaps, with one result kept.
+T is the topic's number in hex. CLIENT is the id's bytes, to the end of the key. The counter and
+its answer are a producer of the store named `pirate:` and the id in hex, whose counters may
+have gaps and which keeps one result.
+
+The note of a stamp is the stored answer, so that a repeated request gets the first answer:
+
+    (none)          a message was put: its id is in the commit's result
+    N number        the answered number: LAST of a SUB, 0 or 1 of an UNSUB
+    E code 0 text   the refusal that used up the counter
 """
 
 from __future__ import annotations
@@ -34,16 +40,16 @@ COUNTERS: Final = b"pirate/counter/"
 PRODUCERS: Final = "pirate:"
 PRODUCER_OPTIONS: Final = ProducerOptions(dense=False, kept_results=1)
 
-# So many starts of a client are told apart from delayed copies of their HELLO.
+# A delayed HELLO is recognised as a copy among this many starts of a client.
 MAX_HELLO_NUMBERS: Final = 1024
-MAX_CHANGES_PER_COMMIT: Final = 600  # records changed by one commit: the store takes 900
+MAX_CHANGES_PER_COMMIT: Final = 600  # the store takes 900 records per commit
 
 _NUMBER: Final = Struct(">Q")
 _TOPIC_DIGITS: Final = 8
 
 
 class HelloHistory(NamedTuple):
-    """Epochs rise by one with each new number: the newest epoch is the last number's."""
+    """The numbers of the last HELLOs. Each new number increases the epoch by one."""
 
     newest: int = 0
     numbers: tuple[int, ...] = ()
@@ -62,13 +68,13 @@ class HelloHistory(NamedTuple):
     @classmethod
     def decode(cls, raw: bytes) -> HelloHistory:
         if len(raw) < _NUMBER.size or len(raw) % _NUMBER.size:
-            raise Damaged("a record of pirate's counters is damaged")
+            raise Damaged("damaged record of a pirate client")
         newest, *numbers = unpack(f">{len(raw) // _NUMBER.size}Q", raw)
         return cls(newest, tuple(numbers))
 
 
 class SubscriptionKey(NamedTuple):
-    """A subscription: whose, and of which topic."""
+    """The key of a subscription."""
 
     topic: int
     client: bytes
@@ -113,7 +119,7 @@ def last_change(place: SubscriptionKey, last: int) -> RecordChange:
 
 def read_last(raw: bytes) -> int:
     if len(raw) != _NUMBER.size:
-        raise Damaged("a record of what a subscriber has read is damaged")
+        raise Damaged("damaged record of a subscriber's position")
     return int.from_bytes(raw)
 
 
@@ -125,7 +131,7 @@ def scan(store: Store, prefix: bytes) -> Iterator[StoredRecord]:
 
 
 def remove_topic_records(store: Store, topic: int) -> None:
-    """Removes all records of a topic's subscriptions; blocks."""
+    """Remove all subscription records of a topic. Blocks."""
     for family in (LASTS, SUBSCRIPTIONS):
         while page := store.scan(topic_prefix(family, topic), limit=MAX_CHANGES_PER_COMMIT):
             store.commit(
@@ -135,7 +141,7 @@ def remove_topic_records(store: Store, topic: int) -> None:
 
 _NUMBER_MARK: Final = b"N"
 _ERROR_MARK: Final = b"E"
-MAX_TEXT_BYTES: Final = 900  # with its code it fits a note
+MAX_TEXT_BYTES: Final = 900  # with its code it fits into a note
 
 
 def encode_number(number: int) -> bytes:
@@ -148,7 +154,7 @@ def encode_refusal(error: PolybusError) -> bytes:
 
 
 def decode_outcome(done: CommitResult) -> int | PolybusError:
-    """What was answered: a number, or a refusal."""
+    """Return the stored answer: a number or a refusal."""
     note = done.note
     if not note:
         return done.spans[0].first_id
@@ -158,11 +164,11 @@ def decode_outcome(done: CommitResult) -> int | PolybusError:
     return error_from_code(code.decode(), text.decode("utf-8", "replace"))
 
 
-MAX_LISTED: Final = 1024  # those furthest behind: who holds a topic back is among them
+MAX_LISTED: Final = 1024  # the subscribers with the largest lag
 
 
 def read_subscriber_lags(store: Store, topic: Topic, bounds: Bounds) -> list[dict[str, Any]]:
-    """Each one's id (in hex), its LAST, and how many ids it is behind; the last of all first."""
+    """Return id (hex), LAST and lag of each subscriber, the largest lag first."""
     prefix = subscriber_records.topic_prefix(subscriber_records.LASTS, topic.number)
     found = (
         (

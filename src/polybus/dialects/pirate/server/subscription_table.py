@@ -1,4 +1,8 @@
-"""All subscriptions, by topic: who reads what, and up to where."""
+"""All subscriptions by topic, and the writer of their positions.
+
+Positions that move within one turn of the loop are stored in one commit. A GET is answered when
+its LAST is on disk, so no answer depends on a position that a crash could take back.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Subscription:
-    """`last` is what was said to be read, `saved` how much of that is on disk."""
+    """`last` is the position that the client sent, `saved` the position on disk."""
 
     __slots__ = ("account", "last", "place", "saved", "seen_s")
 
@@ -33,12 +37,14 @@ class Subscription:
 
 
 class SubscriptionTable:
+    """The subscriptions of a bus, and their limits."""
+
     def __init__(self, limits: PirateLimits) -> None:
         self._limits = limits
         self._topics: dict[int, dict[bytes, Subscription]] = {}
         self._accounts: Counter[str] = Counter()
         self.count = 0
-        self.changed_topics: set[int] = set()  # topics in which somebody has read on, or left
+        self.changed_topics: set[int] = set()  # topics with a moved or removed subscription
 
     def load(self, found: Iterable[tuple[SubscriptionKey, str, int]], now_s: float) -> None:
         for place, account, last in found:
@@ -60,12 +66,16 @@ class SubscriptionTable:
             yield from list(subscribers.values())
 
     def add(self, place: SubscriptionKey, account: str, last: int, now_s: float) -> Subscription:
-        """A new one. `LimitReached` if there are too many."""
+        """Add a subscription. Raises `LimitReached`."""
         limits = self._limits
         if self.count >= limits.max_subscriptions:
-            raise LimitReached("max_subscriptions", "this bus has as many as it may")
+            raise LimitReached(
+                "max_subscriptions", "the bus has the maximum number of subscriptions"
+            )
         if self._accounts[account] >= limits.max_user_subscriptions:
-            raise LimitReached("max_user_subscriptions", f"{account} has as many as it may")
+            raise LimitReached(
+                "max_user_subscriptions", f"{account} has the maximum number of subscriptions"
+            )
         found = Subscription(place, account, last, now_s)
         self._add(found)
         return found
@@ -74,7 +84,7 @@ class SubscriptionTable:
         topic, client = gone.place
         subscribers = self._topics.get(topic, {})
         if subscribers.get(client) is not gone:
-            return  # with its topic, already
+            return  # already removed with its topic
         del subscribers[client]
         if not subscribers:
             del self._topics[topic]
@@ -82,7 +92,7 @@ class SubscriptionTable:
         self.changed_topics.add(topic)
 
     def drop(self, topic: int) -> bool:
-        """The topic has gone, and its subscriptions with it; whether there were any."""
+        """Remove all subscriptions of a topic. Returns False if there were none."""
         gone = self._topics.pop(topic, {})
         for one in gone.values():
             self._forget(one)
@@ -90,7 +100,7 @@ class SubscriptionTable:
         return bool(gone)
 
     def read_by_all(self, topic: int) -> int | None:
-        """The id up to which every subscriber has read, on disk; None if there is none."""
+        """Return the lowest stored position of a topic, or None without subscribers."""
         subscribers = self._topics.get(topic)
         return min(one.saved for one in subscribers.values()) if subscribers else None
 
@@ -107,7 +117,7 @@ class SubscriptionTable:
 
 
 def read_subscriptions(store: Store) -> Iterator[tuple[SubscriptionKey, str, int]]:
-    """All subscriptions of a store: place, account and LAST."""
+    """Yield key, account and LAST of all subscriptions in a store."""
     lasts = {
         subscriber_records.read_key(
             subscriber_records.LASTS, one.key
@@ -123,20 +133,22 @@ OnSaved = Callable[[PolybusError | None], None]
 
 
 class LastWriter:
-    def __init__(self, means: SubscriberContext, table: SubscriptionTable) -> None:
-        self._means = means
+    """Stores moved positions, many per commit."""
+
+    def __init__(self, context: SubscriberContext, table: SubscriptionTable) -> None:
+        self._context = context
         self._table = table
         self._unsaved: dict[Subscription, None] = {}
         self._waiting: list[OnSaved] = []
 
-    def save(self, moved: Subscription, told: OnSaved) -> None:
-        """Has it written with the next `flush`, which comes at the end of the turn."""
+    def save(self, moved: Subscription, then: OnSaved) -> None:
+        """Store a position with the next `flush`, at the end of the turn."""
         if len(self._unsaved) >= subscriber_records.MAX_CHANGES_PER_COMMIT:
             self.flush()
         if not self._unsaved:
-            self._means.run_on_loop(self.flush)  # if no turn's end comes before
+            self._context.run_on_loop(self.flush)  # in case no on_turn_end comes first
         self._unsaved[moved] = None
-        self._waiting.append(told)
+        self._waiting.append(then)
 
     def flush(self) -> None:
         if not self._unsaved:
@@ -144,7 +156,7 @@ class LastWriter:
         moved = [(one, one.last) for one in self._unsaved]
         waiting, self._waiting, self._unsaved = self._waiting, [], {}
         changes = tuple([subscriber_records.last_change(one.place, last) for one, last in moved])
-        self._means.commit(
+        self._context.commit(
             Commit(changes=changes), lambda future: self._on_committed(moved, waiting, future)
         )
 
@@ -159,5 +171,5 @@ class LastWriter:
             for one, last in moved:
                 one.saved = max(one.saved, last)
                 self._table.changed_topics.add(one.place.topic)
-        for told in waiting:
-            told(error)
+        for then in waiting:
+            then(error)
