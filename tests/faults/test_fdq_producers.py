@@ -270,7 +270,7 @@ def test_named_producer_over_many_processes() -> None:
         check_numbers(numbers(bus.url), stored)
 
 
-@pytest.mark.sabotage("epochs-off", expects="nobody tells the older one: stored")
+@pytest.mark.sabotage("epochs-off", expects="the older producer was not fenced: stored")
 def test_producer_taken_over_while_stopped_is_fenced() -> None:
     with NativeBus() as bus:
         older = Child(bus.url)
@@ -281,7 +281,7 @@ def test_producer_taken_over_while_stopped_is_fenced() -> None:
         older.signal(signal.SIGCONT)
         last = older.last_word()
         newer.kill()
-        assert last == "fenced", f"nobody tells the older one: {last}"
+        assert last == "fenced", f"the older producer was not fenced: {last}"
         check_numbers(numbers(bus.url), newer.stored)
 
 

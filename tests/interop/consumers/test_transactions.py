@@ -164,6 +164,6 @@ def test_abandoned_run_cannot_commit(url, topic, consumer):
     consumer.consume(topic, "one", watched, handler_timeout_s=0.2, **QUICK)
     until(lambda: acked(url, topic) == 1, "its second run")
     hangs.set()
-    until(lambda: refused, "the first one is told")
+    until(lambda: refused, "the first one is refused")
     assert [type(one).__name__ for one in refused] == ["Stale"]
     assert [one.message for one in outputs(url, f"{topic}.out")] == [b"2"]

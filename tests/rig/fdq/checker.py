@@ -10,9 +10,9 @@ they know the responses they got, and each rule follows from those.
     duplicated    twice in the topic, in the outputs, among the dead; handled after its ack
     torn          part of a batch, or of a transaction's outputs
     reordered     a key's messages stored, handled, or produced further in another order
-    aborted-read  visible though it was refused, or though nobody sent it
+    aborted-read  visible though it was refused, or never sent
     stale-ack     an ack or a transaction accepted after a newer epoch was known
-    needless repeat   done twice, though nobody had died
+    needless repeat   done twice without a death
     dead-lettered early, unacked, lag, stats: what those words say
 """
 

@@ -103,7 +103,7 @@ def aborted_reads(evidence: Evidence) -> Iterator[Anomaly]:
             if call.outcome == FAILED and one.body in evidence.rows:
                 yield Anomaly(ABORTED_READ, f"{one.body}: refused, and in the topic")
     for body in evidence.rows.keys() - evidence.messages.keys():
-        yield Anomaly(ABORTED_READ, f"{body}: in the topic, and nobody sent it")
+        yield Anomaly(ABORTED_READ, f"{body}: in the topic, but never sent")
     for body in evidence.output_bodies - evidence.tries.keys():
         yield Anomaly(ABORTED_READ, f"{body}: among the outputs, and no transaction was to be done")
     refused = {

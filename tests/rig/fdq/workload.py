@@ -273,7 +273,7 @@ class Workload:
                 self._staff()
                 return self.lag() < before
 
-            until(is_less, f"{before} messages are left, and nobody acks them", PATIENCE_S)
+            until(is_less, f"{before} messages are left and not acked", PATIENCE_S)
             left = self.lag()
 
     def _staff(self) -> None:

@@ -17,7 +17,7 @@ from threading import Event
 from typing import Final
 
 from polybus.dialects.pirate.client.pirate_options import Order
-from tests.rig.fdq.journal import Diary
+from tests.rig.fdq.journal import Journal
 from tests.rig.fork_server import die_with_parent
 from tests.rig.pirate.lossy_round import TOPICS
 from tests.rig.pirate.polybus_client import Ours
@@ -69,7 +69,7 @@ def _begin(orders: Orders) -> tuple[Sailor, Ours]:
     die_with_parent()
     sys.stderr = orders.log.open("w")
     order = Order.RECORD_THEN_DELIVER if orders.records_first else Order.DELIVER_THEN_RECORD
-    diary = Diary(orders.diary)
+    diary = Journal(orders.diary)
     talker = Ours(orders.endpoint, orders.state, order)
     diary.note(WOKE, topic="", **talker.wake())
     subscribed = talker.client.subscriptions

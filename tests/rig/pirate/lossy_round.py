@@ -19,7 +19,7 @@ from threading import Barrier, Thread
 from types import TracebackType
 from typing import Protocol, Self
 
-from tests.rig.fdq.journal import Diary, operations
+from tests.rig.fdq.journal import Journal, operations
 from tests.rig.observer import until
 from tests.rig.pirate.lossy_proxy import LossyProxy, Odds
 from tests.rig.pirate.random_client import Sailor, Talker
@@ -128,7 +128,7 @@ class Voyage:
         try:
             with (
                 closing(self._talker(self.proxy.endpoint, name)) as talker,
-                closing(Diary(self._diary(name))) as diary,
+                closing(Journal(self._diary(name))) as diary,
             ):
                 seed = Random(f"{self._seed} {name}").getrandbits(32)
                 sailor = Sailor(name, talker, diary, seed, TOPICS)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final, Protocol
 
-from tests.rig.fdq.journal import Diary
+from tests.rig.fdq.journal import Journal
 from tests.rig.pirate.wire import NONE, Answer
 
 PUT, GET, SUB, UNSUB = "put", "get", "sub", "unsub"
@@ -57,7 +57,7 @@ class Sailor:
         self,
         name: str,
         talker: Talker,
-        diary: Diary,
+        diary: Journal,
         seed: int,
         topics: Sequence[str],
         *,

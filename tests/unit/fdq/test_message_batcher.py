@@ -298,7 +298,7 @@ def test_flush_waits_for_results(merger: MessageBatcher, bus: Slow) -> None:
     started(merger, bus)
     receipt = add(merger, b"x")
     assert not merger.flush(0)
-    until(lambda: len(bus.sent) == 2, "what waits to be sent by a flush")
+    until(lambda: len(bus.sent) == 2, "the flush to send pending messages")
     answering = Thread(target=bus.answer)
     answering.start()
     assert merger.flush(PATIENCE_S)

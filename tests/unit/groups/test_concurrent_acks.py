@@ -71,7 +71,7 @@ def test_acks_of_two_members_are_concurrent(harness, disk, pool):
     two.fetch()
     disk.held = True
     acks = [pool.submit(one.ack, 0, (0, 5)), pool.submit(two.ack, 3, (0, 5))]
-    until(lambda: disk.waiting == 2, "both are on their way")
+    until(lambda: disk.waiting == 2, "both are in flight")
     beat = pool.submit(one.beat)
     assert beat.result(10) == ([], [0, 1])  # a heartbeat does not wait for the disk either
     assert pool.submit(one.look).result(10) is not None
@@ -84,7 +84,7 @@ def test_changes_of_one_shard_are_serialized(harness, disk, pool):
     one.fetch()
     disk.held = True
     acks = [pool.submit(one.ack, 0, (n, n + 1)) for n in range(4)]
-    until(lambda: disk.waiting == 1, "one is on its way")
+    until(lambda: disk.waiting == 1, "one is in flight")
     disk.held = False
     for ack in acks:
         assert ack.result(10)["error"] is None
@@ -96,7 +96,7 @@ def test_progress_is_visible_only_after_it_is_durable(harness, disk, pool):
     one.fetch()
     disk.held = True
     ack = pool.submit(one.ack, 0, (0, 5))
-    until(lambda: disk.waiting == 1, "it is on its way")
+    until(lambda: disk.waiting == 1, "it is in flight")
     assert harness.shard(0)["low"] == 0
     disk.store.fail_with = StoreFull("no room")
     disk.step()
@@ -113,7 +113,7 @@ def test_ack_in_progress_finishes_before_its_member_is_replaced(harness, disk, p
     old.fetch()
     disk.held = True
     ack = pool.submit(old.ack, 0, (0, 5))
-    until(lambda: disk.waiting == 1, "it is on its way")
+    until(lambda: disk.waiting == 1, "it is in flight")
     join = pool.submit(harness.join, "a")
     disk.held = False
     assert ack.result(10)["low"] == 5
@@ -126,7 +126,7 @@ def test_ack_after_a_replacement_is_refused(harness, disk, pool):
     old.fetch()
     disk.held = True
     join = pool.submit(harness.join, "a")
-    until(lambda: disk.waiting == 1, "it is on its way")
+    until(lambda: disk.waiting == 1, "it is in flight")
     ack = pool.submit(old.ack, 0, (0, 5))  # it does not know yet that it was replaced
     disk.held = False
     join.result(10)

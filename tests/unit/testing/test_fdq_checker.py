@@ -148,7 +148,7 @@ CASES = {
             shards=(shard(2, emitted=2),),
         ),
     ),
-    "acked by nobody who handled it": (
+    "acked without a successful run": (
         LOST,
         changed(runs=(run(0, 10), run(1, 20, outcome=UNKNOWN), run(2, 30))),
         changed(
@@ -250,7 +250,7 @@ CASES = {
         changed(runs=(run(0, 10), run(1, 9), run(2, 30))),
         changed(runs=(run(0, 10), run(1, 11), run(2, 30))),
     ),
-    "begun though nobody has done the one before": (
+    "begun before the previous message was done": (
         REORDERED,
         changed(runs=(run(0, 10, outcome=UNKNOWN), *HISTORY.runs[1:])),
         changed(runs=(run(0, 8, outcome=UNKNOWN), *HISTORY.runs), shards=(shard(emitted=4),)),
@@ -285,7 +285,7 @@ CASES = {
         changed(produced=(produced(PLAIN, at=1, outcome=FAILED), HISTORY.produced[1])),
         changed(produced=(produced(PLAIN, at=1, outcome=UNKNOWN), HISTORY.produced[1])),
     ),
-    "sent by nobody": (
+    "never sent": (
         ABORTED_READ,
         changed(produced=HISTORY.produced[1:]),
         changed(),
@@ -364,7 +364,7 @@ CASES = {
             shards=(shard(dead_lettered=1),),
         ),
     ),
-    "done twice, and nobody died": (
+    "done twice without a death": (
         NEEDLESS,
         changed(runs=(run(0, 8), *HISTORY.runs), acks=(), shards=(shard(emitted=4),)),
         changed(
@@ -566,7 +566,7 @@ def show_what_was_aborted(random, history, found):
 
 
 def make_something_up(random, history, found):
-    row = Row(0, 10**6, 10**6, "a", "nobody's")
+    row = Row(0, 10**6, 10**6, "a", "unsent")
     return history, replace(found, topic=(*found.topic, row))
 
 

@@ -347,11 +347,11 @@ class Replay(Generic[T]):
     """An async iterator. It disconnects at its end; `aclose` does so earlier."""
 
     def __init__(
-        self, open_replay: Callable[[], topic_replay.Replay[pa.RecordBatch]], as_batches: bool
+        self, open_replay: Callable[[], topic_replay.TopicReplay[pa.RecordBatch]], as_batches: bool
     ) -> None:
         self._open_replay = open_replay
         self._as_batches = as_batches
-        self._inner: topic_replay.Replay[pa.RecordBatch] | None = None
+        self._inner: topic_replay.TopicReplay[pa.RecordBatch] | None = None
         self._items: Iterator[Any] = iter(())
         self._is_over = False
         # One thread, so that closing runs after a read in progress.

@@ -9,8 +9,8 @@ from polybus.model.limits import MIB
 
 # A key is hashed, stored and compared for every message, so it should be a name.
 MAX_KEY_BYTES = 1024
-# Several copies of a message are in memory while it is in flight. Larger data belongs into a file or object
-# store, with a message that holds its location.
+# Several copies of a message are in memory while it is in flight. Larger data belongs into a
+# file or object store, with a message that holds its location.
 MAX_MESSAGE_BYTES = 64 * MIB
 # Names and values of one message's headers together. Headers are metadata, not a second body.
 MAX_HEADER_BYTES = MIB

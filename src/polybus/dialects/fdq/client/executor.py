@@ -6,9 +6,9 @@ queue, and the old thread ends when its handler returns.
 
 `PoisonGuard` protects against messages that kill their consumer. The messages that a dead
 consumer had fetched are suspect: any of them may have killed it. Suspect messages run one at a
-time, and the consumer reports each to the bus before it starts. The bus counts a failure for each message
-that was running when a consumer dies. With two at a time, a deadly message would take another
-one with it on every death, until that one becomes a dead letter, too.
+time, and the consumer reports each to the bus before it starts. The bus counts a failure for
+each message that was running when a consumer dies. With two at a time, a deadly message would
+take another one with it on every death, until that one becomes a dead letter, too.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ ROW_BYTES = 64  # memory of a pending message beside its key, body and headers
 INTERRUPTED = "the sending thread was interrupted"
 
 
-class PendingMessages:
+class MessageBatch:
     """Pending messages of one topic, which become one batch."""
 
     __slots__ = ("bytes", "condition", "futures", "has_headers", "messages", "times_ms", "topic")
@@ -83,8 +83,8 @@ class MessageBatcher:
         self._lock = Lock()
         self._state = Condition(self._lock)
         self._idle = Condition(self._lock)  # notified when nothing is pending or in flight
-        self._pending: list[PendingMessages] = []
-        self._open: dict[str, PendingMessages] = {}  # the batch that takes a topic's next message
+        self._pending: list[MessageBatch] = []
+        self._open: dict[str, MessageBatch] = {}  # the batch that takes a topic's next message
         self._since_s = 0.0  # when the first pending message arrived
         # Topics whose batches carry headers. They keep doing so, because a change of columns
         # opens a new stream.
@@ -183,8 +183,8 @@ class MessageBatcher:
         if self._closed:
             raise ConnectionLost("producer is closed")
 
-    def _begin(self, topic: str) -> PendingMessages:
-        batch = self._open[topic] = PendingMessages(topic, topic in self._with_headers)
+    def _begin(self, topic: str) -> MessageBatch:
+        batch = self._open[topic] = MessageBatch(topic, topic in self._with_headers)
         if not self._pending:
             self._since_s = self._clock()
             # A thread in a timed wait looks in time anyway; waking it would cost a switch.
@@ -196,7 +196,7 @@ class MessageBatcher:
             self._thread.start()
         return batch
 
-    def _take(self) -> list[PendingMessages]:
+    def _take(self) -> list[MessageBatch]:
         taken, self._pending, self._open = self._pending, [], {}
         self._rows = self._bytes = 0
         self._in_flight += len(taken)
@@ -225,7 +225,7 @@ class MessageBatcher:
                 self._on_done(batch, _failed_future(ConnectionLost(INTERRUPTED)))
 
     def _submit(
-        self, topic: str, build_rows: Callable[[], pa.RecordBatch], batch: PendingMessages | None
+        self, topic: str, build_rows: Callable[[], pa.RecordBatch], batch: MessageBatch | None
     ) -> Future[Produced]:
         try:
             future = self._send(topic, build_rows())
@@ -239,7 +239,7 @@ class MessageBatcher:
 
     # --- on other threads
 
-    def _on_done(self, batch: PendingMessages | None, done: Future[Produced]) -> None:
+    def _on_done(self, batch: MessageBatch | None, done: Future[Produced]) -> None:
         """Resolve the futures of a batch, on the thread that got the response."""
         error = ConnectionLost("produce was cancelled") if done.cancelled() else done.exception()
         if batch is not None:

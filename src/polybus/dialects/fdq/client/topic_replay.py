@@ -60,7 +60,7 @@ def replay(
     batch: Literal[False] = False,
     wait_s: float = 0.0,
     options: ClientOptions | None = None,
-) -> Replay[Envelope]: ...
+) -> TopicReplay[Envelope]: ...
 
 
 @overload
@@ -74,7 +74,7 @@ def replay(
     batch: Literal[True],
     wait_s: float = 0.0,
     options: ClientOptions | None = None,
-) -> Replay[pa.RecordBatch]: ...
+) -> TopicReplay[pa.RecordBatch]: ...
 
 
 def replay(
@@ -115,7 +115,7 @@ class TimePosition(int):
     """A time, nanoseconds since 1970."""
 
 
-class Replay(Generic[T]):
+class TopicReplay(Generic[T]):
     """An iterator for one thread. It disconnects at its end; `close` does so earlier."""
 
     def __init__(
@@ -173,13 +173,13 @@ class Replay(Generic[T]):
 
 def _open_replay(
     bus: buses.BusClient, topic: str, start: int | None, end: int | None, batch: bool, wait_s: float
-) -> Replay[Any]:
+) -> TopicReplay[Any]:
     first, last = _find_id(bus, topic, start), _find_id(bus, topic, end)
     if last is None and not wait_s:
         last = bus.act("bounds", topic=topic)["next_id"]
     info = bus.act("topic.info", topic=topic)
     reader = bus.read(topic, start=first, end=last, wait_s=wait_s)
-    return Replay(bus, reader, info, batch)
+    return TopicReplay(bus, reader, info, batch)
 
 
 def _find_id(bus: buses.BusClient, topic: str, position: int | None) -> int | None:
