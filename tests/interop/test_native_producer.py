@@ -356,8 +356,11 @@ def test_what_cannot_be_produced_is_told_at_once(client, bodies, keys, says):
     [
         ({"body": pa.array([b"x"])}, "shard_key: the column is missing"),
         ({"shard_key": pa.array(["a"]), "body": pa.array(["x"])}, "body: the type is string"),
-        ({"shard_key": pa.array(["a"]), "body": pa.array([None], pa.binary())}, "has none"),
-        ({"shard_key": pa.array([], pa.utf8()), "body": pa.array([], pa.binary())}, "at least one row"),
+        ({"shard_key": pa.array(["a"]), "body": pa.array([None], pa.binary())}, "must not be null"),
+        (
+            {"shard_key": pa.array([], pa.utf8()), "body": pa.array([], pa.binary())},
+            "at least one row",
+        ),
     ],
 )
 def test_rows_that_cannot_be_produced_are_told_at_once(client, rows, says):

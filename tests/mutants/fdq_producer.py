@@ -27,7 +27,7 @@ SUITES: dict[str, tuple[str, ...]] = {
             for name in ("shard_routing", "topic_replay", "producer")
         ),
         "tests/unit/fdq/test_aio.py",
-        "tests/unit/port/test_sightings.py",
+        "tests/unit/port/test_anonymous_producers.py",
         "tests/unit/embedded",
     ),
     "live": ("tests/interop/test_fdq_producer.py",),

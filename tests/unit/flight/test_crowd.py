@@ -81,7 +81,7 @@ def is_open(client: Any) -> bool:
         return b"limit_reached" not in error.extra_info
 
 
-def test_calls_that_say_nothing_count(port):
+def test_calls_without_data_count(port):
     handler, server = port
     with flight.connect(f"grpc://127.0.0.1:{server.port}") as client:
         assert is_open(client)

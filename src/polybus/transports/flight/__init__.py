@@ -1,7 +1,7 @@
-"""The native port: Arrow Flight.
+"""The Arrow Flight transport of the native port.
 
-Its compiled part stands on the libraries inside pyarrow, which are loaded here first. Their
-names carry their version: a polybus that was compiled for another pyarrow finds none.
+Its compiled part links to the libraries inside pyarrow, which must be loaded first. Their
+file names contain a version, so a build for another version of pyarrow does not load.
 """
 
 import pyarrow.flight

@@ -1,8 +1,7 @@
-"""Who calls: a token or a certificate if one was shown, else whom the kernel vouches for.
+"""Identity of a caller: a token or a certificate if given, else the user of a loopback peer.
 
-A token that is wrong or has expired is an error, not a stranger: whoever shows one
-means to be somebody. Tokens are lines of a file that only its owner can read,
-`NAME TOKEN [EXPIRES]`, the time as in 2027-01-31T12:00:00Z.
+An invalid or expired token is an error, not an anonymous call. Tokens are lines of a file
+that only its owner may read, `NAME TOKEN [EXPIRES]`, with times such as 2027-01-31T12:00:00Z.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from polybus.kernel.flight_port import FlightCall
 
 BEARER = "Bearer "
-MIN_TOKEN_CHARACTERS = 16  # fewer could be guessed
-MAX_TOKENS_CHARACTERS = 1 << 20  # each call is compared with all of them
+MIN_TOKEN_CHARACTERS = 16  # shorter tokens could be guessed
+MAX_TOKENS_CHARACTERS = 1 << 20  # each call is compared with all tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Token:
 
 
 class TokenFile:
-    """The tokens of a file; none without one."""
+    """The tokens of a file; empty without a file."""
 
     def __init__(self, path: Path | None, wall_s: Callable[[], float]) -> None:
         self._path = path
@@ -51,16 +50,16 @@ class TokenFile:
         self.reload()
 
     def reload(self) -> None:
-        """Reads the file again. `ConfigError` if it is no good; then all stays as it was."""
+        """Read the file again. Raises `ConfigError` if it is invalid and keeps the old tokens."""
         if self._path is not None:
             self._tokens = _read(self._path)
 
     def find_name(self, header: str) -> str:
-        """The name that goes with an `authorization` header, or an error for its sender."""
+        """Return the name of an `authorization` header; raise `Unauthenticated` if invalid."""
         if not header.startswith(BEARER):
             raise Unauthenticated("authorization is 'Bearer TOKEN'")
         secret = header.removeprefix(BEARER).encode("utf-8", "surrogateescape")
-        # All are compared, so that the time it takes tells nothing.
+        # Compare with all tokens, so that the time reveals nothing.
         found = [one for one in self._tokens if hmac.compare_digest(one.secret, secret)]
         if not found:
             raise Unauthenticated("this token is not known here")
@@ -104,13 +103,13 @@ def _parse_time(text: str) -> float:
 
 
 class CallIdentifier:
-    """Finds out who is behind a call to a listener at `host`:`port`."""
+    """Identifies the callers of a listener at `host`:`port`."""
 
     def __init__(self, host: str, tokens: TokenFile) -> None:
         self._host = host
         self._tokens = tokens
         self._table = open_socket_table()
-        self._lock = Lock()  # the table answers one question at a time
+        self._lock = Lock()  # the socket table is not thread-safe
 
     def identify(self, call: FlightCall, port: int) -> Identity:
         if call.authorization is not None:
@@ -118,7 +117,7 @@ class CallIdentifier:
         if call.identity:
             return Identity(key=call.identity.decode("utf-8", "replace"))
         uid = self._uid(call.peer, port)
-        if uid is None or call.is_cancelled():  # then the port may be another's by now
+        if uid is None or call.is_cancelled():  # then another process may have the port
             return ANONYMOUS
         return Identity(uid=uid)
 
@@ -141,7 +140,7 @@ class CallIdentifier:
 
 @lru_cache(4096)
 def parse_peer(peer: str) -> SocketEnd | None:
-    """The address in gRPC's words: ipv4:127.0.0.1:5000, ipv6:[::1]:5000 (maybe escaped)."""
+    """Parse a peer of gRPC: ipv4:127.0.0.1:5000 or ipv6:[::1]:5000, perhaps escaped."""
     kind, _, rest = unquote(peer).partition(":")
     host, _, port = rest.rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdigit():

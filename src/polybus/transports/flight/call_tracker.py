@@ -1,8 +1,8 @@
-"""Calls under way that have said what they want; none new once the port stops.
+"""Calls in progress that have been decoded; refuses new ones once the port stops.
 
-How many there may be is the compiled port's affair, which sees them earlier. What is *owed*
-is counted besides: actions and reads (the desk counts batches). A port that stops waits for
-that, and not for streams that are open and idle.
+The compiled port limits their number because it sees calls earlier. Unanswered actions and
+reads are counted separately (the batch queue counts batches): a stopping port waits for
+these and not for idle streams.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CallTracker:
 
     @contextmanager
     def begin_call(self, *, owed: bool = False) -> Iterator[None]:
-        """A call begins; it goes on until `leave`, unless this ends with an error."""
+        """Count a call until `end_call`, or only for the `with` if it raises."""
         self._enter(owed)
         try:
             yield
@@ -37,7 +37,7 @@ class CallTracker:
 
     @contextmanager
     def track_call(self) -> Iterator[None]:
-        """A call that is owed something, for as long as it lasts."""
+        """Count a call that must be answered, for the length of a `with`."""
         self._enter(owed=True)
         try:
             yield
@@ -55,12 +55,12 @@ class CallTracker:
             self._stopping = True
 
     def wait_settled(self, timeout_s: float) -> bool:
-        """Until nobody is owed anything; False if that takes too long."""
+        """Wait until all calls are answered. Returns False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._unanswered == 0, timeout_s)
 
     def check_open(self) -> None:
-        """`StoreClosed` once the port stops."""
+        """Raise `StoreClosed` once the port stops."""
         if self._stopping:
             raise StoreClosed("the bus is stopping")
 

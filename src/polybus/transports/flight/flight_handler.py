@@ -1,7 +1,7 @@
-"""The verbs of the bus as the compiled port calls them (`kernel.flightport`).
+"""The handler that the compiled port calls (`kernel.flight_port`).
 
-Each method runs on a thread of gRPC's. Batches of a stream do not come by here: they
-lie on the queue, and `putting.Intake` takes them.
+Each method runs on a thread of gRPC. Batches of put streams bypass it: `PutIntake` takes them
+from the batch queue.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from polybus.transports.flight.port_interface import PortCaller, PortInterface, PortStream
 
 PRODUCE, STAGE = "produce", "stage"
-EXISTING = "existing"  # behind the topic: it is not made
-# A stream of Arrow IPC: its schema, batches, the mark of its end.
+EXISTING = "existing"  # after the topic: do not create it
+# An Arrow IPC stream is its schema, batches, and an end marker.
 SCHEMA, END = arrow.READ_SCHEMA.serialize().to_pybytes(), b"\xff\xff\xff\xff\0\0\0\0"
 SMALL_BYTES = 64 << 10
-ROW_BYTES = 48  # what a row takes beside its key, body and headers
-SCHEMA_AND_END_BYTES = 4096  # of a stream of rows: the schema takes less than half of it
+ROW_BYTES = 48  # of a row besides its key, body and headers
+SCHEMA_AND_END_BYTES = 4096  # per stream; the schema takes less than half of it
 MAX_TICKET_BYTES = 64 * 1024
-NULL = "null"  # JSON's
+NULL = "null"  # in JSON
 
 
 class FlightHandler:
@@ -63,14 +63,14 @@ class FlightHandler:
 
     @property
     def port(self) -> int:
-        self._is_open.wait()  # gRPC brings the first calls before it has said where it listens
+        self._is_open.wait()  # the first calls may arrive before the constructor knows the port
         return self._port.port
 
     def shutdown(self) -> None:
-        """Lets go of the port at once; returns when all calls have ended."""
+        """Release the port at once. Returns when all calls have ended."""
         self._port.shutdown()
 
-    # --- what the port calls
+    # --- called by the compiled port
 
     def open_put(self, call: FlightCall, path: list[bytes], schema: pa.Schema) -> PutTarget:
         with self._calls.begin_call():
@@ -122,13 +122,13 @@ class FlightHandler:
             self._on_error(Denied(str(error)) if unproven else error)
         return to_flight_status(error)
 
-    # --- inside
+    # --- internals
 
     def _caller(self, call: FlightCall) -> PortCaller:
         return self._verbs.new_caller(self._identify(call, self.port), call.is_cancelled)
 
     def _results(self, caller: PortCaller, name: str, request: Any) -> Iterable[bytes | pa.Buffer]:
-        """One in JSON; of a fetch those in JSON, and rows, as they come."""
+        """Return the results of an action: JSON, for a fetch also rows as they arrive."""
         if not self._verbs.is_streamed(name):
             return [json.dumps(self._verbs.act(caller, name, request)).encode()]
         return _encode_fetch(self._verbs.stream_fetch(caller, request))
@@ -152,10 +152,10 @@ def _encode_fetch(
 
 
 def _as_stream(batch: pa.RecordBatch, size_bytes: int) -> bytes | pa.Buffer:
-    """A batch, and its schema before it.
+    """Return a batch as an Arrow IPC stream.
 
-    A large one goes into a buffer of the size that it takes: what grows is copied again and
-    again. A small one is put together, which is the quicker way for the few rows of a moment.
+    A large batch is written to a buffer of its size, because a growing buffer is copied
+    repeatedly. Joining bytes is faster for a small batch.
     """
     if size_bytes <= SMALL_BYTES:
         return b"".join((SCHEMA, batch.serialize(), END))
@@ -173,9 +173,9 @@ def _stage(stream: PortStream, stage: str, block: Any, stamp: Any) -> Any:
 
 
 def _encode_produced(counter: int | None, done: Any) -> bytes:
-    """No ids if a stamp is repeated that was used up by publishing nothing.
+    """Return the answer to a batch. The ids are null if a stamp was voided by an empty commit.
 
-    Written by hand: it is done for every batch, and json.dumps takes three times as long.
+    Formatted by hand because json.dumps takes three times as long for each batch.
     """
     first, last = done.id_range() or (NULL, NULL)
     number = NULL if counter is None else counter

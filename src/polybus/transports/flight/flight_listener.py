@@ -1,8 +1,8 @@
-"""The port as one of the bus's listeners: opened, watched, drained and closed like any.
+"""The Flight port as a listener of the bus: opened, monitored, drained and closed.
 
-gRPC takes its certificate once, when a service is made. So a new certificate is a new
-service on the same port. The old one is told to stop: it lets go of the port at once,
-and ends when its calls have ended, so that streams which are open go on.
+gRPC reads its certificate only when a service is created, so a new certificate needs a new
+service on the same port. The old service is shut down: it releases the port at once and ends
+when its calls have ended, so that open streams go on.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from polybus.transports.flight.port_interface import PortInterface
 
 STOP_TIMEOUT_S = 2.0  # once its connections are cut, gRPC stops in milliseconds
-# What was handed to gRPC is not yet on its way. Nobody can ask it when that is so.
+# gRPC may still hold data that it accepted, and has no call to ask for it.
 FLUSH_S = 0.1
-RETRY_S = 0.01  # gRPC does not say when it has let go of a port
+RETRY_S = 0.01  # gRPC does not report when it has released a port
 TICK_S = 0.25
-TICKS_A_COUNT = 4  # connections are counted so often
+TICKS_A_COUNT = 4  # connections are counted every fourth tick
 
 
 @dataclass(frozen=True, slots=True)
 class SecurityOptions:
-    """The certificate of the port, whose clients' certificates it trusts, and its tokens."""
+    """Certificate and key of the port, authorities for client certificates, and tokens."""
 
     tokens: TokenFile
     certificate: Path | None = None
@@ -55,7 +55,7 @@ class SecurityOptions:
 
 @dataclass(frozen=True, slots=True)
 class SlowConsumerLimits:
-    """A client that takes less than the rate over this long is cut."""
+    """Limits below which a client is disconnected: a rate over a time."""
 
     timeout_s: float
     min_bytes_per_s: int
@@ -101,19 +101,19 @@ class FlightListener:
             on_error=on_error,
         )
         _check_address_free(address)
-        self._serving = Lock()  # held by who opens or replaces the service
+        self._serving = Lock()  # held while the service is opened or replaced
         self._service: FlightHandler | None = self._serve(address, self._tls)
         self.address = address.with_port(self._service.port)
         self._intake = PutIntake(self._queue, limits.max_batch_bytes, now_ms, on_error)
         self._closed = Event()
         self._closing = Event()
         self._stopping: list[Thread] = []
-        # Its own thread: finding a connection among thousands is nothing for the loop.
+        # Searching thousands of connections takes too long for the event loop.
         self._watching = Thread(target=self._watch, name="polybus-port", daemon=True)
         self._watching.start()
 
     def close(self) -> None:
-        """Accepts no new calls, and no more batches; what was taken is answered."""
+        """Refuse new calls and batches; accepted batches are still answered."""
         if not self._closing.is_set():
             self._closing.set()
             self._calls.stop()
@@ -122,10 +122,11 @@ class FlightListener:
             self._retire()
 
     def reload(self) -> None:
-        """New connections get the certificate that is in the file now. Any thread but the loop's.
+        """Use the current certificate file for new connections. Not for the loop's thread.
 
-        `ConfigError` if it cannot be read; then nothing has changed. It is also told when somebody
-        else has taken the port meanwhile: then the port opens as soon as it is free.
+        Raises:
+            ConfigError: the file cannot be read and nothing has changed, or another process
+                has taken the port, which is then opened as soon as it is free.
         """
         tls = _tls(self.address, self._security)
         with self._serving:
@@ -138,7 +139,7 @@ class FlightListener:
             self._close_late()
 
     def _reopen(self) -> None:
-        """If nobody could listen when it was tried."""
+        """Open the service again after a failed reload."""
         with self._serving:
             if self._service is None and not self._closing.is_set():
                 _check_address_free(self.address)
@@ -147,11 +148,11 @@ class FlightListener:
                 self._close_late()
 
     def _close_late(self) -> None:
-        if self._closing.is_set():  # since we looked
+        if self._closing.is_set():  # closed since the check
             self._retire()
 
     def _serve_again(self, tls: dict[str, Any], until_s: float) -> FlightHandler:
-        """As soon as the port is free."""
+        """Open the service as soon as the port is free."""
         while True:
             try:
                 _check_address_free(self.address)
@@ -169,7 +170,7 @@ class FlightListener:
             raise AddressError(f"{address}: cannot be listened on: {text}") from None
 
     def _retire(self) -> None:
-        """The service ends by itself, when its calls have ended."""
+        """Shut the service down on a thread; it ends when its calls have ended."""
         service = self._service
         if service is not None:
             ending = Thread(target=service.shutdown, daemon=True)
@@ -177,7 +178,7 @@ class FlightListener:
             self._stopping = [*filter(Thread.is_alive, self._stopping), ending]
 
     async def drain(self, timeout_s: float) -> None:
-        """Waits until nobody is owed an answer, then ends all connections."""
+        """Wait until all answers are sent, then close all connections."""
         self.close()
         await asyncio.to_thread(self._end, timeout_s)
 
@@ -193,7 +194,7 @@ class FlightListener:
         self._closed.set()
         self._queue.close()
         if not self._intake.join(STOP_TIMEOUT_S):
-            self._log.warning("batches are still being taken", dialect="native")
+            self._log.warning("batches are still pending", dialect="native")
         self._watching.join()
 
     def _await_stopped(self) -> None:
@@ -210,7 +211,7 @@ class FlightListener:
                     self._end_surplus()
                 self._reopen()
             except (AddressError, AddressInUse):
-                pass  # it is tried again with the next tick
+                pass  # the next tick retries
             except Exception as error:
                 self._on_error(error)
 
@@ -246,7 +247,7 @@ def _tls(address: Address, security: SecurityOptions) -> dict[str, Any]:
     try:
         assert security.certificate is not None
         assert security.key is not None
-        # gRPC would take anything, and then fail at each handshake.
+        # gRPC accepts any bytes and then fails at each handshake, so check them here.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             security.certificate, security.key, password=""
         )
@@ -264,13 +265,13 @@ def _tls(address: Address, security: SecurityOptions) -> dict[str, Any]:
 
 
 def _check_address_free(address: Address) -> None:
-    """gRPC does not say why it cannot listen, and logs lines of its own: a trial does better."""
+    """Bind the address once: gRPC neither reports why it cannot listen nor fails quietly."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((address.host, address.port))
-            trial.listen(1)  # two may be bound with that option, but only one listens
+            trial.listen(1)  # SO_REUSEADDR allows two binds, but only one listener
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"{address}: something else listens there already") from None

@@ -1,4 +1,4 @@
-"""Our errors as Flight's: the status says the kind, its extra info carries code and text."""
+"""Errors as Flight statuses: the extra info contains the code and the text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from polybus.errors import Denied, PolybusError, Unavailable
 from polybus.kernel import flight_port
 
 INTERNAL = "internal"
-# A status is a header of HTTP/2, three times over and escaped; gRPC's clients take 8 KiB.
+# gRPC sends the text three times in HTTP/2 headers, escaped; its clients accept 8 KiB.
 MAX_TEXT_BYTES = 768
 
 
 class Unauthenticated(Exception):
-    """Somebody shows who they are, and it does not hold: `Denied`, with a status of its own."""
+    """Invalid credentials: as `Denied`, with a Flight status of its own."""
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """What a client is told. A fault of ours says so, and the log says what it was."""
+    """Return code and text for a client. Internal errors are only detailed in the log."""
     if isinstance(error, Unauthenticated):
         return {"code": Denied.code, "text": str(error)}
     if isinstance(error, PolybusError):
@@ -27,7 +27,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def to_flight_status(error: BaseException) -> tuple[int, str, bytes]:
-    """The kind of status, its text, and its extra info."""
+    """Return Flight status code, text and extra info."""
     told = describe_error(error)
     told["text"] = _truncate(told["text"])
     return _kind(error), told["text"], json.dumps(told).encode()

@@ -1,9 +1,9 @@
-"""gRPC's own connections, found among this process's descriptors.
+"""Sockets of gRPC, found among the descriptors of this process.
 
-gRPC gives no way to end a connection: a server that is told to stop waits for idle
-streams for ever, and a client that reads nothing holds its thread for ever. But
-its sockets are ours, too: shut down through a second descriptor, gRPC takes it
-for the peer's end, and everything that waits on it ends.
+gRPC has no call to close a connection: a stopping server waits forever for idle streams, and
+a client that does not read blocks its thread forever. The sockets belong to this process,
+however: after a shutdown through a duplicate descriptor, gRPC sees the peer disconnect and
+ends everything that waits on it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DESCRIPTORS = Path("/proc/self/fd")
-# Of Linux's struct tcp_info: where tcpi_last_data_recv (milliseconds, 32 bits) begins, and
-# where tcpi_bytes_acked (64 bits) begins and ends.
+# Offsets in Linux's struct tcp_info: start of tcpi_last_data_recv (milliseconds, 32 bits),
+# start and end of tcpi_bytes_acked (64 bits).
 LAST_DATA_RECV = 52
 BYTES_ACKED, TCP_INFO_BYTES = 120, 128
 
 
 def close_all(port: int) -> int:
-    """Ends every connection to a port of ours; how many there were."""
+    """Close every connection to a local port. Returns their number."""
     ended = 0
     for sock in _connected(port):
         ended += _end(sock)
@@ -31,7 +31,7 @@ def close_all(port: int) -> int:
 
 
 def close_one(port: int, peer_port: int) -> bool:
-    """Ends the connection that comes from a port of the peer's."""
+    """Close the connection from a port of the peer. Returns whether there was one."""
     found = False
     for sock in _connected(port):
         if sock.getpeername()[1] == peer_port:
@@ -40,8 +40,8 @@ def close_one(port: int, peer_port: int) -> bool:
 
 
 def close_surplus(port: int, most: int) -> int:
-    """Ends connections over so many, those first that were silent for longest; how many."""
-    if sum(1 for _ in DESCRIPTORS.iterdir()) <= most:  # far quicker than to look at each
+    """Close connections beyond `most`, the longest silent first. Returns their number."""
+    if sum(1 for _ in DESCRIPTORS.iterdir()) <= most:  # much faster than inspecting each
         return 0
     silence = {sock.getpeername()[1]: _silent_ms(sock) for sock in _connected(port)}
     by_silence = sorted(silence, key=lambda peer: silence[peer])
@@ -55,7 +55,7 @@ def _silent_ms(sock: socket.socket) -> int:
 
 
 def confirmed_bytes(port: int, peer_port: int) -> int | None:
-    """How much of what we sent the peer's kernel has confirmed; None if it is not connected."""
+    """Return the sent bytes that the peer has acknowledged, None if it is not connected."""
     found = None
     for sock in _connected(port):
         if sock.getpeername()[1] == peer_port:
@@ -89,6 +89,6 @@ def _open(descriptor: int) -> socket.socket | None:
         return None
     try:
         return socket.socket(fileno=copy)
-    except OSError:  # no socket
+    except OSError:  # not a socket
         os.close(copy)
         return None

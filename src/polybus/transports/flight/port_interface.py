@@ -1,4 +1,4 @@
-"""What the port needs of the bus, by protocol: it moves batches and knows nothing else."""
+"""The interface of the bus that the Flight transport needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PortStream(Protocol):
 
 
 class PortReader(Protocol):
-    """Rows, portion after portion. `columns` are those that were asked for; None: all."""
+    """Chunks of rows. `columns` are the requested ones; None: all."""
 
     @property
     def columns(self) -> Collection[str] | None: ...
@@ -37,7 +37,7 @@ class PortReader(Protocol):
 
 
 class PortInterface(Protocol):
-    """Each may be called from any thread, and blocks. Errors are those of `polybus.errors`."""
+    """Methods block and are thread-safe. They raise the errors of `polybus.errors`."""
 
     def new_caller(self, identity: Identity, is_gone: Callable[[], bool]) -> PortCaller: ...
     def produce(self, caller: Any, topic: str, *, create: bool = True) -> PortStream: ...

@@ -1,18 +1,8 @@
-"""Batches that came in on put streams: handed to the bus, and answered when they are on disk.
+"""Batches of put streams: submitted to the bus, and answered when they are on disk.
 
-The compiled port reads streams and holds them back (`kernel.flightport`). Here one thread
-takes whatever has come on all of them, and whatever is done meanwhile: so many streams
-cost the bus no more turns at the interpreter's lock than one does. What it would have to
-wait for goes aside (`aside`).
-
-Batches whose way must be found first, taken by a thread of their own.
-
-Whether a caller may write to a topic is known once its stream is open, and the topic is
-there. Only after rules have changed, or a topic was dropped, that has to be asked again,
-or the topic made again, and others wait for the answer: the loop, a commit. The one thread
-that takes the batches of all streams must not.
-
-Batches of a stream keep their order: while one of them is here, the next ones come here.
+The compiled port reads streams and applies back-pressure (`kernel.flight_port`). One thread
+takes the batches of all streams and all finished commits at once, so many streams take the
+interpreter lock no more often than one.
 """
 
 from __future__ import annotations
@@ -41,16 +31,25 @@ T = TypeVar("T")
 
 
 class PutSlowPath(Generic[T]):
+    """A thread for batches that may have to wait before they are submitted.
+
+    The caller's right and the topic are known once a stream is open. After a change of the
+    rules, or after a drop, they must be checked or created again, which waits for the event
+    loop or a commit. The intake thread of all streams must not wait for that.
+
+    Batches of a stream keep their order: while one is here, the next ones follow it.
+    """
+
     def __init__(self, take: Callable[[T], None]) -> None:
-        """`take` is called on the thread, with one after the other."""
+        """The thread calls `take` with one batch after the other."""
         self._take = take
         self._queue: SimpleQueue[tuple[int, T] | None] = SimpleQueue()
-        self._held: dict[int, int] = {}  # how many of each stream are here
+        self._held: dict[int, int] = {}  # number of pending batches by stream
         self._lock = Lock()
-        self._thread: Thread | None = None  # most ports never need it
+        self._thread: Thread | None = None  # started on first use; most ports never need it
 
     def has_batches(self, stream: int) -> bool:
-        """Whether batches of a stream are here, or on their way from here."""
+        """Return whether batches of a stream are pending here."""
         return bool(self._held) and stream in self._held
 
     def add(self, stream: int, one: T) -> None:
@@ -62,7 +61,7 @@ class PutSlowPath(Generic[T]):
         self._queue.put((stream, one))
 
     def close(self, timeout_s: float) -> None:
-        """Takes what is here, if that does not take too long."""
+        """Process pending batches, for at most the timeout."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(timeout_s)
@@ -88,9 +87,9 @@ MAX_METADATA_BYTES = 4096
 
 
 class PutTarget(NamedTuple):
-    """What becomes of the batches of one stream, and how an outcome is told.
+    """Submits the batches of one stream and encodes their answers.
 
-    Unless it `is_ready`, handing over may have to wait for others.
+    Unless it `is_ready`, `submit` may block.
     """
 
     submit: Callable[[Block, Stamp | None], Future[Any]]
@@ -98,7 +97,7 @@ class PutTarget(NamedTuple):
     is_ready: Callable[[], bool]
 
 
-Arrival = tuple[PutTarget, "PendingBatch", bytes, int]  # with its metadata, and its size
+Arrival = tuple[PutTarget, "PendingBatch", bytes, int]  # with metadata and size
 EncodedAnswers = list[tuple["PendingBatch", bytes]]
 
 
@@ -127,7 +126,7 @@ class PutIntake:
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Once the queue is closed; False if that takes too long."""
+        """Wait for the end, after the queue was closed. Returns False after the timeout."""
         self._slow_path.close(timeout_s)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -143,7 +142,7 @@ class PutIntake:
                     self._take(arrival, told)
             while self._done:
                 self._answer(*self._done.popleft(), told)
-            if told:  # in one step: the interpreter's lock is let go for it once
+            if told:  # in one step, which releases the interpreter lock once
                 answer_batches(told)
 
     def _take_aside(self, arrival: Arrival) -> None:
@@ -191,9 +190,9 @@ class PutIntake:
         return arrow.block_of(batch, self._now_ms())
 
     def _on_done(self, awaited: PendingAnswer, outcome: Future[Any]) -> None:
-        """On the store's thread, which has more to do: the first of many wakes ours.
+        """Queue a finished commit; only the first of many wakes the intake thread.
 
-        Of what went aside it may be that thread: each could take the other for the first.
+        Runs on the store's thread or on that of the slow path, hence the lock.
         """
         with self._noting:
             self._done.append((awaited, outcome))
@@ -219,14 +218,14 @@ class PutIntake:
 
 
 def read_stamp(metadata: bytes) -> Stamp | None:
-    """The stamp in a batch's app_metadata; None if there is none."""
+    """Return the stamp in the app_metadata of a batch, None if it is empty."""
     if not metadata:
         return None
     return Stamp.parse(read_json(metadata, MAX_METADATA_BYTES, "app_metadata"))
 
 
 def read_json(raw: bytes, max_bytes: int, what: str) -> dict[str, Any]:
-    """An object in JSON, or `MalformedRequest` that says what is wrong with it."""
+    """Return a JSON object; raise `MalformedRequest` if it is invalid or too large."""
     if len(raw) > max_bytes:
         raise MalformedRequest(f"{what} has {len(raw)} bytes: at most {max_bytes} are read")
     try:

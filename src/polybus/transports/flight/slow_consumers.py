@@ -1,9 +1,9 @@
-"""Clients that take nothing: gRPC waits for them for ever, we do not.
+"""Disconnection of clients that do not read, for which gRPC would wait forever.
 
-The compiled port tells what gRPC was given and has not passed on. What has not come
-back for the slow consumer's time is a client that does not read, or a slow link. The
-kernel knows which: it counts the bytes that the other side has confirmed. Half the
-time over, they are noted; a client that then takes less than the least rate is cut.
+The compiled port lists sends that gRPC has accepted and not completed. A send that is pending
+for the slow-consumer timeout belongs to a client that does not read or to a slow link. The
+kernel can tell: it counts the bytes that the peer has acknowledged. The count is noted after
+half of the timeout; a client below the minimum rate since then is disconnected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class PendingSend:
-    """How long one handing over is looked at, and what its peer had taken when noted."""
+    """A send in progress, and the acknowledged bytes of its peer when noted."""
 
     peer: str
     since_s: float
@@ -33,9 +33,9 @@ class SlowConsumerMonitor:
         taken: Callable[[str], int | None],
         cut: Callable[[str], None],
     ) -> None:
-        """`under_way`: a number, the peer, and since when gRPC has something for it.
+        """`under_way` lists sends as (number, peer, start time).
 
-        `taken`: how many bytes a peer has confirmed; None if it is not connected.
+        `taken` returns the acknowledged bytes of a peer, None if it is not connected.
         """
         self._timeout_s = timeout_s
         self._min_bytes_per_s = min_bytes_per_s
@@ -46,7 +46,7 @@ class SlowConsumerMonitor:
         self._known: dict[tuple[int, float], PendingSend] = {}
 
     def tick(self) -> None:
-        """To be called a few times a second, by one thread."""
+        """Check all pending sends. One thread must call this a few times per second."""
         now_s = self._clock()
         before, self._known = self._known, {}
         for number, peer, since_s in self._list_pending_sends():

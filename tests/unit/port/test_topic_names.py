@@ -55,7 +55,7 @@ def world() -> Iterator[World]:
     made.store.close()
 
 
-def test_a_name_is_reserved_made_and_known(world):
+def test_name_is_reserved_created_and_found(world):
     found, mine = world.binding.reserve(ALICE, "t")
     assert isinstance(found, NameReservation)
     assert mine
@@ -70,7 +70,7 @@ def test_a_name_is_reserved_made_and_known(world):
     assert world.binding.reserve(BOB, "t") == (topic, False)
 
 
-def test_a_name_that_cannot_be_made_is_free_again(world, monkeypatch):
+def test_failed_creation_frees_the_name(world, monkeypatch):
     def full(*_args: object) -> None:
         raise StoreFull("no room")
 
@@ -81,7 +81,7 @@ def test_a_name_that_cannot_be_made_is_free_again(world, monkeypatch):
     assert not world.binding.is_durable(b"t")
 
 
-def test_the_creator_is_kept_and_survives_configuring(world):
+def test_creator_survives_configure(world):
     topic, new = world.access.find_or_create(ALICE, "t", 2, {"max_bytes": 5})
     assert new
     assert creator_of(topic) == world.binding.creator_of(b"t") == ALICE
@@ -107,7 +107,7 @@ def test_only_the_creator_and_admins_change_and_drop(world):
     assert world.store.topics() == []
 
 
-def test_one_at_a_time_changes_a_topic(world):
+def test_topic_is_changed_by_one_caller_at_a_time(world):
     world.access.find_or_create(ALICE, "t", 1, {})
     topic = world.binding.claim(ALICE, "t")
     with pytest.raises(Unavailable):
@@ -116,7 +116,7 @@ def test_one_at_a_time_changes_a_topic(world):
     world.access.drop(ALICE, "t")
 
 
-def test_a_claim_ends_also_when_the_change_fails(world, monkeypatch):
+def test_failed_change_ends_the_claim(world, monkeypatch):
     world.access.find_or_create(ALICE, "t", 1, {})
     with monkeypatch.context() as patched:
         patched.setattr(world.store, "drop", lambda name: 1 // 0)
@@ -125,7 +125,7 @@ def test_a_claim_ends_also_when_the_change_fails(world, monkeypatch):
     world.access.drop(ALICE, "t")
 
 
-def test_quotas_names_and_kinds(world):
+def test_quotas_names_and_kinds_are_checked(world):
     for name in ("a", "b"):
         world.access.find_or_create(ALICE, name, 1, {})
     with pytest.raises(LimitReached):
@@ -139,7 +139,7 @@ def test_quotas_names_and_kinds(world):
         world.access.find_or_create(BOB, "e", 1, {})
 
 
-def test_whoever_asks_is_told_of_what_has_gone(world):
+def test_listeners_are_called_for_dropped_topics(world):
     topic, _ = world.access.find_or_create(ALICE, "t", 1, {})
     told = []
     world.access.add_drop_listener(told.append)
@@ -147,7 +147,7 @@ def test_whoever_asks_is_told_of_what_has_gone(world):
     assert told == [topic]
 
 
-def test_rules_that_change_are_noticed(world):
+def test_rule_change_increments_the_generation(world):
     before = world.access.generation
     world.policy.replace(())
     assert world.access.generation == before + 1

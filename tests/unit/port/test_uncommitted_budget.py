@@ -11,7 +11,7 @@ from polybus.native.port.produce_stream import UncommittedBudget
 from tests.rig.observer import until
 
 
-def test_room_is_taken_and_given_back():
+def test_bytes_are_reserved_and_released():
     budget, first = UncommittedBudget(10), Future()
     assert budget.submit(7, lambda: first) is first
     assert budget.used == 7
@@ -23,19 +23,19 @@ def test_room_is_taken_and_given_back():
     assert budget.used == 0
 
 
-def test_what_fails_to_be_handed_over_takes_nothing():
+def test_failed_submit_releases_its_bytes():
     budget = UncommittedBudget(10)
     with pytest.raises(ZeroDivisionError):
         budget.submit(7, lambda: 1 // 0)  # type: ignore[arg-type,return-value]
     assert budget.used == 0
 
 
-def test_what_never_fits():
+def test_batch_over_the_limit_is_refused():
     with pytest.raises(TooLarge):
         UncommittedBudget(10).submit(11, Future)
 
 
-def test_who_came_first_is_served_first():
+def test_waiting_batches_are_served_in_order():
     budget, held, order = UncommittedBudget(10), Future(), []
     budget.submit(8, lambda: held)
 
@@ -56,7 +56,7 @@ def test_who_came_first_is_served_first():
     assert budget.used == 10
 
 
-def test_the_end_lets_all_go():
+def test_close_ends_all_waits_of_the_budget():
     budget = UncommittedBudget(10)
     budget.submit(10, Future)
     with ThreadPoolExecutor(1) as pool:

@@ -58,7 +58,7 @@ def sink() -> Iterator[Sink]:
         yield Sink(DurableTopics(store))
 
 
-def test_a_replayed_epoch_publishes_nothing(sink):
+def test_replayed_epoch_publishes_nothing(sink):
     assert not sink.publish("q", 1, b"a").duplicate
     assert not sink.publish("q", 2, b"b").duplicate
     again = sink.publish("q", 2, b"b again")
@@ -74,7 +74,7 @@ def test_counters_may_leave_gaps_and_need_not_begin_at_one(sink):
     assert sink.bodies == [b"7", b"8", b"20"]
 
 
-def test_an_epoch_from_long_ago_is_no_replay(sink):
+def test_epoch_beyond_kept_results_is_stale(sink):
     for counter in range(1, 20):
         sink.publish("q", counter, b"x")
     with pytest.raises(Stale):
@@ -82,7 +82,7 @@ def test_an_epoch_from_long_ago_is_no_replay(sink):
     assert sink.bodies == [b"x"] * 19
 
 
-def test_another_query_is_refused_and_told_what_to_do(sink):
+def test_new_query_is_refused_with_advice(sink):
     sink.publish("first", 1, b"a")
     for counter in (1, 2):  # a replay by its number, and what would be the next
         with pytest.raises(Conflict, match="onNewCheckpoint=continue"):
@@ -91,7 +91,7 @@ def test_another_query_is_refused_and_told_what_to_do(sink):
     assert sink.bodies == [b"a", b"c"]
 
 
-def test_another_query_may_go_on_and_begins_anew(sink):
+def test_new_query_may_continue_with_new_counters(sink):
     sink.publish("first", 5, b"a")
     assert not sink.publish("second", 1, b"b", on_new=CONTINUE).duplicate
     assert sink.publish("second", 1, b"b", on_new=CONTINUE).duplicate
@@ -100,7 +100,7 @@ def test_another_query_may_go_on_and_begins_anew(sink):
     assert sink.bodies == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_query_that_was_replaced_stays_so(sink):
+def test_replaced_query_stays_fenced(sink):
     sink.publish("first", 1, b"a")
     sink.publish("second", 1, b"b", on_new=CONTINUE)
     for on_new in (query_runs.REFUSE, CONTINUE):
@@ -112,7 +112,7 @@ def test_a_query_that_was_replaced_stays_so(sink):
     assert sink.bodies == [b"a", b"b", b"d"]
 
 
-def test_a_publish_that_fails_uses_up_nothing(sink):
+def test_failed_publish_uses_no_counter(sink):
     gone = sink.stage(b"x")
     sink.durable.store.discard(gone)
     asked = RunCommit("p", 1, "q", query_runs.REFUSE, (sink.stage(b"y"), gone))
@@ -124,7 +124,7 @@ def test_a_publish_that_fails_uses_up_nothing(sink):
     assert sink.bodies == [b"a"]
 
 
-def test_a_new_run_whose_first_epoch_fails_ends_nobody(sink):
+def test_new_run_that_fails_does_not_end_the_old_one(sink):
     sink.publish("first", 1, b"a")
     asked = RunCommit("p", 1, "second", CONTINUE, ("no stage",))
     with pytest.raises(StageGone):
@@ -134,7 +134,7 @@ def test_a_new_run_whose_first_epoch_fails_ends_nobody(sink):
     assert sink.bodies == [b"a", b"b"]
 
 
-def test_it_is_known_after_a_restart(sink):
+def test_run_survives_a_restart(sink):
     sink.publish("q", 1, b"a")
     again = Sink.__new__(Sink)
     again.durable, again.topic = DurableTopics(sink.durable.store), sink.topic
@@ -144,7 +144,7 @@ def test_it_is_known_after_a_restart(sink):
         again.publish("other", 1, b"b")
 
 
-def test_a_run_that_begins_under_a_publish_wins(sink):
+def test_run_that_begins_during_a_publish_wins(sink):
     """Between the look at the record and the commit stands another run's whole beginning."""
     sink.publish("first", 1, b"a")
     commit, sink.durable.commit = sink.durable.commit, None
@@ -160,7 +160,7 @@ def test_a_run_that_begins_under_a_publish_wins(sink):
     assert sink.bodies == [b"a", b"b"]
 
 
-def test_two_that_begin_at_once_do_not_both_begin(sink):
+def test_only_one_of_two_concurrent_runs_begins(sink):
     commit = sink.durable.commit
 
     def overtaken(one: Commit):
@@ -174,7 +174,7 @@ def test_two_that_begin_at_once_do_not_both_begin(sink):
     assert sink.bodies == [b"a"]
 
 
-def test_one_that_is_always_overtaken_gives_up_and_says_so(sink):
+def test_publish_fails_after_max_tries(sink):
     sink.publish("q", 1, b"a")
     real = sink.durable.commit
 
@@ -187,13 +187,13 @@ def test_one_that_is_always_overtaken_gives_up_and_says_so(sink):
         sink.publish("q", 2, b"b")
 
 
-def test_a_producer_is_its_first_users(sink):
+def test_producer_of_a_run_belongs_to_its_first_user(sink):
     sink.publish("q", 1, b"a")
     with pytest.raises(Denied):
         sink.publish("q", 2, b"b", caller=BOB)
 
 
-def test_the_past_is_bounded(sink, monkeypatch):
+def test_list_of_ended_runs_is_bounded(sink, monkeypatch):
     monkeypatch.setattr(query_runs, "MAX_ENDED_RUNS", 2)
     for name in ("a", "b", "c", "d"):
         sink.publish(name, 1, name.encode(), on_new=CONTINUE)
@@ -230,7 +230,7 @@ def test_what_makes_no_sense_is_refused(stamp, run):
         RunCommit.parse([], stamp, run)
 
 
-def test_what_makes_sense_is_read():
+def test_valid_run_is_parsed():
     asked = RunCommit.parse(["s"], GOOD_STAMP, GOOD_RUN)
     assert asked == RunCommit("p", 1, "q", query_runs.REFUSE, ("s",))
     assert RunCommit.parse([], GOOD_STAMP, GOOD_RUN | {"on_new": CONTINUE}).on_new == CONTINUE

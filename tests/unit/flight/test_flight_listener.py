@@ -56,7 +56,7 @@ def answers(listener: FlightListener, folder: Path) -> bool:
             return False
 
 
-def test_after_a_reload_that_failed_the_port_opens_by_itself(listener, tmp_path, monkeypatch):
+def test_port_reopens_after_a_failed_reload(listener, tmp_path, monkeypatch):
     def taken(address: object) -> None:
         raise AddressInUse("somebody was quicker")
 

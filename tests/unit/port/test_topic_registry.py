@@ -19,7 +19,7 @@ def store() -> Iterator[Store]:
         yield opened
 
 
-def test_what_the_store_has_is_known_from_the_start(store):
+def test_stored_topics_are_registered_at_start(store):
     topic = store.create("t", 1, {})
     DurableTopics(store).produce(topic, block(b"a", b"b")).result(10)
     durable = DurableTopics(store)
@@ -36,7 +36,7 @@ def test_what_the_store_has_is_known_from_the_start(store):
         durable.get("t")
 
 
-def test_batches_without_keys_go_round_the_shards(store):
+def test_batches_without_keys_rotate_over_shards(store):
     topic = store.create("t", 3, {})
     durable = DurableTopics(store)
     durable.register(topic)
@@ -58,7 +58,7 @@ def test_a_key_stays_in_its_shard_and_a_batch_is_one_commit(store):
     assert again.spans[0].shard in {one.shard for one in done.spans}
 
 
-def test_max_bytes_counts_what_is_on_its_way(store, monkeypatch):
+def test_max_bytes_counts_bytes_in_flight(store, monkeypatch):
     size = block(b"x" * 100).size_bytes
     topic = store.create("t", 1, {"max_bytes": 3 * size})
     durable = DurableTopics(store)

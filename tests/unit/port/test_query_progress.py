@@ -29,7 +29,7 @@ def report(bus: InProcessClient, query: str, offsets: dict[str, int], **more: st
     bus.act("query.progress", topic="t", query=query, offsets=offsets, **more)
 
 
-def test_a_query_is_behind_by_what_it_has_not_read(bus):
+def test_lag_of_a_query_counts_unread_messages(bus):
     report(bus, "q", {"0": 0, "1": 0}, name="hourly")
     (one,) = told(bus)
     assert (one["query"], one["name"], one["lag"]) == ("q", "hourly", 10)
@@ -39,25 +39,25 @@ def test_a_query_is_behind_by_what_it_has_not_read(bus):
     assert (one["name"], one["offsets"], one["lag"]) == ("hourly", ends, 0)
 
 
-def test_shards_that_a_report_leaves_out_stay_as_they_were(bus):
+def test_report_keeps_offsets_of_other_shards(bus):
     report(bus, "q", {"0": 1, "1": 2})
     report(bus, "q", {"1": 3})
     assert told(bus)[0]["offsets"] == {"0": 1, "1": 3}
 
 
-def test_a_shard_that_was_never_reported_is_unread(bus):
+def test_unreported_shard_counts_as_unread(bus):
     report(bus, "q", {}, name="new")
     assert told(bus)[0]["lag"] == 10
 
 
-def test_queries_are_told_newest_first_and_a_topic_keeps_the_last(bus, monkeypatch):
+def test_queries_are_listed_newest_first_and_bounded(bus, monkeypatch):
     monkeypatch.setattr(query_progress, "MAX_QUERIES", 3)
     for name in ("a", "b", "c", "a", "d"):
         report(bus, name, {"0": 1})
     assert [one["query"] for one in told(bus)] == ["d", "a", "c"]
 
 
-def test_they_go_with_their_topic(bus):
+def test_progress_is_deleted_with_the_topic(bus):
     report(bus, "q", {"0": 1})
     bus.act("topic.drop", topic="t")
     bus.act("topic.create", topic="t", shards=2)
@@ -84,6 +84,6 @@ def test_what_makes_no_sense_is_refused(bus, query, offsets, name):
     assert told(bus) == []
 
 
-def test_of_a_topic_that_is_not_there(bus):
+def test_progress_of_a_missing_topic_is_refused(bus):
     with pytest.raises(DoesNotExist):
         bus.act("query.progress", topic="other", query="q", offsets={})

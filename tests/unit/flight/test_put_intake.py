@@ -129,7 +129,7 @@ def answer(reader: Any) -> dict[str, Any]:
     return json.loads(reader.read().to_pybytes())
 
 
-def test_who_must_wait_for_a_topic_keeps_nobody_else(world):
+def test_waiting_stream_does_not_block_other_streams(world):
     """And its own batches stay in their order, also when the topic is there in between."""
     writer, reader = world.put(topic="gone")
     for counter in (1, 2):
@@ -151,7 +151,7 @@ def test_who_must_wait_for_a_topic_keeps_nobody_else(world):
         one.close()
 
 
-def test_empty_messages_end_no_stream(world):
+def test_empty_messages_do_not_end_a_stream(world):
     writer, reader = world.put()
     for _ in range(20):
         writer.write_metadata(b"")
@@ -162,7 +162,7 @@ def test_empty_messages_end_no_stream(world):
     writer.close()
 
 
-def test_answers_come_in_order_whatever_ends_first(world):
+def test_answers_are_in_order_of_batches(world):
     writer, reader = world.put()
     for counter in (1, 2, 99):
         writer.write_with_metadata(batch(), stamp(counter))
@@ -179,7 +179,7 @@ def test_answers_come_in_order_whatever_ends_first(world):
     assert world.queue.wait_settled(0)
 
 
-def test_a_fault_of_ours_is_told_as_such_and_logged(world):
+def test_internal_error_is_reported_and_logged(world):
     writer, reader = world.put()
     writer.write_batch(batch())
     until(lambda: world.handler.handed, "it is handed over")
@@ -190,7 +190,7 @@ def test_a_fault_of_ours_is_told_as_such_and_logged(world):
 
 
 @pytest.mark.parametrize(("max_batches", "max_bytes"), [(1, 1 << 20), (100, 15)])
-def test_what_is_under_way_is_bounded(max_batches, max_bytes):
+def test_batches_in_flight_are_bounded(max_batches, max_bytes):
     world = World(max_batches, max_bytes)
     writer, reader = world.put()
     other, other_reader = world.put()
@@ -223,7 +223,7 @@ def test_what_is_under_way_is_bounded(max_batches, max_bytes):
         ((batch().slice(0, 0), b""), "malformed_request"),
     ],
 )
-def test_a_batch_that_is_no_good_is_answered_and_the_next_is_taken(world, sent, code):
+def test_invalid_batch_is_answered_and_the_next_is_accepted(world, sent, code):
     writer, reader = world.put()
     writer.write_with_metadata(*sent)
     assert answer(reader)["error"]["code"] == code
@@ -233,7 +233,7 @@ def test_a_batch_that_is_no_good_is_answered_and_the_next_is_taken(world, sent, 
     writer.close()
 
 
-def test_metadata_without_a_batch(world):
+def test_metadata_without_a_batch_is_refused(world):
     writer, reader = world.put()
     writer.write_metadata(b"{}")
     assert answer(reader)["error"] == {
@@ -245,7 +245,7 @@ def test_metadata_without_a_batch(world):
     writer.close()
 
 
-def test_a_client_that_has_gone_holds_nothing_up(world):
+def test_disconnected_client_blocks_no_other(world):
     with Relay(world.port.port) as relay:
         writer, _ = world.put(flight.connect(f"grpc://127.0.0.1:{relay.port}"))
         for _ in range(5):
@@ -282,7 +282,7 @@ def fill_up(queue: BatchQueue, client: Any) -> list[tuple[Any, Any]]:
     return streams
 
 
-def test_what_lies_on_the_desk_is_bounded_over_all_streams(narrow):
+def test_batch_queue_is_bounded_over_all_streams(narrow):
     queue, client = narrow
     streams = fill_up(queue, client)
     taken = 0
@@ -296,7 +296,7 @@ def test_what_lies_on_the_desk_is_bounded_over_all_streams(narrow):
         writer.close()
 
 
-def test_who_waits_for_room_on_the_desk_is_told_that_the_port_stops(narrow):
+def test_stream_waiting_for_the_queue_is_refused_on_stop(narrow):
     queue, client = narrow
     streams = fill_up(queue, client)
     queue.stop(*stopping())
@@ -309,7 +309,7 @@ def test_who_waits_for_room_on_the_desk_is_told_that_the_port_stops(narrow):
             writer.close()
 
 
-def test_bytes_that_are_no_messages_count(world):
+def test_bytes_that_are_not_messages_count(world):
     """Two messages of 30 kB whose offsets say on their way that both are empty."""
     sent = struct.pack("<ii", 30_000, 60_000)
     two = pa.record_batch([pa.nulls(2, pa.utf8()), pa.array([bytes(30_000)] * 2)], schema=SCHEMA)
@@ -320,7 +320,7 @@ def test_bytes_that_are_no_messages_count(world):
         writer.close()
 
 
-def test_bytes_that_are_no_arrow_are_told_with_a_code(world):
+def test_invalid_arrow_data_is_refused_with_a_code(world):
     """Arrow takes some of them for a fault in reading."""
     options = flight.FlightCallOptions(
         write_options=pa.ipc.IpcWriteOptions(compression="zstd"), timeout=30
@@ -336,7 +336,7 @@ def test_bytes_that_are_no_arrow_are_told_with_a_code(world):
     assert json.loads(caught.value.extra_info)["code"] == "malformed_request"
 
 
-def test_a_port_that_stops_takes_no_more(world):
+def test_stopping_port_accepts_no_batches(world):
     writer, reader = world.put()
     writer.write_batch(batch())
     until(lambda: world.handler.handed, "it is handed over")
@@ -356,7 +356,7 @@ def stopping() -> tuple[int, bytes, bytes]:
     return code, text.encode(), extra
 
 
-def test_a_stream_that_is_refused(world):
+def test_refused_stream_fails_with_its_code(world):
     world.handler.refused = MalformedRequest("not so")
     writer, reader = world.put()
     assert reader.read() is None
@@ -366,7 +366,7 @@ def test_a_stream_that_is_refused(world):
     assert world.handler.closed == 0
 
 
-def test_an_address_that_is_none():
+def test_invalid_address_is_refused():
     world = World()
     with pytest.raises(OSError, match="Cannot parse"):
         FlightPort(
@@ -376,7 +376,7 @@ def test_an_address_that_is_none():
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"\xff", b"[" * 10**5, b"1" * 5000, b" " * 200])
-def test_what_is_no_json_object(raw):
+def test_invalid_json_object_is_refused(raw):
     with pytest.raises(MalformedRequest, match=r"^it "):
         read_json(raw, 10**6 if len(raw) != 200 else 100, "it")
 

@@ -53,14 +53,14 @@ def begin(
     return future
 
 
-def test_what_is_there_already_is_news_at_once(store, waits):
+def test_existing_messages_end_the_wait_at_once(store, waits):
     topic = store.create("t", 2, {}).number
     append(store, topic, 1)
     assert waits.wait({(topic, 0): 0, (topic, 1): 0}, LONG_S) == {(topic, 1): 1}
     assert waits.count == 0
 
 
-def test_an_append_wakes_those_who_wait_for_its_shard_and_no_others(store, waits, pool):
+def test_append_wakes_only_waits_for_its_shard(store, waits, pool):
     topic = store.create("t", 2, {}).number
     hit = begin(pool, waits, {(topic, 0): 0})
     missed = begin(pool, waits, {(topic, 1): 0})
@@ -71,14 +71,14 @@ def test_an_append_wakes_those_who_wait_for_its_shard_and_no_others(store, waits
     assert missed.result(10) == {(topic, 1): 1}
 
 
-def test_time_is_up(store, waits):
+def test_wait_ends_at_its_timeout(store, waits):
     topic = store.create("t", 1, {}).number
     assert waits.wait({(topic, 0): 0}, 0) == {}
     assert waits.wait({(topic, 0): 0}, 0.01) == {}
     assert waits.count == 0
 
 
-def test_one_too_many(store, waits, pool):
+def test_number_of_waits_is_limited(store, waits, pool):
     topic = store.create("t", 1, {}).number
     both = [begin(pool, waits, {(topic, 0): 0}) for _ in range(2)]
     for refused in (waits.check_room, lambda: waits.wait({(topic, 0): 0}, LONG_S)):
@@ -90,7 +90,7 @@ def test_one_too_many(store, waits, pool):
     assert waits.wait({(topic, 0): 0}, LONG_S) == {(topic, 0): 1}
 
 
-def test_shards_are_bounded_over_all(store, waits, monkeypatch):
+def test_positions_of_all_waits_are_limited(store, waits, monkeypatch):
     topic = store.create("t", 3, {}).number
     monkeypatch.setattr(module, "MAX_TOTAL_POSITIONS", 2)
     with pytest.raises(LimitReached):
@@ -99,7 +99,7 @@ def test_shards_are_bounded_over_all(store, waits, monkeypatch):
         assert waits.wait({(topic, 0): 0, (topic, 1): 0}, 0) == {}
 
 
-def test_who_has_gone_is_let_go(store, waits, pool, monkeypatch):
+def test_wait_of_a_disconnected_client_ends(store, waits, pool, monkeypatch):
     monkeypatch.setattr(module, "CALLER_CHECK_INTERVAL_S", 0.01)
     topic = store.create("t", 1, {}).number
     gone: list[bool] = []
@@ -110,7 +110,7 @@ def test_who_has_gone_is_let_go(store, waits, pool, monkeypatch):
     assert waits.count == 0
 
 
-def test_a_topic_that_is_dropped(store, waits, pool):
+def test_dropped_topic_ends_its_waits(store, waits, pool):
     topic = store.create("t", 1, {})
     waiting = begin(pool, waits, {(topic.number, 0): 0})
     store.drop("t")
@@ -120,7 +120,7 @@ def test_a_topic_that_is_dropped(store, waits, pool):
     assert waits.count == 0
 
 
-def test_who_sleeps_is_woken_by_the_end(store, waits, pool, monkeypatch):
+def test_close_wakes_sleeping_waits(store, waits, pool, monkeypatch):
     class Slept(Event):
         """The bus stops between the look and the sleep."""
 
@@ -133,7 +133,7 @@ def test_who_sleeps_is_woken_by_the_end(store, waits, pool, monkeypatch):
     assert pool.submit(waits.wait, {(topic, 0): 0}, LONG_S).result(10) == {}
 
 
-def test_the_end(store, waits, pool):
+def test_closed_waits_refuse_new_ones(store, waits, pool):
     topic = store.create("t", 1, {}).number
     waiting = begin(pool, waits, {(topic, 0): 0})
     waits.close()

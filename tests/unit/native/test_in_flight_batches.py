@@ -23,18 +23,18 @@ def sent(count: int, max_in_flight: int = 16) -> InFlightBatches:
     return found
 
 
-def test_numbers_go_on_and_are_kept():
+def test_counters_increase_and_are_kept():
     found = sent(2)
     found.number(found[0])
     assert [one.counter for one in found] == [8, 9]
 
 
-def test_so_many_are_on_their_way_as_the_options_allow():
+def test_batches_in_flight_are_limited_by_the_options():
     assert sent(1, max_in_flight=2).can_send(None)
     assert not sent(2, max_in_flight=2).can_send(None)
 
 
-def test_one_whose_number_was_used_up_gets_a_new_one():
+def test_batch_with_a_voided_counter_gets_a_new_one():
     found = sent(2)
     found[1].counter = 0
     assert found.sent_batches() == [found[0]]
@@ -44,7 +44,7 @@ def test_one_whose_number_was_used_up_gets_a_new_one():
     assert found.first_unsent() is None
 
 
-def test_halves_take_the_place_of_the_whole_and_travel_alone():
+def test_parts_of_a_split_batch_are_sent_alone():
     found = sent(0)
     found.extend([batch(parts=3), batch()])
     found.halve_first()
@@ -59,7 +59,7 @@ def test_halves_take_the_place_of_the_whole_and_travel_alone():
 
 
 @pytest.mark.parametrize("counter", [7, 9])
-def test_an_answer_to_something_else_is_the_fault_of_the_bus(counter: int):
+def test_unexpected_answer_is_a_peer_error(counter: int):
     found = sent(2)
     with pytest.raises(PeerError):
         found.take_answered(counter)

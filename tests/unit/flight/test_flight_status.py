@@ -11,15 +11,15 @@ from polybus.transports.flight.flight_status import MAX_TEXT_BYTES, to_flight_st
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\N{GRINNING FACE}"])
-def test_a_long_text_is_cut(letter):
+def test_long_text_is_truncated(letter):
     _, text, extra = to_flight_status(MalformedRequest(letter * MAX_TEXT_BYTES * 2))
     assert text == letter * (MAX_TEXT_BYTES // len(letter.encode())) + "…"
     assert json.loads(extra) == {"code": "malformed_request", "text": text}
 
 
-def test_half_a_character_can_be_told():
+def test_lone_surrogate_is_encoded():
     assert to_flight_status(MalformedRequest("not \ud800"))[1] == "not ?"
 
 
-def test_a_short_text_is_told_as_it_is():
+def test_short_text_is_unchanged():
     assert to_flight_status(MalformedRequest("x" * MAX_TEXT_BYTES))[1] == "x" * MAX_TEXT_BYTES

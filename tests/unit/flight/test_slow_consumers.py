@@ -42,7 +42,7 @@ class World:
             self.pace.tick()
 
 
-def test_who_takes_nothing_is_cut_once():
+def test_client_that_reads_nothing_is_cut_once():
     world = World()
     with world.handing_over("peer"):
         world.pass_time(3.75)
@@ -51,7 +51,7 @@ def test_who_takes_nothing_is_cut_once():
         assert world.cut == ["peer"]
 
 
-def test_what_was_handed_over_in_time_is_forgotten():
+def test_completed_send_is_forgotten():
     world = World()
     for _ in range(5):
         with world.handing_over("peer"):
@@ -60,7 +60,7 @@ def test_what_was_handed_over_in_time_is_forgotten():
     assert world.cut == []
 
 
-def test_the_next_thing_on_the_same_call_is_another():
+def test_next_send_of_a_call_is_judged_separately():
     world = World()
     for _ in range(5):
         world.under_way[:] = [(7, "peer", world.now_s)]
@@ -68,7 +68,7 @@ def test_the_next_thing_on_the_same_call_is_another():
     assert world.cut == []
 
 
-def test_a_slow_link_that_takes_enough_is_left_alone():
+def test_slow_link_above_the_minimum_rate_is_kept():
     world = World()
     with world.handing_over("peer"):
         world.pass_time(60, taking=120)
@@ -77,7 +77,7 @@ def test_a_slow_link_that_takes_enough_is_left_alone():
         assert world.cut == ["peer"]
 
 
-def test_a_connection_that_has_ended_is_no_reason_to_fail():
+def test_closed_connection_is_ignored():
     world = World()
     world.confirmed = None
     with world.handing_over("peer"):

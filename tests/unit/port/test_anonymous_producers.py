@@ -74,7 +74,7 @@ def bus() -> Iterator[Bus]:
         yield Bus(store)
 
 
-def test_unused_ones_are_forgotten_after_a_week(bus: Bus) -> None:
+def test_unused_producer_expires_after_a_week(bus: Bus) -> None:
     bus.open(FIRST)
     bus.pass_time(7 * DAY_S)
     bus.look()
@@ -84,7 +84,7 @@ def test_unused_ones_are_forgotten_after_a_week(bus: Bus) -> None:
     assert not bus.is_there(FIRST)
 
 
-def test_those_with_a_name_stay_for_ever(bus: Bus) -> None:
+def test_named_producer_never_expires(bus: Bus) -> None:
     for name in NAMED:
         bus.open(name)
     bus.pass_time(1000 * DAY_S)
@@ -93,7 +93,7 @@ def test_those_with_a_name_stay_for_ever(bus: Bus) -> None:
     assert bus.store.scan(LAST_USE) == []
 
 
-def test_used_ones_stay(bus: Bus) -> None:
+def test_used_producer_does_not_expire(bus: Bus) -> None:
     bus.open(FIRST)
     bus.open(SECOND)
     for _ in range(20):
@@ -104,7 +104,7 @@ def test_used_ones_stay(bus: Bus) -> None:
     assert not bus.is_there(SECOND)
 
 
-def test_a_use_is_remembered_over_a_restart(bus: Bus) -> None:
+def test_last_use_survives_a_restart(bus: Bus) -> None:
     """Without anybody having opened another meanwhile."""
     bus.open(FIRST)
     for _ in range(20):
@@ -116,7 +116,7 @@ def test_a_use_is_remembered_over_a_restart(bus: Bus) -> None:
     assert bus.is_there(FIRST)
 
 
-def test_a_record_is_written_once_a_day_at_most(bus: Bus) -> None:
+def test_use_is_recorded_at_most_once_per_day(bus: Bus) -> None:
     bus.open(FIRST)
     before = bus.store.get(LAST_USE + FIRST.encode())
     for _ in range(100):
@@ -125,7 +125,7 @@ def test_a_record_is_written_once_a_day_at_most(bus: Bus) -> None:
     assert bus.store.get(LAST_USE + FIRST.encode()) == before
 
 
-def test_a_wall_clock_that_is_put_forward_harms_nobody(bus: Bus) -> None:
+def test_wall_clock_jump_expires_no_active_producer(bus: Bus) -> None:
     bus.open(FIRST)
     bus.wall_s += 100 * DAY_S
     bus.look()
@@ -135,14 +135,14 @@ def test_a_wall_clock_that_is_put_forward_harms_nobody(bus: Bus) -> None:
     assert bus.is_there(FIRST)
 
 
-def test_closing_removes_its_record(bus: Bus) -> None:
+def test_close_deletes_the_record_of_last_use(bus: Bus) -> None:
     epoch = bus.open(FIRST)
     bus.store.close_producer(FIRST, epoch)
     bus.owners.release(FIRST)
     assert not bus.is_there(FIRST)
 
 
-def test_one_that_was_gone_in_the_middle_is_finished_by_the_next_look(bus: Bus) -> None:
+def test_interrupted_expiry_is_completed_by_the_next_scan(bus: Bus) -> None:
     """Killed after the producer went, before its records did."""
     epoch = bus.open(FIRST)
     bus.store.close_producer(FIRST, epoch)
@@ -152,7 +152,7 @@ def test_one_that_was_gone_in_the_middle_is_finished_by_the_next_look(bus: Bus) 
     assert not bus.is_there(FIRST)
 
 
-def test_not_all_are_looked_at_at_once_nor_too_often(
+def test_scan_is_bounded_and_rate_limited(
     bus: Bus,
 ) -> None:
     names = [f"anonymous-{n:032x}" for n in range(2 * SCAN_LIMIT + 10)]
@@ -171,7 +171,7 @@ def test_not_all_are_looked_at_at_once_nor_too_often(
     assert counts == [SCAN_LIMIT, 10, SCAN_LIMIT, SCAN_LIMIT]
 
 
-def test_what_is_remembered_is_bounded(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_uses_is_bounded(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_registry, "MAX_REMEMBERED", 10)
     for n in range(100):
         bus.open(f"anonymous-{n:032x}")

@@ -31,7 +31,7 @@ def world() -> Iterator[World]:
     made.aside.close(5.0)
 
 
-def test_a_stream_is_aside_until_its_last_is_taken(world):
+def test_stream_stays_on_the_slow_path_until_its_last_batch(world):
     assert not world.aside.has_batches(1)
     for one in ("a", "b"):
         world.aside.add(1, one)
@@ -44,7 +44,7 @@ def test_a_stream_is_aside_until_its_last_is_taken(world):
     until(lambda: not world.aside.has_batches(1), "the stream has left")
 
 
-def test_closing_takes_what_is_there(world):
+def test_close_processes_pending_batches(world):
     for one in ("a", "b", "c"):
         world.aside.add(1, one)
     world.go.release(3)

@@ -22,7 +22,7 @@ def group(name: str, *shards: dict[str, Any]) -> dict[str, Any]:
     return {"group": name, "members": [], "shards": list(shards), "ack_latency": {}}
 
 
-def test_a_topic_that_nobody_reads():
+def test_topic_without_readers():
     found = compose_topic_stats(TOPIC, BOUNDS, (), ())
     none = {"emitted": 0, "acked": 0, "redelivered": 0, "dead_lettered": 0}
     assert found["topic"] == "orders"
@@ -43,7 +43,7 @@ def test_counts_of_groups_are_summed_by_shard_and_for_the_topic():
     assert whole == {"emitted": 18, "acked": 15, "redelivered": 3, "dead_lettered": 1}
 
 
-def test_a_group_is_as_far_behind_as_its_shards_and_as_late_as_its_slowest():
+def test_group_lag_is_a_sum_and_delay_that_of_its_slowest_shard():
     late = group("a", shard(0, lag=3, lag_s=0.5), shard(1, lag=4, lag_s=2.5, trimmed_unread=7))
     (found,) = compose_topic_stats(TOPIC, BOUNDS, [late], ())["groups"]
     assert (found["lag"], found["lag_s"], found["trimmed_unread"]) == (7, 2.5, 7)
@@ -51,6 +51,6 @@ def test_a_group_is_as_far_behind_as_its_shards_and_as_late_as_its_slowest():
     assert (idle["lag"], idle["lag_s"], idle["acked"]) == (0, 0.0, 0)
 
 
-def test_queries_are_told_as_they_are():
+def test_queries_are_passed_through():
     query = {"query": "q", "name": "n", "offsets": {"0": 3}, "lag": 14}
     assert compose_topic_stats(TOPIC, BOUNDS, (), [query])["queries"] == [query]

@@ -21,7 +21,7 @@ def owners() -> Iterator[ProducerRegistry]:
         yield ProducerRegistry(store, time.monotonic, time.time_ns)
 
 
-def test_who_opens_it_first_owns_it(owners):
+def test_first_opener_owns_the_producer(owners):
     with pytest.raises(UnknownProducer):
         owners.check(ALICE, "p")
     owners.claim(ALICE, "p")
@@ -34,7 +34,7 @@ def test_who_opens_it_first_owns_it(owners):
             owners.check(other, "p")
 
 
-def test_what_is_remembered_goes_with_the_producer(owners):
+def test_cached_owner_is_dropped_with_the_producer(owners):
     owners.claim(ALICE, "p")
     owners.check(ALICE, "p")  # remembered from now on
     owners.release("p")
@@ -45,12 +45,12 @@ def test_what_is_remembered_goes_with_the_producer(owners):
         owners.check(ALICE, "p")
 
 
-def test_another_look_finds_the_same(owners):
+def test_second_lookup_returns_the_same_owner(owners):
     owners.claim(ALICE, "p")
     ProducerRegistry(owners._store, time.monotonic, time.time_ns).check(ALICE, "p")
 
 
 @pytest.mark.parametrize("name", ["", "p" * 256, "ä" * 128, "\ud800"])
-def test_names_that_are_none(name):
+def test_invalid_producer_name_is_refused(name):
     with pytest.raises(MalformedRequest):
         owner_key(name)

@@ -17,7 +17,7 @@ from tests.rig.observer import until
 PATIENCE_S = 60
 
 
-def test_a_call_that_comes_while_the_port_is_opened_is_answered(monkeypatch):
+def test_call_during_opening_is_answered(monkeypatch):
     """A client whose bus was killed is there before the next one knows its own port."""
     calls, found, seen = CallTracker(), [], []
 

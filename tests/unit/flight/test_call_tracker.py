@@ -8,7 +8,7 @@ from polybus.errors import MalformedRequest, StoreClosed
 from polybus.transports.flight.call_tracker import CallTracker
 
 
-def test_a_call_counts_until_it_leaves():
+def test_call_counts_until_it_ends():
     calls = CallTracker()
     with calls.track_call():
         assert calls.count == 1
@@ -19,7 +19,7 @@ def test_a_call_counts_until_it_leaves():
     assert calls.count == 0
 
 
-def test_what_could_not_begin_does_not_count():
+def test_call_that_failed_to_begin_does_not_count():
     calls = CallTracker()
     with pytest.raises(MalformedRequest), calls.begin_call(owed=True):
         raise MalformedRequest("not so")
@@ -27,7 +27,7 @@ def test_what_could_not_begin_does_not_count():
     assert calls.wait_settled(0)
 
 
-def test_stopping_waits_for_what_is_owed():
+def test_stopping_waits_for_unanswered_calls():
     calls = CallTracker()
     with calls.begin_call():
         assert calls.wait_settled(0)  # an open stream is owed nothing
