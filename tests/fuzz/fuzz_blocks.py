@@ -1,10 +1,10 @@
-"""Fuzzes the opening of blocks: what a damaged disk, or another program's tool, may hold.
+"""Fuzzes the parsing of blocks, as from a damaged disk or another program.
 
 The input is judged as it is, and once more with the magic, size and checksum that
 let the reader look further. The invariant, whatever the bytes:
 
 - nothing crashes, and the verdict, with its reason, is the oracle's;
-- what is accepted has its one form: built again from its messages it is the same
+- an accepted block is canonical: rebuilt from its messages it is the same
   bytes, and so are its cuts put together.
 """
 

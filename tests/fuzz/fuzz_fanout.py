@@ -192,7 +192,9 @@ SEEDS = [
     READERS + code(Program.set_collect, 0, 1) + code(Program.set_next_id, 0, 1) + MESSAGES,
     READERS + code(Program.change_policy, 0, 0, 1) + MESSAGES * 2,
     code(Program.set_hold, 0, 1) + code(Program.set_next_id, 0, 1) + MESSAGES + READERS + MESSAGES,
-    READERS + code(Program.has_produce_rules, 1) + code(Program.route_messages, 1, 2, 40, 1, 2, 41, 1),
+    READERS
+    + code(Program.has_produce_rules, 1)
+    + code(Program.route_messages, 1, 2, 40, 1, 2, 41, 1),
     READERS + code(Program.publish, 0, 0, 2, 2, 3, 90) + code(Program.publish, 1, 0, 0, 1, 1),
     READERS + code(Program.subscribe_to_many, 0, 3) + code(Program.unsubscribe_from_many, 0, 2),
     READERS + code(Program.leave, 0) + code(Program.join, 2) + code(Program.unsubscribe_all, 1),

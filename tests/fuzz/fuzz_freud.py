@@ -1,4 +1,4 @@
-"""Fuzzes Freud's wire from both ends: what any client may send, what any server may answer.
+"""Fuzzes both sides of Freud's wire: input of a client and of a server.
 
 The input is what a connection receives, behind two bytes that say where to cut it
 and which cap holds. The invariant, whatever the bytes:

@@ -36,7 +36,7 @@ def target(data: bytes) -> None:
 def told(
     stream: bytes, cut: int, *, is_unix: bool, with_credits: bool, fast_path: bool
 ) -> tuple[object, ...]:
-    """What the three parties have got by the end."""
+    """Return the output of the three peers."""
     bus = MemoryBus(gsb=LIMITS)
     bus.gsb.calls.table.fast_path_enabled = fast_path
     service, caller = Far(bus), Far(bus, is_unix=True)

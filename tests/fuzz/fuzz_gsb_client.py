@@ -1,4 +1,4 @@
-"""Fuzzes the client's side of GSB's wire: what any bus may send.
+"""Fuzzes the client's side of GSB's wire: any bytes of a bus.
 
 The first byte says whether it is ipc. The invariant, whatever the bytes: nothing
 crashes, and packets, what is consumed, what is waited for and why it ends are the

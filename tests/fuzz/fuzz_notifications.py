@@ -1,4 +1,4 @@
-"""Fuzzes the client's side of rqueue's wire: what any server may send.
+"""Fuzzes the client's side of rqueue's wire: any bytes of a server.
 
 The first byte says where to cut the rest. The invariant, whatever the bytes:
 

@@ -1,4 +1,4 @@
-"""Fuzzes rqueue's framing: what any client may send.
+"""Fuzzes rqueue's framing: any bytes of a client.
 
 The input is what a connection receives, behind two bytes that say where to cut it
 and which cap holds. The invariant, whatever the bytes:

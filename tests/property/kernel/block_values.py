@@ -1,4 +1,4 @@
-"""Messages of all kinds, blocks that went wrong in all ways, and what the kernel says of them."""
+"""Strategies for messages and damaged blocks, and the kernel's verdict on them."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def ones(groups: Iterable[Group]) -> list[oracle.One]:
 
 
 def drip(scanner: RequestScanner, data: bytes, ends: Sequence[int]) -> tuple[int, list[oracle.One]]:
-    """What comes of `data` as it arrives up to each of `ends`; unread bytes come again."""
+    """Scan `data` as it arrives up to each of `ends`; unread bytes are passed again."""
     found: list[oracle.One] = []
     consumed = 0
     for end in sorted({*(end % (len(data) + 1) for end in ends), len(data)}):

@@ -1,8 +1,8 @@
-"""A connection's received bytes, offered to the twins as a transport would.
+"""A connection's received bytes, passed to the twins as a transport does.
 
-They come in cuts. What is not consumed is kept and put in front of what comes
-next, as kernel/receive_buffer does; a bad frame ends it all. The story is everything
-that came out, in a form that does not show where the cuts were.
+They arrive in pieces. Unconsumed bytes are kept and put in front of the next piece, as
+kernel/receive_buffer does; a bad frame ends the stream. The story is the whole output in a
+form that does not depend on the pieces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.rig.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST, RouteResult
 @dataclass
 class Story:
     outputs: dict[int, bytes] = field(default_factory=dict)
-    # Each control frame with what all readers had got by then: it takes effect in its place.
+    # Each control frame with the bytes sent before it: it must take effect in order.
     controls: list[tuple[int, bytes, int]] = field(default_factory=list)
     collected: dict[bytes, tuple[int, list[bytes]]] = field(default_factory=dict)
     fragments: list[tuple[bytes, bytes]] = field(default_factory=list)

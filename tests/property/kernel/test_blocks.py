@@ -83,7 +83,7 @@ def test_bitmaps_of_any_length_are_cut_and_joined_anywhere(messages, data):
 
 @given(message_lists(max_size=9), st.data())
 def test_changed_bytes_are_judged_as_the_oracle_does(messages, data):
-    """With the checksum mended: what is then still accepted has its one form."""
+    """With a corrected checksum: an accepted block must be canonical."""
     changed = bytearray(oracle.encode(messages))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(changed) - 1))
@@ -113,7 +113,7 @@ def test_any_bytes_are_judged_as_the_oracle_does(data):
     assert verdict(refitted(data)) == expected_verdict(refitted(data))
 
 
-# Characters at the edges of what is allowed, and beyond; whole and torn.
+# Characters at the limits of UTF-8 and beyond, complete and truncated.
 NEAR_TEXT = (
     *(b"\x80", b"\xff", b"\xc2", b"\xc0\x80", b"\xc3\x28"),
     *(b"\xe0\x9f\xbf", b"\xe0\xa0\x80", b"\xed\x9f\xbf", b"\xed\xa0\x80", b"\xef\xbf"),

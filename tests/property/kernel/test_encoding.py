@@ -31,7 +31,7 @@ def test_messages_without_frames(cap: int, topic: bytes, sizes: list[int]) -> No
 @settings(max_examples=100)
 @given(cap=caps, topic=topics, data=st.data())
 def test_every_part_may_be_published_again(cap: int, topic: bytes, data: st.DataObject) -> None:
-    """What readers get under a cap fits, inside a PUBLISH, under the same cap."""
+    """Output under a limit must fit into a PUBLISH under the same limit."""
     twins, encoding = Twins(lambda identity, topic: True), EncodingPair(0, cap)
     twins.call("subscribe", twins.join(encoding), topic)
     body = frames.filler(data.draw(st.integers(cap - 30, 3 * cap) if cap < 5000 else sizes))

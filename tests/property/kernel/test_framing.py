@@ -50,7 +50,7 @@ def test_arbitrary_bytes(data: bytes) -> None:
     assert whole(data, frames.SMALL_CAP).consumed <= len(data)
 
 
-# What follows the length decides; a small alphabet reaches all of it.
+# The bytes after the length decide; a small alphabet reaches all cases.
 meaningful = st.sampled_from((0, 0, 0, 1, 2, 3, 5, 7, 8, 9, 21, 22, 27, 255))
 
 

@@ -33,7 +33,7 @@ ends = st.lists(st.integers(0, 10_000), max_size=10)
 
 
 def outcome(function: Callable[..., Any], *args: Any) -> Any:
-    """What it returns, or the type of what it raises."""
+    """Return the result, or the type of the raised error."""
     try:
         return function(*args)
     except (ValueError, OverflowError) as error:
@@ -44,7 +44,7 @@ def outcome(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def key(group: Group) -> object:
-    """What the requests of one group have in common; None if it holds only one."""
+    """Return the common fields of a group's requests, or None if it has only one."""
     if isinstance(group, ProduceRun):
         return group.topic
     if isinstance(group, GetRun):

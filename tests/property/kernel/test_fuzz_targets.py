@@ -1,7 +1,7 @@
 """The fuzz targets' seeds, and a few thousand steps from them, without instruments.
 
 `make fuzz` climbs for minutes on a kernel that counts its branches; this is the
-small change: it shows that the targets work, and finds what is easy to find.
+small change: it shows that the targets work, and finds shallow defects.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ SHARED = 16
 
 
 class Picky:
-    """Takes what it is told to take of each offer."""
+    """Consumes the given number of bytes of each call."""
 
     def __init__(self, appetites: list[int]) -> None:
         self.appetites = list(appetites)
@@ -30,7 +30,7 @@ class Picky:
     st.lists(st.integers(0, 2 * SHARED), max_size=40),
 )
 def test_programs(program: list[bytes | None], appetites: list[int]):
-    """None: what is held is offered again."""
+    """None: redeliver the held bytes."""
     kernel, plain = ReceiveBuffer(SharedBuffer(SHARED)), oracle.ReceiveBuffer()
     sessions = Picky(appetites), Picky(appetites)
     kernel.receive, plain.receive = sessions[0].receive, sessions[1].receive

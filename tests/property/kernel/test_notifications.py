@@ -81,7 +81,7 @@ def in_order(batch: kernel.NotificationBatch) -> list[oracle.Notification | orac
 
 
 def drip(data: bytes, cuts: list[int]) -> tuple[int, list[object], str | None]:
-    """Feed `data` in pieces, as a client's buffer does: what is unread comes again."""
+    """Feed `data` in pieces, as a client's buffer does: unread bytes are passed again."""
     found: list[object] = []
     consumed = 0
     for end in sorted({*(cut % (len(data) + 1) for cut in cuts), len(data)}):

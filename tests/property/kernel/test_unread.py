@@ -137,7 +137,7 @@ def test_programs(program: list[tuple[Any, ...]]):
 
 
 def test_long_programs():
-    """What is shrunk, and what is gathered, over many chunks."""
+    """Shrinking and gathering over many chunks."""
     chance, pair = Random(7), Pair()
     for _ in range(3000):
         if chance.random() < 0.5:

@@ -1,7 +1,7 @@
 """The kernel's fan-out and its oracle side by side: one call does both and compares.
 
-What has a face on each side (a reader, a source, an encoding) is a Pair. Values
-must be equal, byte for byte; of errors the type. Only the ids of PARTs that an
+An object that exists on both sides (a reader, a source, an encoding) is a Pair. Values
+must be equal, byte for byte; errors must have the same type. Only the ids of PARTs that an
 encoding makes are random: those are numbered in the order they appear.
 """
 
@@ -169,7 +169,9 @@ class Twins:
         assert list(got.fragments) == expected.fragments
         assert self.kernel_asked == self.oracle_asked
 
-    def _outputs(self, got: kernel.RouteResult, own: rqueue.Encoding | None) -> dict[ReaderPair, bytes]:
+    def _outputs(
+        self, got: kernel.RouteResult, own: rqueue.Encoding | None
+    ) -> dict[ReaderPair, bytes]:
         outboxes = [outbox for outbox, _ in got.outputs]
         assert len(outboxes) == len(set(outboxes)), "at most one output per reader"
         by_outbox = {reader.outbox: reader for reader in self.readers}
@@ -188,7 +190,7 @@ class Twins:
         }
 
     def _shown(self, reader: ReaderPair, data: bytes, own: rqueue.Encoding | None) -> bytes:
-        """Readers of the sender's encoding get what came, ids included."""
+        """Readers of the sender's encoding get the raw frames, ids included."""
         is_own = self.oracle.readers[reader.oracle].encoding is own
         return data if is_own else with_numbered_ids(data)
 

@@ -1,4 +1,4 @@
-"""What kernel/quota_account must do: a dict of sums, and a dict of limits."""
+"""Oracle of kernel/quota_account: a dict of sums and a dict of limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernel/blocks and kernel/block_gather must do, from docs/spec/block.md in the plainest way.
+"""Oracle of kernel/blocks and kernel/block_gather, written from docs/spec/block.md.
 
 A block is a list of messages here. `encode` writes one, `decode` reads one and
 raises `Bad` with the stable reason; `gather` picks and orders messages one by one.
@@ -23,7 +23,7 @@ Pairs = tuple[tuple[bytes, bytes], ...]
 
 
 class Bad(Exception):
-    """The bytes are no block; the text is the reason's stable name."""
+    """The bytes are not a block; the text is the stable reason."""
 
 
 @dataclass(frozen=True)

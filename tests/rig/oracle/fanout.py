@@ -1,8 +1,8 @@
-"""What kernel/fanout must do, one message after the other, in dicts and lists.
+"""Oracle of kernel/fanout: one message after the other, in dicts and lists.
 
-For each message: is it allowed, does anybody read it, is one of them full; then
-it is added to what each reader gets. Nothing is gathered, shared or measured.
-The order of `outputs` and `collected` means nothing; that of `fragments` does.
+For each message it checks the verdict, the readers and whether one of them is full, and
+appends the message to the output of each reader. It gathers and shares nothing. The order
+of `outputs` and `collected` is not significant; that of `fragments` is.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 END, CONTROL_FRAME, BLOCKED, BAD_FRAME = "end", "control", "blocked", "bad"
 FRAGMENTS_FIRST = "fragments first"
-MAX_UNREAD = 4096  # names whose verdicts are kept though nobody reads them
+MAX_UNREAD = 4096  # names without a reader whose verdicts are kept
 
 
 @dataclass
 class Tally:
-    """What became of messages: of one source, or of all."""
+    """Counters of the messages of one source, or of all."""
 
     messages: int = 0
     bytes: int = 0
@@ -81,7 +81,9 @@ class Fanout(SubscriberTable):
         self.too_large = 0
         self._judge = judge
 
-    def route(self, own: Encoding, source: Source, buffer: Buffer, start: int, end: int) -> RouteResult:
+    def route(
+        self, own: Encoding, source: Source, buffer: Buffer, start: int, end: int
+    ) -> RouteResult:
         """Routes what a client sent whose dialect writes and reads by `own`."""
         data = bytes(memoryview(buffer))
         if not 0 <= start <= end <= len(data):
@@ -150,7 +152,7 @@ class Fanout(SubscriberTable):
         return whole
 
     def _offer(self, source: Source, message: Message, routed: RouteResult) -> bool:
-        """Counts a message and passes it on; False if it has to wait."""
+        """Count and route a message. Returns False if a reader is full."""
         allowed = source.trusted or self._verdict(source, message.topic)
         topic = self.topics.get(message.topic)
         if topic is not None and topic.durable and allowed and not source.trusted:
@@ -174,8 +176,8 @@ class Fanout(SubscriberTable):
         return True
 
     def _verdict(self, source: Source, name: bytes) -> bool:
-        """The policy's word, asked for once. What nobody reads or remembers passes unjudged,
-        unless `has_produce_rules` says that it is worth counting as denied."""
+        """Return the verdict; asks the policy once. A topic without reader or verdict is allowed,
+        unless `has_produce_rules` is set."""
         if name in self.topics:
             verdicts = self.topics[name].verdicts
         elif name in self.unread:
@@ -207,7 +209,7 @@ class Fanout(SubscriberTable):
         topic.next_id += 1
 
     def _keep(self, topic: Topic, message: Message, routed: RouteResult) -> None:
-        """Of a durable topic: for the bus alone. Its ids are the log's."""
+        """Collect a message of a durable topic for the bus; the log assigns its id."""
         if message.is_fragment:
             routed.fragments.append((message.topic, message.body))
         else:
@@ -238,7 +240,7 @@ class Fanout(SubscriberTable):
 
 
 def _bounds(offsets: bytes, limit: int) -> list[int]:
-    """Offsets as numbers; ValueError unless they cut `limit` bytes into messages."""
+    """Return the offsets. Raises ValueError unless they split `limit` bytes into messages."""
     if len(offsets) % 4 or not offsets:
         raise ValueError("offsets")
     bounds = array("i", offsets).tolist()

@@ -1,6 +1,7 @@
-"""What kernel/receive_buffer must do: one queue of bytes in front of a session.
+"""Oracle of kernel/receive_buffer: one queue of bytes in front of a session.
 
-How much space it offers is its own affair, but never none; so this is told what has arrived.
+The size of the offered buffer is not specified, only that it is not empty, so the test
+passes the received bytes here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What kernel/subscriber_table must do: who reads what, in dicts and sets.
+"""Oracle of kernel/subscriber_table: subscriptions in dicts and sets.
 
-A topic is there as long as somebody reads it, by subscription or by the collect
-flag, or holds it, or it is durable; with the last of them its ids and verdicts are
-forgotten. A detached reader stays subscribed, and is none of its readers.
-Verdicts on other names are kept apart, in `unread`, and bounded by whoever asks.
+A topic exists while it has a reader (a subscription or the collect flag), is held, or is
+durable; then its ids and verdicts are forgotten. A detached reader stays subscribed, but is
+not a reader. Verdicts on other names are kept in `unread`; the caller bounds them.
 """
 
 from __future__ import annotations

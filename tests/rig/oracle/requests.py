@@ -1,4 +1,4 @@
-"""Messages that come as tuples, as columns: written from the docstring of kernel.requests."""
+"""Oracle of request_columns: messages given as tuples, as columns."""
 
 from __future__ import annotations
 

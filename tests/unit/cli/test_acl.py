@@ -1,4 +1,4 @@
-"""`polybus acl` against a real bus: what it prints, and how it ends."""
+"""`polybus acl` against a real bus: output and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bus() -> Iterator[BusProcess]:
 
 
 class Acl:
-    """The command, run in this process: a bus apart is what matters here."""
+    """Run the command in this process; only the bus must be another one."""
 
     def __init__(self, bus: BusProcess, capsys: pytest.CaptureFixture[str]) -> None:
         self._admin = str(bus.admin_path)

@@ -1,4 +1,4 @@
-"""The `polybus` command itself: help, mistakes, what it loads."""
+"""The `polybus` command: help, usage errors, imported modules."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def loaded_by(*args: str) -> set[str]:
 
 
 def test_help_loads_nothing_heavy():
-    """This is what keeps `polybus --help` within its 300 ms."""
+    """Keeps `polybus --help` within its 300 ms."""
     # The registry of dialects reads entry points: importlib.metadata loads socket for email.
     assert not loaded_by("--help") & (HEAVY | {"pydantic", "ssl"})
 

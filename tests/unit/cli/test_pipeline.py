@@ -1,4 +1,4 @@
-"""`polybus pipeline`: what its commands take, where they come from, and what they show."""
+"""`polybus pipeline`: parameters and output of its commands."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_no_bus_and_no_topic_are_told_in_one_line(capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-# --- what is shown
+# --- output
 
 
 def test_lines_come_now_and_then(capsys):

@@ -34,7 +34,7 @@ def streams() -> list[bytes]:
     frames += [publish(b"unheard" + bytes(size), b"") for size in range(9)]
     frames += [publish_part(topic, 0, 1, b"") for topic in TOPICS]
     frames += [form(topic) for form in (subscribe, remove) for topic in TOPICS]
-    # Too short for what their headers promise, and right at the end.
+    # Shorter than their headers announce, at the end of the page.
     frames += [frame(kind, bytes(size)) for kind in (0, 1, 2, 5) for size in range(8)]
     frames += [
         frame(0, frame(kind, b"\x01t" + bytes(size))) for kind in (7, 8) for size in range(21)

@@ -229,7 +229,7 @@ def test_what_is_no_answer_is_refused() -> None:
 
 
 def test_no_callback_is_lost_between_threads() -> None:
-    """Callbacks are added while answers are told, with the collector at work all the time."""
+    """Add callbacks while futures are resolved and the garbage collector runs."""
     called: list[int] = []
     before = gc.get_threshold()
     gc.set_threshold(1, 1, 1)

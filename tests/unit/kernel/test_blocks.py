@@ -1,4 +1,4 @@
-"""Golden blocks, layouts as holders of somebody's bytes, and bytes at the edge of a page."""
+"""Golden blocks, layouts that hold a caller's buffer, and blocks at the end of a page."""
 
 from __future__ import annotations
 

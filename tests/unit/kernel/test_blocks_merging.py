@@ -1,4 +1,4 @@
-"""Merging what is known to be blocks: the same bytes as putting checked ones together."""
+"""BlockMerger returns the same bytes as concat of checked layouts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.kernel.blocks import BadBlock, BadColumns, Layout, BlockMerger, concat
+from polybus.kernel.blocks import BadBlock, BadColumns, BlockMerger, Layout, concat
 from polybus.model.block import Block, Headers, Keys
 
 

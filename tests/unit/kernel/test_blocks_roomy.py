@@ -1,10 +1,17 @@
-"""Large blocks have room in front: what is put there stands before the block, and once."""
+"""Large blocks have headroom: a head can be written there once, without a copy."""
 
 from __future__ import annotations
 
 import pytest
 
-from polybus.kernel.blocks import Layout, BlockMerger, HeadroomBlock, prepend_head, concat, read_message_count
+from polybus.kernel.blocks import (
+    BlockMerger,
+    HeadroomBlock,
+    Layout,
+    concat,
+    prepend_head,
+    read_message_count,
+)
 from polybus.model.block import Block
 from polybus.model.commit import Append, Commit
 from polybus.store.contract import Store

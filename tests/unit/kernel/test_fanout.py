@@ -1,4 +1,4 @@
-"""The fan-out by example: who gets what, who waits, what is counted."""
+"""Fan-out examples: outputs, blocked publishers, counters."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_buffers_with_gaps() -> None:
 
 
 def test_buffers_are_let_go() -> None:
-    """A bytearray cannot be resized while somebody looks at it."""
+    """A bytearray must not be resized while its buffer is exported."""
     fanout, buffer = fanout_of(("a", OWN, "x")), bytearray(publish(b"x", b"1"))
     offsets = bytearray(bounds(0, 1))
     route(fanout, buffer)

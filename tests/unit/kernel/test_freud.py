@@ -1,4 +1,4 @@
-"""Freud's requests: how they are grouped, what bounds a scan, and what is refused."""
+"""Freud's requests: groups, limits of a scan, malformed frames."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class TestGroups:
         assert (group.type, group.subject) == (kind, b"news")
 
     def test_a_name_is_the_same_object_while_it_repeats(self):
-        """Whoever looks topics up by name hashes it once."""
+        """The name is one object per group, so a lookup hashes it once."""
         groups = groups_of(produce(b"news", b"1") + LIST + produce(b"news", b"2") + LIST)
         assert groups[0].topic is groups[2].topic  # type: ignore[union-attr]
 

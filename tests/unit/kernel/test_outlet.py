@@ -12,7 +12,7 @@ from polybus.kernel.socket_writer import SocketWriter
 
 
 class Loop:
-    """A transport as a loop has it: what was queued, and whether it is closing."""
+    """A transport double: the queued bytes, and whether it is closing."""
 
     def __init__(self) -> None:
         self.queue = b""
@@ -55,7 +55,7 @@ def test_what_it_does_not_take_is_queued_and_so_is_all_that_follows(ends: Ends):
     outlet.write(data)
     assert 0 < len(loop.queue) < len(data)
     sent = len(data) - len(loop.queue)
-    got = far.recv(sent)  # there is room again, but not for those who jump the queue
+    got = far.recv(sent)  # there is room again, but bytes must not overtake the queue
     outlet.write(b"last")
     while len(got) < sent:
         got += far.recv(sent)

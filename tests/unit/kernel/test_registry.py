@@ -1,4 +1,4 @@
-"""Who reads what: the answers, and the documented errors."""
+"""The subscriber table: results and documented errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def encoding() -> Encoding:
     return RqueueEncoding(0, 2048)
 
 
-def test_subscribing_twice_is_one_subscription(registry: SubscriberTable, encoding: Encoding) -> None:
+def test_subscribing_twice_is_one_subscription(
+    registry: SubscriberTable, encoding: Encoding
+) -> None:
     number = registry.add_subscriber("reader", encoding)
     assert registry.subscribe(number, b"t") is True
     assert registry.subscribe(number, b"t") is False
@@ -32,7 +34,9 @@ def test_subscribing_twice_is_one_subscription(registry: SubscriberTable, encodi
     assert registry.subscriber_count(b"t") == registry.subscription_count(number) == 0
 
 
-def test_a_topic_is_there_as_long_as_it_is_read(registry: SubscriberTable, encoding: Encoding) -> None:
+def test_a_topic_is_there_as_long_as_it_is_read(
+    registry: SubscriberTable, encoding: Encoding
+) -> None:
     number = registry.add_subscriber("reader", encoding)
     registry.subscribe(number, b"t")
     registry.set_collect(b"t", True)
@@ -57,7 +61,9 @@ def test_a_topic_that_is_held_keeps_its_ids(registry: SubscriberTable, encoding:
     assert (registry.topic_count, registry.next_id(b"t")) == (0, 0)
 
 
-def test_ids_are_forgotten_with_the_last_reader(registry: SubscriberTable, encoding: Encoding) -> None:
+def test_ids_are_forgotten_with_the_last_reader(
+    registry: SubscriberTable, encoding: Encoding
+) -> None:
     first, second = (registry.add_subscriber(name, encoding) for name in "ab")
     registry.subscribe(first, b"t")
     registry.set_next_id(b"t", 2**64 - 1)
@@ -69,7 +75,9 @@ def test_ids_are_forgotten_with_the_last_reader(registry: SubscriberTable, encod
     assert registry.next_id(b"t") == 0
 
 
-def test_topics_with_the_same_readers_share_a_set(registry: SubscriberTable, encoding: Encoding) -> None:
+def test_topics_with_the_same_readers_share_a_set(
+    registry: SubscriberTable, encoding: Encoding
+) -> None:
     one, two = (registry.add_subscriber(name, encoding) for name in "ab")
     for topic in (b"x", b"y", b"z"):
         registry.subscribe(one, topic)
@@ -83,7 +91,9 @@ def test_topics_with_the_same_readers_share_a_set(registry: SubscriberTable, enc
     assert (registry.set_count, registry.topic_count) == (0, 0)
 
 
-def test_removing_a_reader_says_how_much_ended(registry: SubscriberTable, encoding: Encoding) -> None:
+def test_removing_a_reader_says_how_much_ended(
+    registry: SubscriberTable, encoding: Encoding
+) -> None:
     number = registry.add_subscriber("reader", encoding)
     for topic in (b"x", b"y", b"z"):
         registry.subscribe(number, topic)
@@ -104,7 +114,9 @@ def test_a_number_used_again_starts_afresh(registry: SubscriberTable, encoding: 
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=len)
-def test_names_that_are_not_allowed(registry: SubscriberTable, encoding: Encoding, name: bytes) -> None:
+def test_names_that_are_not_allowed(
+    registry: SubscriberTable, encoding: Encoding, name: bytes
+) -> None:
     number = registry.add_subscriber("reader", encoding)
     with pytest.raises(ValueError, match="1 to 255 bytes"):
         registry.subscribe(number, name)
@@ -168,7 +180,9 @@ def test_ids_can_be_set_only_where_somebody_reads(registry: SubscriberTable) -> 
         registry.set_next_id(b"t", -1)
 
 
-def test_two_encodings_cannot_have_one_number(registry: SubscriberTable, encoding: Encoding) -> None:
+def test_two_encodings_cannot_have_one_number(
+    registry: SubscriberTable, encoding: Encoding
+) -> None:
     registry.add_subscriber("reader", encoding)
     registry.add_subscriber("another", encoding)
     with pytest.raises(ValueError, match="number"):

@@ -14,7 +14,7 @@ from tests.rig.oracle.rqueue import Encoding
 
 
 def encoded(encoding: RqueueEncoding, topic: bytes, body: bytes) -> bytes:
-    """What a reader of this encoding gets; nothing if it gets nothing."""
+    """Return the bytes for a reader of this encoding; empty if it gets none."""
     fanout, source = Fanout(lambda identity, topic: True), Source(0)
     reader = fanout.add_subscriber("reader", encoding)
     fanout.subscribe(reader, topic)
@@ -71,7 +71,7 @@ def test_the_largest_chunk(topic: bytes) -> None:
 
 
 def test_no_more_parts_than_their_count_can_say() -> None:
-    """One byte a PART: 65535 of them are the most, and what needs more is not sent at all."""
+    """One byte per PART: a message of more than 65535 PARTs is not sent."""
     encoding, topic = RqueueEncoding(0, 282), b"t" * 255
     body = frames.filler(65535)
     data = encoded(encoding, topic, body)

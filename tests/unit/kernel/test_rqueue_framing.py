@@ -64,7 +64,7 @@ def test_the_vectors_have_every_reason() -> None:
 
 @pytest.mark.parametrize("vector", [one for one in FROM_CLIENTS if "bad" in one], ids=by_name)
 def test_bad_vectors(vector: dict[str, Any]) -> None:
-    """Refused with its reason; what came before it is delivered, what comes after is not."""
+    """A bad frame has its reason; frames before it are delivered, later ones are not."""
     bus, before, bad = Bus(), frames.publish(b"t", b"before"), bytes.fromhex(vector["frame"])
     routed = bus.route(before + bad + frames.publish(b"t", b"after"))
     assert reason(routed) == vector["bad"]

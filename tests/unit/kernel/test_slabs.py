@@ -1,4 +1,4 @@
-"""Memory of large columns: used again, never while somebody looks at it, and bounded."""
+"""Memory of large columns: reused, never while it is referenced, and bounded."""
 
 from __future__ import annotations
 

@@ -11,10 +11,14 @@ from polybus.kernel import scheduler
 
 
 def shortened() -> tuple[bool, int, int]:
-    """On a thread of its own: what was said, its slice, and that of a thread it started."""
+    """Run in a thread. Returns the result, its slice, and that of a thread it started."""
     done = scheduler.set_time_slice_us(100)
     with ThreadPoolExecutor(1) as other:
-        return done, scheduler.get_time_slice_us(), other.submit(scheduler.get_time_slice_us).result()
+        return (
+            done,
+            scheduler.get_time_slice_us(),
+            other.submit(scheduler.get_time_slice_us).result(),
+        )
 
 
 def test_a_thread_asks_for_itself_alone():

@@ -1,4 +1,4 @@
-"""Addresses: what is spelled is what is meant, and what is wrong is said."""
+"""Addresses: parsing, printing, and error messages."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ ASTRAY = [(0, 2, 1, 3, 4), (0, 1, 2, 3, 99), (-1, 1, 2, 3, 4)]
 def lying(
     name: str, kind: pa.DataType, cuts: tuple[int, ...], validity: bytes | None
 ) -> pa.RecordBatch:
-    """Arrow looks at what is made here, not at what is received: so it changes later."""
+    """pyarrow validates batches that it builds, so the bytes are changed afterwards."""
     offsets = bytearray(struct.pack("<5i", 0, 1, 2, 3, 4))
     bits = None if validity is None else pa.py_buffer(validity)
     buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(b"abcd")]

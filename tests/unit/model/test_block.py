@@ -1,4 +1,4 @@
-"""Blocks as values: made, opened, cut, put together; what cannot be is said."""
+"""Blocks as values: build, open, slice, concat, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules as text: what is a rule, what is none, and that printing and reading agree."""
+"""Access rules: valid and invalid lines, and the round trip through text."""
 
 from __future__ import annotations
 

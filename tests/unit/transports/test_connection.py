@@ -1,4 +1,4 @@
-"""One connection on a real socket pair and a real loop: what the session sees, in which order."""
+"""One connection on a socket pair and a real loop: the calls of the session, in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEADLINE_S = 10.0
 
 
 class Recorder:
-    """A session that keeps what it is told; `take` says how much of an offer it consumes."""
+    """A session that records its calls; `take` returns how many bytes it consumes."""
 
     def __init__(self, pipe: StreamConnection) -> None:
         self.pipe = pipe
@@ -61,7 +61,7 @@ class Recorder:
 
 
 class Desk:
-    """The listener's part: who was let in, and who has gone."""
+    """The listener's part: admitted and lost connections."""
 
     def __init__(self, admits: bool = True) -> None:
         self.admits = admits

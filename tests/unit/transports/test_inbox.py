@@ -43,7 +43,7 @@ class Frames:
 
 
 def arrive(inbox: ReceiveBuffer, session: Frames, data: bytes) -> None:
-    """What a loop does with bytes from a socket: as much as fits, again and again."""
+    """Feed bytes as an event loop does: as many as fit, repeatedly."""
     while data:
         space = inbox.get_buffer()
         assert len(space) > 0, "an inbox without space would spin for ever"

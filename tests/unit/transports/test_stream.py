@@ -37,7 +37,7 @@ ANY_TLS_PORT = Address.parse("tls://127.0.0.1:0")
 
 
 class Echo:
-    """Sends everything back; keeps what it was told."""
+    """Echoes all bytes and records its calls."""
 
     def __init__(self, pipe: StreamConnection) -> None:
         self.pipe = pipe
@@ -128,7 +128,7 @@ class Puppet:
 
 
 class House:
-    """A gate, sessions behind it, and those who call. Leaving the block ends them all.
+    """A gate with sessions and clients. Leaving the block closes all of them.
 
     Whatever a test leaves open would keep its loop from closing, and hang the run.
     """
@@ -202,7 +202,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """What the server shows and what a client trusts."""
+    """The certificate of the server and the authorities of the client."""
     cert, key = write_certificate(tmp_path)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(cert, key)
