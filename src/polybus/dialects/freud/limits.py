@@ -9,20 +9,20 @@ from polybus.model.limits import MIB
 
 @dataclass(frozen=True, slots=True)
 class FreudLimits:
-    """Bounds of the Freud dialect (`[freud]`)."""
+    """Limits of the Freud dialect (`[freud]`)."""
 
-    # A request's payload: room for large messages, and the most that one connection can
-    # make the bus hold before a request is whole.
+    # Largest payload of a request: the most that one connection can make the bus hold
+    # before a request is complete.
     max_frame_bytes: int = 16 * MIB
-    # How long a dead process may pin what it has not read, and a deleted topic its name.
+    # How long a dead process may pin its unread messages, and a deleted topic its name.
     subscriber_timeout_s: float = 30.0
-    # Unread bytes are charged to a quota, but empty messages weigh nothing there: at some
-    # 16 bytes each this many cost 64 MiB.
+    # Unread bytes are charged to a quota, but empty messages are free there: at about
+    # 16 bytes each, this many cost 64 MiB.
     max_unread_messages: int = 4_194_304
 
 
 # (lowest, highest) of each key. A key without a row must be at least 1 (a float: above 0).
 BOUNDS: dict[str, tuple[float, float]] = {
-    # A message of one byte under the longest name must fit, and no reader takes one over 64 MiB.
+    # A message of one byte under the longest name must fit, and no reader accepts one over 64 MiB.
     "max_frame_bytes": (260, 64 * MIB),
 }

@@ -59,7 +59,7 @@ NOT_HALTED = HALT_NONE
 cdef const unsigned char* NOTICE = b"\0FREUD\0DELETED\0"
 
 
-# --- what topics and the fast path share -------------------------------------
+# --- topics ------------------------------------------------------------------
 
 
 @cython.final

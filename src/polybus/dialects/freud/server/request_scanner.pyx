@@ -107,7 +107,7 @@ cdef class GetRun:
 
     cdef readonly bytes subscriber  # the id, 16 bytes
     cdef readonly Py_ssize_t count
-    cdef readonly int32_t max_blocking_s  # 0 polls, negative waits for ever
+    cdef readonly int32_t max_blocking_s  # 0 polls, negative waits forever
     cdef readonly bint records
 
     def __repr__(self):

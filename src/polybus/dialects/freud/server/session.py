@@ -285,7 +285,7 @@ class FreudSession(FastSession):
 
     @property
     def state(self) -> str:
-        """What halts the connection, or `ending` if its client is gone."""
+        """The reason of the halt, or `ending` if its client is gone."""
         if self._is_gone:
             return "ending"
         if self.answers.stalled:

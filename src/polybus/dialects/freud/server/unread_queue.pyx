@@ -99,9 +99,9 @@ cdef class Chunk:
         return <const unsigned char*>PyByteArray_AS_STRING(self.bodies)
 
     cdef int add(self, const unsigned char* body, Py_ssize_t size, uint64_t stamp) except -1:
-        """One more message at the end. It is there when its time is: that column grows last.
+        """Append a message. The column of timestamps grows last: its size is the count.
 
-        Whoever looks at a column through a view must be done before this.
+        Views of the columns must be released before this call.
         """
         cdef Py_ssize_t count = self.count()
         cdef Py_ssize_t filled = self.places()[count]

@@ -8,8 +8,8 @@ Going out, `encode_run` writes the PUBLISH frames of many messages into one
 buffer.
 
 Every length is checked against the end of the buffer before it is believed.
-A scan stops at the first bad frame and names the reason; what came before it
-is in the batch. Offsets in a batch are 32 bits: an entry is 16 bytes, and a
+A scan stops at the first bad frame and names the reason; the messages before it
+are in the batch. Offsets in a batch are 32 bits: an entry is 16 bytes, and a
 region over 4 GiB is refused.
 """
 cimport cython
