@@ -20,13 +20,20 @@ from tests.mutants.bus import mutants  # noqa: E402
 SUITES: dict[str, tuple[str, ...]] = {
     "unit": tuple(
         f"tests/unit/store/lmdb/test_{name}.py"
-        for name in ("beside", "lost", "giving_way", "queueing", "full", "waiting_bound")
+        for name in (
+            "background_committer",
+            "failed_batches",
+            "yield_to",
+            "writer_queue",
+            "full_disk",
+            "queue_limits",
+        )
     ),
 }
 
-BESIDE = mutants(
+COMMITTER = mutants(
     "store/lmdb/background_committer.py",
-    ("what is failed is not told", "self._failed = FailedCommit(work.group, error)", "pass"),
+    ("failures are not reported", "self._failed = FailedCommit(work.group, error)", "pass"),
     ("no peer comes for what is lost", "            self._on_failure()\n", ""),
     (
         "no peer waits for what is in progress",
@@ -109,7 +116,7 @@ WRITER = mutants(
     ("nothing more is taken", "executed += self._execute_late(group)", "pass"),
 )
 
-ALL = [*BESIDE, *WRITER]
+ALL = [*COMMITTER, *WRITER]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL
