@@ -440,7 +440,7 @@ def test_checkpoint_of_another_source(url, topic):
         ({"topic": ""}, "option topic must not be empty"),
         ({"topic": "t", "bus": "nats://x"}, "NATS is not supported"),
         ({"topic": "t", "bus": "lmdb:"}, "lmdb:PATH"),
-        ({"topic": "t", "bus": "http://x"}, "no bus"),
+        ({"topic": "t", "bus": "http://x"}, "invalid bus URL"),
         ({"topic": "t", "bus": "lmdb:/nowhere/at/all"}, "no such folder"),
     ],
 )
