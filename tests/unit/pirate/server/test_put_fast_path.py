@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.pirate import codec
+from polybus.dialects.pirate.client_id import fingerprint
 from polybus.dialects.pirate.codec import u64
 from polybus.dialects.pirate.limits import PirateLimits
-from polybus.dialects.pirate.server.session import PirateSession, fingerprint
+from polybus.dialects.pirate.server.session import PirateSession
 from polybus.model.access_rule import Rule
 from polybus.model.identity import ANONYMOUS
 from tests.unit.pirate.server.memory_subscribers import MemorySubscribers

@@ -1,12 +1,13 @@
-"""The services that the request handlers use, and the form of a request."""
+"""The services that the request handlers use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from polybus.dialects.pirate.codec import Request as Request
 from polybus.errors import PolybusError, StoreFault
 
 if TYPE_CHECKING:
@@ -19,25 +20,6 @@ if TYPE_CHECKING:
     from polybus.durable.topic_names import TopicNames
     from polybus.durable.topic_registry import DurableTopics
     from polybus.model.commit import Commit, CommitResult
-
-
-class Request(Protocol):
-    """A decoded and valid request (codec.Request)."""
-
-    @property
-    def op(self) -> bytes: ...
-    @property
-    def client(self) -> bytes: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def counter(self) -> int: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def body(self) -> Sequence[bytes]: ...
-    @property
-    def last(self) -> int: ...
 
 
 # Called on the loop with the result of a request, or with its error.
