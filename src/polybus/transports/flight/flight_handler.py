@@ -114,7 +114,7 @@ class FlightHandler:
 
     def on_too_many_calls(self) -> Exception:
         most = self._limits.max_calls
-        return LimitReached("max_calls", f"{most} calls are under way already: try again later")
+        return LimitReached("max_calls", f"{most} calls are in progress; retry later")
 
     def describe_error(self, error: BaseException) -> tuple[int, str, bytes]:
         if isinstance(error, Exception):
