@@ -287,8 +287,8 @@ def trial(mutant: Patch | None) -> str:
         os.write(writing, said.encode()[:MAX_WORDS])
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as future:
-        said = future.read()
+    with os.fdopen(reading) as answer:
+        said = answer.read()
     os.waitpid(child, 0)
     return said or f"hung for {HANG_S} s, or died"
 
