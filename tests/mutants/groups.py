@@ -199,7 +199,11 @@ REST = [
     ),
     *mutants(
         "native/port/group_actions.py",
-        ("produced without a right", "        access.check_allowed(caller.identity, PRODUCE, name)\n", ""),
+        (
+            "produced without a right",
+            "        access.check_allowed(caller.identity, PRODUCE, name)\n",
+            "",
+        ),
         ("no room for letters is no matter", "    check_dead_letter_name(topic)\n", ""),
         ("changes wake no peer", "waits.wake(number, GROUP_CHANGES)", "pass"),
     ),

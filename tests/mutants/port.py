@@ -79,7 +79,11 @@ BINDING = mutants(
 
 STATS = mutants(
     "native/port/topic_statistics.py",
-    ("one group alone is counted", "counts[key] += group_shard[key]", "counts[key] = group_shard[key]"),
+    (
+        "one group alone is counted",
+        "counts[key] += group_shard[key]",
+        "counts[key] = group_shard[key]",
+    ),
     ("trimmed is not told", "bounds.start, bounds.size_bytes)", "0, bounds.size_bytes)"),
     (
         "what was trimmed was never there",

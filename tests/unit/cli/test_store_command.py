@@ -118,7 +118,7 @@ def test_folder_without_a_store_is_refused(tmp_path):
     (tmp_path / "file").touch()
     assert complaint("info", tmp_path).startswith(f"no store in {tmp_path}; give ")
     missing = tmp_path / "missing"
-    assert complaint("verify", missing) .startswith(f"{missing}: no such folder; ")
+    assert complaint("verify", missing).startswith(f"{missing}: no such folder; ")
     assert complaint("verify", tmp_path / "file").startswith(f"{tmp_path / 'file'}: no such folder")
     for url in ("memory:", "polybus://127.0.0.1:6570"):
         assert complaint("verify", url) == f"{url} has no files; give lmdb:PATH or a folder"
