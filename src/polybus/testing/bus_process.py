@@ -8,8 +8,8 @@
 `start` waits for the line `ready`, or raises `StartFailed` with the exit code
 and what the child said. Each child lives in a folder of its own: its runtime
 sockets, its data folder and its log are there, so any number run side by side
-and none finds the bus of whoever runs the tests. The log goes to a file, never
-to a pipe: a pipe that nobody reads would stop the child. `launcher` starts the processes;
+and none finds the bus of the user who runs the tests. The log goes to a file, never
+to a pipe: a pipe without a reader would stop the child. `launcher` starts the processes;
 a test suite may set its own, for instance one that forks a process with all modules loaded.
 """
 

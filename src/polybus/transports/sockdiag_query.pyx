@@ -73,7 +73,7 @@ def query_socket(
 ):
     """Return (state, uid, inode) of the socket at `far` connected to `near`, or None.
 
-    Addresses have 4 or 16 bytes, both as many. `OSError` if nobody could be asked.
+    Addresses have 4 or 16 bytes, both as many. Raises OSError if the kernel gives no answer.
     """
     cdef Question question
     cdef inet_diag_msg found
