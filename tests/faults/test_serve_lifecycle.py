@@ -219,7 +219,7 @@ def test_a_taken_port_is_one_line_and_nothing_is_left_behind(tmp_path):
 def test_a_port_that_zeromq_cannot_have_is_one_line_too(tmp_path, before):
     with taken_port() as port:
         failed = start_fails(listen=(*before, f"pirate=tcp://127.0.0.1:{port}"), folder=tmp_path)
-    assert f"tcp://127.0.0.1:{port}: something else listens there already" in failed.stderr
+    assert f"tcp://127.0.0.1:{port} is in use by another listener" in failed.stderr
 
 
 def test_a_data_folder_in_use_names_its_owner(bus, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 from typing import Any
 
 import pytest
@@ -106,7 +107,9 @@ def test_ephemeral_topic_is_reported():
             reader(bus=f"lmdb:{bus.folder / 'data'}", topic="news").partitions()
 
 
-def test_bus_does_not_answer(free_tcp_port, monkeypatch):
+def test_bus_does_not_answer(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free_tcp_port = taken.getsockname()[1]
     monkeypatch.setattr(log_access, "RECONNECT_OPTIONS", ClientOptions(connect_timeout_s=0.2))
     with pytest.raises(PolybusError, match=f"127.0.0.1:{free_tcp_port}"):
         reader(bus=f"polybus://127.0.0.1:{free_tcp_port}", topic="t").partitions()

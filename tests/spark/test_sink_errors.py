@@ -108,7 +108,7 @@ def test_rows_need_a_topic(bus):
 def test_missing_bus_is_reported(monkeypatch):
     monkeypatch.setattr(sink_writers, "CLIENT_OPTIONS", ClientOptions(connect_timeout_s=0.1))
     message = refused(BODY, bus="polybus://127.0.0.1:1", topic="t")
-    assert "no bus answers at polybus://127.0.0.1:1: start one" in message
+    assert "no bus answers at polybus://127.0.0.1:1; start one" in message
 
 
 def test_ephemeral_topic_is_refused(tmp_path):

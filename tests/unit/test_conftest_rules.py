@@ -44,7 +44,7 @@ from polybus.store.lmdb import write_txn
 CHILD = "from polybus.store.lmdb import write_txn; print(write_txn.__file__)"
 
 def writes():
-    return "        return" not in inspect.getsource(write_txn.Storing.write)
+    return "        return" not in inspect.getsource(write_txn.TransactionWriter.write)
 
 @pytest.mark.sabotage("keep-nothing", "stamps-off", expects="commits are written")
 def test_that_notices_one():

@@ -201,6 +201,6 @@ def _bind_unix(address: Address, mode: int) -> socket.socket:
 
 def _bind_error(address: Address, error: OSError) -> AddressError | AddressInUse:
     if error.errno == errno.EADDRINUSE:
-        return AddressInUse(f"{address}: something else listens there already")
+        return AddressInUse(f"{address} is in use by another listener")
     reason = error.strerror or str(error)
     return AddressError(f"{address}: cannot be listened on: {reason}")

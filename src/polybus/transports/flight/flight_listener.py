@@ -274,6 +274,6 @@ def _check_address_free(address: Address) -> None:
             trial.listen(1)  # SO_REUSEADDR allows two binds, but only one listener
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(f"{address}: something else listens there already") from None
+            raise AddressInUse(f"{address} is in use by another listener") from None
         reason = error.strerror or str(error)
         raise AddressError(f"{address}: cannot be listened on: {reason}") from None
