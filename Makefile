@@ -19,8 +19,8 @@ FUZZ_SECONDS ?= 120
 # busy. They take a file at a time, in the order of tests/conftest.py.
 SHARED := -n 4 --dist loadfile --no-loadscope-reorder
 
-# Fault tests that run under a sabotage in `make test`, chosen by the commit; a sample of the
-# mutants is a test of its own (tests/unit/testing/test_mutant_sample.py).
+# Fault tests that run under a sabotage in `make test`, chosen by the commit. `make soak` has a
+# sample of the mutants (tests/unit/testing/test_mutant_sample.py).
 SAMPLE := --sabotage-sample 10
 
 # What pytest answers when nothing is marked so (yet).

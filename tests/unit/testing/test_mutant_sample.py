@@ -2,6 +2,9 @@
 
 `make mutants` runs all of them. Mutants of compiled files are not in the sample: each would
 need a build of its own.
+
+It runs in `make soak` until a whole run of `make mutants` has no survivor: a mutant that
+survives today would fail the commit that happens to draw it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import pytest
 from tests.mutants.verdicts import is_caught, verdict
 from tests.rig.patching import ROOT, Patch, import_path, patched_copy
 from tests.rig.sample import SAMPLED, sample
+
+pytestmark = pytest.mark.soak
 
 COUNT = 12
 TIMEOUT_S = 150.0
@@ -68,14 +73,17 @@ def test_sampled_mutant_is_noticed(
 def run_suite(suite: tuple[str, ...], copy: Path, cache: Path) -> str:
     command = [sys.executable, "-m", "pytest", *PYTEST, "-o", f"cache_dir={cache}"]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    done = subprocess.run(
-        [*command, "--hypothesis-profile", "mutants", *suite],
-        cwd=ROOT,
-        env={**inherited, "PYTHONPATH": import_path(copy)},
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        timeout=TIMEOUT_S,
-    )
+    try:
+        done = subprocess.run(
+            [*command, "--hypothesis-profile", "mutants", *suite],
+            cwd=ROOT,
+            env={**inherited, "PYTHONPATH": import_path(copy)},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"hung for {TIMEOUT_S:g} s"  # which a mutant may cause, so it is noticed
     return verdict(done.returncode, done.stdout + done.stderr)
