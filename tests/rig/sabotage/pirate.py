@@ -21,7 +21,7 @@ SUBSCRIBERS = [
                 PUTTING,
                 "            put.then(subscriber_records.decode_outcome(result))\n",
                 "            topic = self._durable.find(put.topic)\n"
-                "            if came.duplicate and topic is not None:\n"
+                "            if result.duplicate and topic is not None:\n"
                 "                self._durable.produce(topic, put.block)\n"
                 "            put.then(subscriber_records.decode_outcome(result))\n",
             ),
@@ -49,7 +49,7 @@ SUBSCRIBERS = [
         "last-off",
         "dialects/pirate/server/subscription_table.py",
         "        if len(self._unsaved) >= subscriber_records.MAX_CHANGES_PER_COMMIT:\n",
-        "        told(None)\n        return\n        if len(self._moved) >= records.AT_ONCE:\n",
+        "        then(None)\n        return\n        if len(self._unsaved) >= 1:\n",
     ),
     # Messages are removed before all subscribers have read them.
     Patch(
