@@ -1,23 +1,25 @@
 """A whole bus in memory: real broker, real sessions, no sockets and no clock.
 
-Time is a number that moves when it is told to, and so are the turns of a loop
-that is not there:
+The test moves the clock and runs the turns of the loop:
 
     bus = MemoryBus(Limits(outbox_high_water_bytes=1000))
     reader, writer = bus.connect(), bus.connect()
     reader.deliver(subscribe(b"t"))
     writer.deliver(publish(b"t", b"x"))
-    bus.turn()                           # the loop comes round
-    bus.pass_time(5)                     # and five seconds go by
-    bus.connect_freud(identity=ALICE)    # speaks Freud
-    bus.connect_gsb()                    # speaks GSB
+    bus.turn()                           # run the callbacks of the loop
+    bus.pass_time(5)                     # five seconds pass
+    bus.connect_freud(identity=ALICE)    # a Freud connection
+    bus.connect_gsb()                    # a GSB connection
 
-With `durable=True` there is a store, whose disk and whose readers wait to be told, too:
+With `durable=True` the bus has a store. The test decides when commits and reads run:
 
-    bus.make("t")                        # a durable topic
-    bus.commit()                         # what waits for the disk is on it (`turn` tells)
-    bus.read()                           # what waits to be read is read
-    bus.settle()                         # all of this, until nothing is left to be done
+    bus.make("t")                        # create a durable topic
+    bus.commit()                         # run pending commits; `turn` delivers their results
+    bus.read()                           # run pending reads
+    bus.settle()                         # all of these until none is pending
+
+A dialect whose folder was deleted is not opened, so that the tests of the others still run
+(tests/unit/test_dialect_removal.py).
 """
 
 from __future__ import annotations
@@ -27,17 +29,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from polybus.bus.broker import Broker
 from polybus.bus.policy import Policy
-from polybus.dialects.freud.limits import FreudLimits
-from polybus.dialects.freud.server.fair_scheduler import FairScheduler
-from polybus.dialects.freud.server.session import FreudServer
-from polybus.dialects.gsb.limits import GsbLimits
-from polybus.dialects.gsb.server.session import GsbServer
-from polybus.dialects.rqueue.limits import RqueueLimits
-from polybus.dialects.rqueue.server.session import RqueueServer
 from polybus.durable.durable_bus import DurableBus, attach_store, durable_bus
 from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
 from polybus.model.identity import ANONYMOUS, Identity
@@ -45,6 +41,14 @@ from polybus.model.limits import Limits, QuotaLimits
 from polybus.model.topic import Topic
 from tests.rig.memory_pipe import MemoryPipe
 from tests.rig.store.stepped_store import SteppedStore
+
+if TYPE_CHECKING:
+    from polybus.dialects.freud.limits import FreudLimits
+    from polybus.dialects.freud.server.session import FreudServer
+    from polybus.dialects.gsb.limits import GsbLimits
+    from polybus.dialects.gsb.server.session import GsbServer
+    from polybus.dialects.rqueue.limits import RqueueLimits
+    from polybus.dialects.rqueue.server.session import RqueueServer
 
 T = TypeVar("T")
 TICK_S = 0.25
@@ -93,7 +97,7 @@ class MemoryBus:
         durable: bool = False,
     ) -> None:
         self.now_s = 1000.0
-        self.wall_ahead_ns = 0  # of the other clock: it may be set, and go back
+        self.wall_ahead_ns = 0  # the wall clock may be set back; the monotonic clock may not
         self.log = RecordedLog()
         self._soon: list[Callable[[], None]] = []
         self._timers: list[MemoryTimer] = []
@@ -112,14 +116,29 @@ class MemoryBus:
         if durable:
             self.store = SteppedStore(wall_ns=self.wall_ns, clock_s=lambda: self.now_s)
             attach_store(self.broker, self.store, self._soon.append, self._read_later)
-        # After the store: sessions of all dialects use durable topics.
-        self._rqueue = RqueueServer(self.broker, rqueue or RqueueLimits())
-        self._freud = FreudServer(self.broker, freud or FreudLimits(), self)
-        self.topics = self._freud.topics
-        self.gsb = GsbServer(self.broker, gsb or GsbLimits(), self, ANONYMOUS)
+        # After the store because sessions of all dialects use durable topics.
+        if find_spec("polybus.dialects.rqueue"):
+            from polybus.dialects.rqueue.limits import RqueueLimits
+            from polybus.dialects.rqueue.server.session import RqueueServer
+
+            self._rqueue = RqueueServer(self.broker, rqueue or RqueueLimits())
+        self._last_to_run: type[Any] | tuple[()] = ()
+        if find_spec("polybus.dialects.freud"):
+            from polybus.dialects.freud.limits import FreudLimits
+            from polybus.dialects.freud.server.fair_scheduler import FairScheduler
+            from polybus.dialects.freud.server.session import FreudServer
+
+            self._freud = FreudServer(self.broker, freud or FreudLimits(), self)
+            self.topics = self._freud.topics
+            self._last_to_run = FairScheduler
+        if find_spec("polybus.dialects.gsb"):
+            from polybus.dialects.gsb.limits import GsbLimits
+            from polybus.dialects.gsb.server.session import GsbServer
+
+            self.gsb = GsbServer(self.broker, gsb or GsbLimits(), self, ANONYMOUS)
 
     def connect(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:
-        """A new rqueue connection; with an appetite it takes so many bytes and then no more."""
+        """A new rqueue connection. With an appetite it reads that many bytes and stops."""
         return self._connect(self._rqueue, appetite, identity)
 
     def connect_freud(
@@ -151,30 +170,30 @@ class MemoryBus:
         return timer
 
     def turn(self) -> None:
-        """Everything that was put off is done, until there is nothing more.
+        """Run callbacks of the loop until none is pending.
 
-        Sessions go on in the order of their connections, whoever was woken first, and those
-        who rest after all others: no order would be wrong, and this one is easy to foretell.
+        Sessions run in the order of their connections and paused ones last. Any order would be
+        right; this one makes results reproducible.
         """
         while self._soon:
             place = min(range(len(self._soon)), key=lambda at: self._rank(self._soon[at]))
             self._soon.pop(place)()
 
-    # What has to do with durable topics.
+    # Durable topics.
 
     @property
     def durable(self) -> DurableBus:
-        found = durable_bus(self.broker)
-        assert found is not None
-        return found
+        bus = durable_bus(self.broker)
+        assert bus is not None
+        return bus
 
     def make(
         self, name: str, shards: int = 1, creator: Identity = ANONYMOUS, **settings: object
     ) -> Topic:
-        """A durable topic, bound as the native port does it."""
+        """Create a durable topic and bind its name as the native port does."""
         binding = self.durable.names
         reservation, _ = binding.reserve(creator, name)
-        assert isinstance(reservation, NameReservation), "there is one of this name"
+        assert isinstance(reservation, NameReservation), f"topic {name!r} exists"
         topic = self.store.create(name, shards, {CREATOR: creator_record(creator), **settings})
         binding.complete(reservation, topic, self.store.bounds(topic.number).next_id)
         return topic
@@ -184,22 +203,22 @@ class MemoryBus:
         self.durable.names.remove(topic)
 
     def commit(self, count: int | None = None) -> None:
-        """So many of the commits that wait for the disk are carried out, or all."""
+        """Run `count` pending commits, or all."""
         for _ in range(len(self.store.waiting) if count is None else count):
             self.store.step()
 
     def read(self, count: int | None = None) -> None:
-        """So many of the reads that wait are done, or all; `turn` brings their outcomes."""
+        """Run `count` pending reads, or all. `turn` delivers their results."""
         for _ in range(len(self._reads) if count is None else count):
             self._reads.popleft()()
 
     @property
     def reads(self) -> int:
-        """How many wait to be done."""
+        """The number of pending reads."""
         return len(self._reads)
 
     def settle(self) -> None:
-        """Turns, commits and reads until nothing is left to be done."""
+        """Run turns, commits and reads until none is pending."""
         while self._soon or self._reads or self.store.waiting:
             self.turn()
             self.commit()
@@ -217,7 +236,7 @@ class MemoryBus:
         self._reads.append(read)
 
     def pass_time(self, seconds: float) -> None:
-        """The clock moves on, with a tick of the server's timer every quarter of a second."""
+        """Advance the clock, with a tick of the server's timer every quarter of a second."""
         end = self.now_s + seconds
         while self.now_s < end:
             tick_s = min(end, self.now_s + TICK_S)
@@ -226,10 +245,10 @@ class MemoryBus:
             self.turn()
 
     def stats(self, *path: str) -> Any:
-        found: Any = self.broker.stats()
+        value: Any = self.broker.stats()
         for name in path:
-            found = found.get(name, 0)
-        return found
+            value = value.get(name, 0)
+        return value
 
     def _connect(
         self,
@@ -247,15 +266,13 @@ class MemoryBus:
         return pipe
 
     def _rank(self, callback: Callable[[], None]) -> int:
-        whose = getattr(callback, "__self__", None)
-        return (
-            len(self._sessions) + 1
-            if isinstance(whose, FairScheduler)
-            else self._sessions.get(whose, 0)
-        )
+        owner = getattr(callback, "__self__", None)
+        if isinstance(owner, self._last_to_run):
+            return len(self._sessions) + 1
+        return self._sessions.get(owner, 0)
 
     def _fire_until(self, end: float) -> None:
-        """The timers that are due by then, each at its time, with what follows from it."""
+        """Run the timers that are due by `end`, each at its time."""
         while self._timers and self._timers[0].due_s <= end:
             timer = heapq.heappop(self._timers)
             if not timer.cancelled:

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from typing import IO
 
 from polybus.testing import bus_process
@@ -37,13 +38,15 @@ LOADED = (
     "polybus.store.lmdb.lmdb_store",
     "polybus.store.memory.memory_store",
     "polybus.transports.flight.flight_listener",
-    "polybus.dialects.rqueue.cli",
-    "polybus.dialects.rqueue.server.session",
-    "polybus.dialects.freud.server.session",
-    "polybus.dialects.gsb.server.session",
-    "polybus.dialects.pirate.server.pirate_server",
     "typer._adapters",
 )
+# A test removes the folder of a dialect and runs the tests of the others.
+LOADED_BY_DIALECT = {
+    "rqueue": ("cli", "server.session"),
+    "freud": ("server.session",),
+    "gsb": ("server.session",),
+    "pirate": ("server.pirate_server",),
+}
 # Variables that a bus reads when it starts, or never (a Spark session leaves some behind). Any
 # other variable may be read while code is loaded, so it must be that of the server.
 READ_AT_START = ("POLYBUS_", "XDG_RUNTIME_DIR", "NOTIFY_SOCKET", "PYTEST_", "SPARK_", "PYSPARK_")
@@ -54,7 +57,13 @@ class WarmServer:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._variables = _others(env)
-        self._server = ForkServer(LOADED, env, children_survive=True)
+        dialects = [
+            f"polybus.dialects.{dialect}.{module}"
+            for dialect, modules in LOADED_BY_DIALECT.items()
+            if find_spec(f"polybus.dialects.{dialect}")
+            for module in modules
+        ]
+        self._server = ForkServer((*LOADED, *dialects), env, children_survive=True)
 
     def fits(self, env: Mapping[str, str]) -> bool:
         return _others(env) == self._variables
