@@ -77,67 +77,71 @@ BROKER = mutants(
     ("closed is not counted", 'self.counters.count("closed", reason)', "pass"),
     (
         "closed is not logged",
-        '"connection closed", dialect=party.dialect, peer=party.pipe.peer, reason=reason',
-        '"x"',
+        '"connection closed",\n                dialect=connection.dialect',
+        '"x",\n                dialect=connection.dialect',
     ),
     ("cut is not counted", 'self.counters.count("dropped", reason, lost)', "pass"),
     ("cut is not logged", "messages_lost=lost,\n        )", "messages_lost=0,\n        )"),
     (
         "what is lost is counted by chunk",
-        "sum(party.encoding.count(chunk, sent) for chunk, sent in party.outbox.unsent())",
-        "len(party.outbox.unsent())",
+        "connection.encoding.count(chunk, sent) for chunk, sent in connection.outbox.unsent()",
+        "1 for _ in connection.outbox.unsent()",
     ),
     (
         "closing drops what is owed",
-        "reason, send_held=True):\n            party",
-        "reason, send_held=False):\n            party",
+        "reason, send_held=True):\n            connection",
+        "reason, send_held=False):\n            connection",
     ),
     (
         "closing is cutting",
-        "send_held=True):\n            party.pipe.close()\n            self",
-        "send_held=True):\n            party.pipe.abort()\n            self",
+        "send_held=True):\n            connection.pipe.close()\n            self",
+        "send_held=True):\n            connection.pipe.abort()\n            self",
     ),
     (
         "closing does not close",
-        "send_held=True):\n            party.pipe.close()\n            self",
+        "send_held=True):\n            connection.pipe.close()\n            self",
         "send_held=True):\n            self",
     ),
     (
         "cutting does not cut",
-        "        party.pipe.abort()\n",
+        "        connection.pipe.abort()\n",
         "",
     ),
     (
         "finishing drops what is owed",
-        'self._leave(party, "peer", send_held=True)',
-        'self._leave(party, "peer", send_held=False)',
+        'self._leave(connection, "peer", send_held=True)',
+        'self._leave(connection, "peer", send_held=False)',
     ),
     (
         "lost with the connection is not counted",
-        'self.counters.count("dropped", "disconnected", self._unsent_messages(party))',
+        'self.counters.count("dropped", "disconnected", self._unsent_messages(connection))',
         "pass",
     ),
     (
         "a stop drops what is owed",
-        "            if self._leave(party, reason, send_held=True):\n                party",
-        "            if self._leave(party, reason, send_held=False):\n                party",
+        "            if self._leave(connection, reason, send_held=True):\n                connection",
+        "            if self._leave(connection, reason, send_held=False):\n                connection",
     ),
     (
         "the dead stay subscribed",
-        "self.unsubscribe_all(party)\n        self.fanout",
+        "self.unsubscribe_all(connection)\n        self.fanout",
         "self.fanout",
     ),
-    ("the dead stay in the fan-out", "self.fanout.remove_subscriber(party.number)", "pass"),
-    ("the dead stay on the list", "del self._connections[party.id]", "pass"),
-    ("peers that wait for the dead are left", "self.delivery.forget(party)", "pass"),
-    ("ends twice", "if party.is_closed:\n            return False\n        party", "party"),
+    ("the dead stay in the fan-out", "self.fanout.remove_subscriber(connection.number)", "pass"),
+    ("the dead stay on the list", "del self._connections[connection.id]", "pass"),
+    ("peers that wait for the dead are left", "self.delivery.forget(connection)", "pass"),
+    (
+        "ends twice",
+        "if connection.is_closed:\n            return False\n        connection",
+        "connection",
+    ),
     ("time does not pass", "self.delivery.tick(", "str("),
 )
 
 DELIVERY = mutants(
     "bus/delivery.py",
-    ("publishers do not wait", "party.pipe.pause_reading()", "pass"),
-    ("publishers never go on", "            party.on_resume()", "            pass"),
+    ("publishers do not wait", "connection.pipe.pause_reading()", "pass"),
+    ("publishers never go on", "            connection.on_resume()", "            pass"),
     ("slow readers are never cut", 'self._cut(outbox.connection, "slow_consumer")', "pass"),
     ("cut at the least rate", "outbox.window_taken < self", "outbox.window_taken <= self"),
     (
@@ -169,24 +173,24 @@ DELIVERY = mutants(
     ),
     (
         "peers that wait for the dead go on at once",
-        "self._turn.call_soon(partial(self._release, party.outbox))",
-        "self._release(party.outbox)",
+        "self._turn.call_soon(partial(self._release, connection.outbox))",
+        "self._release(connection.outbox)",
     ),
     ("last come, first served", "next(iter(outbox.waiters))", "next(reversed(outbox.waiters))"),
     (
         "the dead wait on",
-        "            self._stop_waiting(party, party.blocked_by)",
+        "            self._stop_waiting(connection, connection.blocked_by)",
         "            pass",
     ),
     ("overflow is let be", 'self._cut(outbox.connection, "outbox_overflow")', "pass"),
     ("peers that went on are counted as waiting", "self.waiting -= 1", "pass"),
     (
         "the ended wait",
-        "if routed.stop == BLOCKED and not party.is_closed:\n"
-        "            self._wait(party, routed.blocker)\n"
+        "if routed.stop == BLOCKED and not connection.is_closed:\n"
+        "            self._wait(connection, routed.blocker)\n"
         "        for batch",
         "if routed.stop == BLOCKED:\n"
-        "            self._wait(party, routed.blocker)\n"
+        "            self._wait(connection, routed.blocker)\n"
         "        for batch",
     ),
     (
@@ -246,14 +250,14 @@ SUBSCRIPTIONS = mutants(
     ("one topic too many", "self.topics >= self", "self.topics > self"),
     ("known topics are refused", " and not self._fanout.has_topic(topic)", ""),
     ("probes are not free", "free = topic_name.is_probe(topic) and", "free = False and"),
-    ("probes are endless", " and len(party.free_probes) < FREE_PROBES", ""),
+    ("probes are endless", " and len(connection.free_probes) < FREE_PROBES", ""),
     ("shared probes count twice", "- len(self._probes)", "- self._probes.total()"),
     ("ended probes stay", "            del self._probes[topic]", "            pass"),
     ("removed ones are counted", "        self.count -= 1", "        pass"),
     (
         "ended ones are counted",
-        "self.count -= self._fanout.unsubscribe_all(party.number)",
-        "self._fanout.unsubscribe_all(party.number)",
+        "self.count -= self._fanout.unsubscribe_all(connection.number)",
+        "self._fanout.unsubscribe_all(connection.number)",
     ),
     ("twice is two", "return SubscribeResult.ALREADY", "pass"),
     ("denied is allowed", "return SubscribeResult.DENIED", "pass"),

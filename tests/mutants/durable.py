@@ -35,18 +35,18 @@ FOLLOWING = mutants(
     ("who was passed is let in", "if start == self.at_id:", "if True:"),
     (
         "peers that came get what others left",
-        "if not self._following.has_push_readers(self):\n            return  # readers",
+        "if not self._readers.has_push_readers(self):\n            return  # readers",
         "if False:\n            return  # readers",
     ),
     ("trimmed: the tail stays", "if until is not None:  # the", "if False:  # the"),
     ("trimmed: stragglers stay", "self._reached(until or 0)", "pass"),
     ("news while reading is lost", "            self._again = True\n", ""),
     ("only once", "if (self.at_id != before or self._again)", "if self._again"),
-    ("a full reader is forgotten", "tail.behind[party] = CatchUpCursor(", "CatchUpCursor("),
+    ("a full reader is forgotten", "tail.behind[connection] = CatchUpCursor(", "CatchUpCursor("),
     (
         "a straggler begins one late",
-        "CatchUpCursor(self, tail, party, at_id)",
-        "CatchUpCursor(self, tail, party, at_id + 1)",
+        "CatchUpCursor(self, tail, connection, at_id)",
+        "CatchUpCursor(self, tail, connection, at_id + 1)",
     ),
     ("a straggler never rejoins", "if self.at_id >= self._tail.at_id and", "if False and"),
     ("a straggler rejoins too soon", "if self.at_id >= self._tail.at_id and", "if"),
@@ -56,8 +56,8 @@ FOLLOWING = mutants(
         "pass\n\n    def on_commit",
     ),
     ("a failed straggler is left", "if straggler.wants_more():", "if False:"),
-    ("the gone are fed", "        tail.behind.pop(party, None)\n", ""),
-    ("who joins and leaves is let in", "if pair[1] is not party", "if True"),
+    ("the gone are fed", "        tail.behind.pop(connection, None)\n", ""),
+    ("who joins and leaves is let in", "if pair[1] is not connection", "if True"),
     (
         "a name is not followed from its binding",
         "if self._fanout.subscriber_count(name):\n",
@@ -65,8 +65,8 @@ FOLLOWING = mutants(
     ),
     (
         "dropped: stragglers hear nothing more",
-        "for party in [party for _, party in tail.joining] + list(tail.behind):",
-        "for party in ():",
+        "for connection in [connection for _, connection in tail.joining] + list(tail.behind):",
+        "for connection in ():",
     ),
     ("dropped: it stays durable", "self._fanout.set_durable(name, False)", "pass"),
 )
@@ -76,17 +76,17 @@ KEEPING = mutants(
     ("what failed is not counted", 'self._counters.count("dropped", reason, count)', "pass"),
     (
         "what failed is not told",
-        "self._count_dropped(party, name, count, error)\n        party",
-        "party",
+        "self._count_dropped(connection, name, count, error)\n        connection",
+        "connection",
     ),
-    ("nothing is bounded", "party.uncommitted_bytes > self._max_bytes and", "False and"),
+    ("nothing is bounded", "connection.uncommitted_bytes > self._max_bytes and", "False and"),
     ("it is read from at once", "self._max_bytes // 2", "self._max_bytes * 2"),
-    ("it is never read from again", "            party.is_committing = False\n", ""),
-    ("a full reader is not waited for", "and party.blocked_by is None:", "and True:"),
+    ("it is never read from again", "            connection.is_committing = False\n", ""),
+    ("a full reader is not waited for", "and connection.blocked_by is None:", "and True:"),
     ("bodies alone weigh", "size = block.size_bytes", "size = len(bodies)"),
     (
         "answered at once",
-        "future.add_done_callback(lambda done: self._soon(lambda: _report_outcome(done, then)))",
+        "future.add_done_callback(lambda done: self._soon(lambda: report(done)))",
         "self._soon(lambda: then(OK, 1))",
     ),
     ("every error is one", "if isinstance(error, DoesNotExist):", "if False:"),
@@ -94,7 +94,7 @@ KEEPING = mutants(
 
 DELIVERY = mutants(
     "bus/delivery.py",
-    ("the disk is not waited for", "if not party.is_committing:", "if True:"),
+    ("the disk is not waited for", "if not connection.is_committing:", "if True:"),
 )
 
 PULLING = mutants(
@@ -157,10 +157,10 @@ BROKER = mutants(
     "bus/broker.py",
     (
         "unsubscribing is not told",
-        "self.durable.on_unsubscribed(party, topic)\n        return removed",
+        "self.durable.on_unsubscribed(connection, topic)\n        return removed",
         "pass\n        return removed",
     ),
-    ("leaving is not told", "        self.durable.on_left(party)\n", "        pass\n"),
+    ("leaving is not told", "        self.durable.on_left(connection)\n", "        pass\n"),
 )
 
 JUDGING = mutants(

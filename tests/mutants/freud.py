@@ -704,14 +704,14 @@ ANSWERING = [
         "bus/stall_monitor.py",
         (
             "who never reads is never cut",
-            '            self._cut(party, "slow_consumer")',
+            '            self._cut(connection, "slow_consumer")',
             "            pass",
         ),
         ("cut without a window", ">= self._limits.slow_consumer_timeout_s:", ">= 0:"),
-        ("the host's queue is not looked at", " + party.pipe.unconfirmed_bytes()", ""),
+        ("the host's queue is not looked at", " + connection.pipe.unconfirmed_bytes()", ""),
         (
             "a window lasts forever",
-            "            self._windows[party] = StallWindow(now_s, owed)",
+            "            self._windows[connection] = StallWindow(now_s, owed)",
             "            pass",
         ),
     ),
@@ -719,13 +719,13 @@ ANSWERING = [
         "bus/delivery.py",
         (
             "who was passed by hears nothing more",
-            "                self._fanout.attach(party.number, topic)\n",
+            "                self._fanout.attach(connection.number, topic)\n",
             "                pass\n",
         ),
         ("what the full have lost is not counted", "            lost += len(ends) - 1\n", ""),
         (
             "waits twice",
-            "        if party.blocked_by is not None:\n            return  #",
+            "        if connection.blocked_by is not None:\n            return  #",
             "        if False:\n            return  #",
         ),
     ),

@@ -88,9 +88,9 @@ IDENTITY = mutants(
 JUDGING = mutants(
     "bus/policy_enforcer.py",
     ("old verdicts stay", "self._fanout.forget_verdicts()", "pass"),
-    ("no peer is reclassified", "party.source.reclassify(", "str("),
+    ("no peer is reclassified", "connection.source.reclassify(", "str("),
     ("what no peer reads is not judged", "= self._policy.has_rules_for(PRODUCE)", "= False"),
-    ("subscriptions stay", "lost = self._subscriptions.end_denied(party, may)", "lost = []"),
+    ("subscriptions stay", "lost = self._subscriptions.end_denied(connection, may)", "lost = []"),
     ("Freud's subscriptions stay", "ended = self.topics.end_denied()", "ended = 0"),
 )
 

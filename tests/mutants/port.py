@@ -63,9 +63,9 @@ DURABLE = mutants(
     "durable/topic_registry.py",
     ("quotas are not charged", "fits = known + size <= limit", "fits = True"),
     ("in-flight work does not count", "self._in_flight_bytes.get(topic.number, 0) + ", ""),
-    ("it is in flight forever", "self._add_in_flight(topic.number, -block.size_bytes)", "None"),
+    ("it is in flight forever", "self.add_in_flight(topic, -block.size_bytes)", "None"),
     ("all to the first shard", "next(self._next_shard) % len(shards)", "0"),
-    ("ids stand still", "self._advance(span.topic, span.first_id + span.count)", "pass"),
+    ("ids stand still", "self.advance(span.topic, span.first_id + span.count)", "pass"),
 )
 
 BINDING = mutants(

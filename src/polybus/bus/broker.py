@@ -122,7 +122,7 @@ class Broker:
         outbox = outbox or self.delivery.open_outbox(pipe)
         number = self.fanout.add_subscriber(reader or outbox, encoding)
         source = Source(OVERFLOW)
-        party = Connection(
+        connection = Connection(
             id=self._accepted_count,
             dialect=dialect,
             pipe=pipe,
@@ -133,97 +133,104 @@ class Broker:
             since_s=self._clock(),
             on_resume=pipe.resume_reading,
         )
-        outbox.connection = party
-        self._connections[party.id] = party
-        self._enforcer.classify([party])
-        self.log.debug("connection opened", dialect=dialect, peer=pipe.peer, id=party.id)
-        return party
+        outbox.connection = connection
+        self._connections[connection.id] = connection
+        self._enforcer.classify([connection])
+        self.log.debug("connection opened", dialect=dialect, peer=pipe.peer, id=connection.id)
+        return connection
 
-    def subscribe(self, party: Connection, topic: bytes) -> SubscribeResult:
-        result = self._subscriptions.add(party, topic)
+    def subscribe(self, connection: Connection, topic: bytes) -> SubscribeResult:
+        result = self._subscriptions.add(connection, topic)
         if result is SubscribeResult.DENIED:
-            self.count_refusal(party, "subscribe_denied", topic)
+            self.count_refusal(connection, "subscribe_denied", topic)
         elif result is SubscribeResult.NEW:
             self.topics.on_push_subscribed(topic)
-            self.durable.on_subscribed(party, topic)
+            self.durable.on_subscribed(connection, topic)
         return result
 
-    def unsubscribe(self, party: Connection, topic: bytes) -> bool:
-        removed = self._subscriptions.remove(party, topic)
+    def unsubscribe(self, connection: Connection, topic: bytes) -> bool:
+        removed = self._subscriptions.remove(connection, topic)
         if removed:
-            self.durable.on_unsubscribed(party, topic)
+            self.durable.on_unsubscribed(connection, topic)
         return removed
 
-    def unsubscribe_all(self, party: Connection) -> None:
-        self._subscriptions.clear(party)
-        self.durable.on_left(party)
+    def unsubscribe_all(self, connection: Connection) -> None:
+        self._subscriptions.clear(connection)
+        self.durable.on_left(connection)
 
     def is_durable(self, topic: bytes) -> bool:
         return self.durable.is_durable(topic)
 
-    def publish_assembled(self, party: Connection, topic: bytes, body: bytes) -> None:
+    def publish_assembled(self, connection: Connection, topic: bytes, body: bytes) -> None:
         """Publish a message that arrived in pieces to readers that need it whole."""
         if self.is_durable(topic):
-            self.durable.publish(party, topic, array("i", [0, len(body)]), body, 1)
+            self.durable.publish(connection, topic, array("i", [0, len(body)]), body, 1)
         else:
             self.topics.on_assembled(topic, body)
 
-    def close(self, party: Connection, reason: str) -> None:
+    def close(self, connection: Connection, reason: str) -> None:
         """End a connection after its pending output has been sent."""
-        if self._leave(party, reason, send_held=True):
-            party.pipe.close()
+        if self._leave(connection, reason, send_held=True):
+            connection.pipe.close()
             self.log.warning(
-                "connection closed", dialect=party.dialect, peer=party.pipe.peer, reason=reason
+                "connection closed",
+                dialect=connection.dialect,
+                peer=connection.pipe.peer,
+                reason=reason,
             )
 
-    def cut(self, party: Connection, reason: str) -> None:
+    def cut(self, connection: Connection, reason: str) -> None:
         """End a connection at once. Its pending messages are counted as dropped."""
-        if party.is_closed:
+        if connection.is_closed:
             return
-        lost = self._unsent_messages(party)
+        lost = self._unsent_messages(connection)
         self.counters.count("dropped", reason, lost)
-        self._leave(party, reason, send_held=False)
-        party.pipe.abort()
+        self._leave(connection, reason, send_held=False)
+        connection.pipe.abort()
         self.log.warning(
             "connection cut",
-            dialect=party.dialect,
-            peer=party.pipe.peer,
+            dialect=connection.dialect,
+            peer=connection.pipe.peer,
             reason=reason,
             messages_lost=lost,
         )
 
-    def finish(self, party: Connection) -> None:
+    def finish(self, connection: Connection) -> None:
         """Handle the end of a peer's input: close after its pending output has been sent."""
-        if self._leave(party, "peer", send_held=True):
-            party.pipe.close()
+        if self._leave(connection, "peer", send_held=True):
+            connection.pipe.close()
 
-    def leave(self, party: Connection) -> None:
+    def leave(self, connection: Connection) -> None:
         """Remove a connection that is gone.
 
         Pending messages count as dropped: a connection that the bus closed may have been
         too slow to take them.
         """
-        self.counters.count("dropped", "disconnected", self._unsent_messages(party))
-        if self._leave(party, "peer", send_held=False):
-            self.log.debug("connection ended", dialect=party.dialect, peer=party.pipe.peer)
+        self.counters.count("dropped", "disconnected", self._unsent_messages(connection))
+        if self._leave(connection, "peer", send_held=False):
+            self.log.debug(
+                "connection ended", dialect=connection.dialect, peer=connection.pipe.peer
+            )
 
     def close_all(self, reason: str) -> None:
-        for party in list(self._connections.values()):
-            if self._leave(party, reason, send_held=True):
-                party.pipe.close()
+        for connection in list(self._connections.values()):
+            if self._leave(connection, reason, send_held=True):
+                connection.pipe.close()
 
-    def count_refusal(self, party: Connection, reason: str, topic: bytes, count: int = 1) -> None:
+    def count_refusal(
+        self, connection: Connection, reason: str, topic: bytes, count: int = 1
+    ) -> None:
         """Count and log a request that was refused."""
         self.counters.count("refused", reason, count)
-        self._log_refusal(party, reason, topic)
+        self._log_refusal(connection, reason, topic)
 
-    def watch_stall(self, party: Connection) -> None:
+    def watch_stall(self, connection: Connection) -> None:
         """Watch a connection that does not read its answers; it is cut if that continues."""
-        self._stalls.add(party, self._clock())
+        self._stalls.add(connection, self._clock())
 
-    def end_stall(self, party: Connection) -> None:
+    def end_stall(self, connection: Connection) -> None:
         """Stop watching a connection that has read all its answers."""
-        self._stalls.forget(party)
+        self._stalls.forget(connection)
 
     def now_s(self) -> float:
         return self._clock()
@@ -244,28 +251,28 @@ class Broker:
     def connections(self) -> list[dict[str, Any]]:
         return self.overview.connections()
 
-    def _leave(self, party: Connection, reason: str, *, send_held: bool) -> bool:
-        if party.is_closed:
+    def _leave(self, connection: Connection, reason: str, *, send_held: bool) -> bool:
+        if connection.is_closed:
             return False
-        party.is_closed = True
+        connection.is_closed = True
         self.counters.count("closed", reason)
-        del self._connections[party.id]
-        self.unsubscribe_all(party)
-        self.fanout.remove_subscriber(party.number)
-        party.outbox.close(send_held=send_held)
-        self.delivery.forget(party)
-        self._stalls.forget(party)
+        del self._connections[connection.id]
+        self.unsubscribe_all(connection)
+        self.fanout.remove_subscriber(connection.number)
+        connection.outbox.close(send_held=send_held)
+        self.delivery.forget(connection)
+        self._stalls.forget(connection)
         return True
 
-    def _on_collected(self, party: Connection, batch: CollectedBatch) -> None:
+    def _on_collected(self, connection: Connection, batch: CollectedBatch) -> None:
         if self.is_durable(batch.topic):
-            self.durable.publish(party, batch.topic, batch.offsets, batch.bodies, batch.count)
+            self.durable.publish(connection, batch.topic, batch.offsets, batch.bodies, batch.count)
         else:
             self.topics.on_collected(batch)
 
-    def _log_refusal(self, party: Connection, reason: str, topic: bytes) -> None:
+    def _log_refusal(self, connection: Connection, reason: str, topic: bytes) -> None:
         name = topic.decode("utf-8", "backslashreplace")
-        self.log.warning("refused", **_log_fields(party), topic=name, reason=reason)
+        self.log.warning("refused", **_log_fields(connection), topic=name, reason=reason)
 
     def _may_produce(self, identity_class: int, topic: bytes) -> bool:
         """Return the verdict on a class and topic. The fan-out caches it and counts messages."""
@@ -278,11 +285,13 @@ class Broker:
         self.counters.count("refused", "subscription_revoked", count)
         self.log.warning("subscriptions revoked", count=count)
 
-    def _unsent_messages(self, party: Connection) -> int:
-        return sum(party.encoding.count(chunk, sent) for chunk, sent in party.outbox.unsent())
+    def _unsent_messages(self, connection: Connection) -> int:
+        return sum(
+            connection.encoding.count(chunk, sent) for chunk, sent in connection.outbox.unsent()
+        )
 
 
-def _log_fields(party: Connection) -> dict[str, str]:
+def _log_fields(connection: Connection) -> dict[str, str]:
     """Return the fields that identify a connection in the log."""
-    pipe = party.pipe
-    return {"dialect": party.dialect, "peer": pipe.peer, "user": pipe.identity.name}
+    pipe = connection.pipe
+    return {"dialect": connection.dialect, "peer": pipe.peer, "user": pipe.identity.name}

@@ -49,7 +49,7 @@ class ConnectionIO(Protocol):
         """Within `on_ended`: keep counting the connection until the session is done."""
 
     def release_slot(self) -> None:
-        """Stop counting the connection, if `keep_place` was called before."""
+        """Stop counting the connection, if `retain_slot` was called before."""
 
     def close(self) -> None:
         """End the connection after written bytes have been sent."""

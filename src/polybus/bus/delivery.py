@@ -40,9 +40,9 @@ class Delivery:
         self._fresh: list[Outbox] = []  # became full since the last tick, so without a time
         self._trusted = Source(0, trusted=True)
         # Receives the batches of collected topics; set by the broker.
-        self.on_collected: Callable[[Connection, CollectedBatch], None] = lambda party, batch: None
+        self.on_collected: Callable[[Connection, CollectedBatch], None]
         # Called with a reader that was full and has room again.
-        self.on_room_again: Callable[[Connection], None] = lambda party: None
+        self.on_room_again: Callable[[Connection], None] = lambda connection: None
         self.waiting = 0
         self.sender: Connection | None = None  # of the routed buffer, for the log
 
@@ -53,39 +53,39 @@ class Delivery:
         )
 
     def route(
-        self, party: Connection, framing: Framing, buffer: Buffer, start: int, end: int
+        self, connection: Connection, framing: Framing, buffer: Buffer, start: int, end: int
     ) -> RouteResult:
         """Route received frames. Reading from the publisher pauses if a reader is full."""
-        self.sender = party
-        routed = self._fanout.route(framing, party.source, buffer, start, end)
-        self._push_outputs(party, routed)
+        self.sender = connection
+        routed = self._fanout.route(framing, connection.source, buffer, start, end)
+        self._push_outputs(connection, routed)
         return routed
 
     def publish(
-        self, party: Connection, topic: bytes, offsets: Buffer, bodies: Buffer
+        self, connection: Connection, topic: bytes, offsets: Buffer, bodies: Buffer
     ) -> RouteResult:
         """Route messages that are not in frames of the fan-out."""
-        self.sender = party
-        routed = self._fanout.publish(party.source, topic, offsets, bodies)
-        self._push_outputs(party, routed)
+        self.sender = connection
+        routed = self._fanout.publish(connection.source, topic, offsets, bodies)
+        self._push_outputs(connection, routed)
         return routed
 
-    def _push_outputs(self, party: Connection, routed: RouteResult) -> None:
+    def _push_outputs(self, connection: Connection, routed: RouteResult) -> None:
         for outbox, data in routed.outputs:
             outbox.push(data)
-        if routed.stop == BLOCKED and not party.is_closed:
-            self._wait(party, routed.blocker)
+        if routed.stop == BLOCKED and not connection.is_closed:
+            self._wait(connection, routed.blocker)
         for batch in routed.collected:
-            self.on_collected(party, batch)
+            self.on_collected(connection, batch)
 
-    def relay(self, party: Connection, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
+    def relay(self, connection: Connection, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
         """Send messages that the policy allowed to push readers: all of them, or none.
 
         Returns False, and blocks the publisher, if one of the readers is full.
         """
         routed = self.relay_committed(topic, offsets, bodies)
-        if routed.stop == BLOCKED and not party.is_closed:
-            self._wait(party, routed.blocker)
+        if routed.stop == BLOCKED and not connection.is_closed:
+            self._wait(connection, routed.blocker)
         return routed.stop != BLOCKED
 
     def relay_skipping_full(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> int:
@@ -101,9 +101,9 @@ class Delivery:
             lost += len(ends) - 1
             passed.append(routed.blocker.connection)
             self._fanout.detach(passed[-1].number, topic)
-        for party in passed:
-            if not party.is_closed:
-                self._fanout.attach(party.number, topic)
+        for connection in passed:
+            if not connection.is_closed:
+                self._fanout.attach(connection.number, topic)
         return lost
 
     def relay_committed(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> RouteResult:
@@ -118,17 +118,17 @@ class Delivery:
         """Return messages and bytes of `relay_committed`, which were counted when they arrived."""
         return self._trusted.messages, self._trusted.bytes
 
-    def forget(self, party: Connection) -> None:
+    def forget(self, connection: Connection) -> None:
         """Forget a connection that has left the fan-out.
 
         Publishers that it blocked resume in a later callback: a connection may leave while a
         buffer is being routed, and connections that end each other must not nest.
         """
-        if party.blocked_by is not None:
-            self._stop_waiting(party, party.blocked_by)
-        self._full.pop(party.outbox, None)
-        if party.outbox.waiters:
-            self._turn.call_soon(partial(self._release, party.outbox))
+        if connection.blocked_by is not None:
+            self._stop_waiting(connection, connection.blocked_by)
+        self._full.pop(connection.outbox, None)
+        if connection.outbox.waiters:
+            self._turn.call_soon(partial(self._release, connection.outbox))
 
     def tick(self, now_s: float) -> None:
         """Cut slow readers: over their mark for too long, and too few bytes taken."""
@@ -155,26 +155,26 @@ class Delivery:
     def on_overflow(self, outbox: Outbox) -> None:
         self._cut(outbox.connection, "outbox_overflow")
 
-    def _wait(self, party: Connection, blocker: Outbox) -> None:
-        if party.blocked_by is not None:
+    def _wait(self, connection: Connection, blocker: Outbox) -> None:
+        if connection.blocked_by is not None:
             return  # it is leaving, and nothing makes it wait any more
-        party.blocked_by = blocker
-        blocker.waiters[party] = None
+        connection.blocked_by = blocker
+        blocker.waiters[connection] = None
         self.waiting += 1
-        party.pipe.pause_reading()
+        connection.pipe.pause_reading()
 
-    def _stop_waiting(self, party: Connection, blocker: Outbox) -> None:
-        del blocker.waiters[party]
-        party.blocked_by = None
+    def _stop_waiting(self, connection: Connection, blocker: Outbox) -> None:
+        del blocker.waiters[connection]
+        connection.blocked_by = None
         self.waiting -= 1
 
     def _release(self, outbox: Outbox) -> None:
         """Resume blocked publishers one after another, as long as there is room."""
         while outbox.waiters and not outbox.full:
-            party = next(iter(outbox.waiters))
-            self._stop_waiting(party, outbox)
-            if not party.is_committing:
-                party.on_resume()
+            connection = next(iter(outbox.waiters))
+            self._stop_waiting(connection, outbox)
+            if not connection.is_committing:
+                connection.on_resume()
 
     def _window_is_over(self, outbox: Outbox, now_s: float) -> bool:
         return now_s - outbox.window_start_s >= self._limits.slow_consumer_timeout_s

@@ -27,7 +27,7 @@ class DurableHooks(Protocol):
     def creator_of(self, name: bytes) -> Identity | None: ...
 
     def publish(
-        self, party: Connection, name: bytes, offsets: Buffer, bodies: bytes, count: int
+        self, connection: Connection, name: bytes, offsets: Buffer, bodies: bytes, count: int
     ) -> None:
         """Store a batch of a dialect that gets no answers."""
 
@@ -36,10 +36,10 @@ class DurableHooks(Protocol):
     ) -> None:
         """Store a batch, then call `then` on the loop."""
 
-    def on_subscribed(self, party: Connection, name: bytes) -> None: ...
-    def on_unsubscribed(self, party: Connection, name: bytes) -> None: ...
+    def on_subscribed(self, connection: Connection, name: bytes) -> None: ...
+    def on_unsubscribed(self, connection: Connection, name: bytes) -> None: ...
 
-    def on_left(self, party: Connection) -> None:
+    def on_left(self, connection: Connection) -> None:
         """Handle the end of all subscriptions of a connection."""
 
 
@@ -53,7 +53,7 @@ class NoDurableTopics:
         return None
 
     def publish(
-        self, party: Connection, name: bytes, offsets: Buffer, bodies: bytes, count: int
+        self, connection: Connection, name: bytes, offsets: Buffer, bodies: bytes, count: int
     ) -> None:
         """Do nothing: the broker calls it for durable topics only."""
 
@@ -62,11 +62,11 @@ class NoDurableTopics:
     ) -> None:
         then(DOES_NOT_EXIST, 0)
 
-    def on_subscribed(self, party: Connection, name: bytes) -> None:
+    def on_subscribed(self, connection: Connection, name: bytes) -> None:
         """Do nothing."""
 
-    def on_unsubscribed(self, party: Connection, name: bytes) -> None:
+    def on_unsubscribed(self, connection: Connection, name: bytes) -> None:
         """Do nothing."""
 
-    def on_left(self, party: Connection) -> None:
+    def on_left(self, connection: Connection) -> None:
         """Do nothing."""

@@ -29,7 +29,7 @@ class Overview:
         topics: PullTopics,
         subscriptions: Subscriptions,
         counters: Counters,
-        parties: Mapping[int, Connection],
+        connections: Mapping[int, Connection],
         clock: Callable[[], float],
     ) -> None:
         self._fanout = fanout
@@ -37,7 +37,7 @@ class Overview:
         self.topics = topics
         self._subscriptions = subscriptions
         self._counters = counters
-        self._parties = parties
+        self._connections = connections
         self._clock = clock
         self._started_s = clock()
         self.traffic: SharedTraffic | None = None  # of the native port
@@ -53,7 +53,7 @@ class Overview:
             "topics": self._subscriptions.topics,
             "subscriptions": self._subscriptions.count + len(self.topics.readers),
             "connections": {
-                "open": len(self._parties) + sum(len(own()) for own in self.other_connections),
+                "open": len(self._connections) + sum(len(own()) for own in self.other_connections),
                 "accepted": accepted,
                 "waiting": self._delivery.waiting,
                 "closed": self._counters.family("closed"),
@@ -65,7 +65,7 @@ class Overview:
         }
 
     def connections(self) -> list[dict[str, Any]]:
-        own = [self._describe(party) for party in self._parties.values()]
+        own = [self._describe(connection) for connection in self._connections.values()]
         return own + [one for others in self.other_connections for one in others()]
 
     def _messages(self) -> dict[str, int]:
@@ -99,26 +99,26 @@ class Overview:
         dropped.update(too_large=fanout.too_large)
         return {reason: n for reason, n in sorted(dropped.items()) if n}
 
-    def _describe(self, party: Connection) -> dict[str, Any]:
-        messages, size = self._fanout.sent_totals(party.number)
+    def _describe(self, connection: Connection) -> dict[str, Any]:
+        messages, size = self._fanout.sent_totals(connection.number)
         return {
-            "id": party.id,
-            "dialect": party.dialect,
-            "peer": party.pipe.peer,
-            "identity": party.pipe.identity.name,
-            "age_s": round(self._clock() - party.since_s, 3),
-            "subscriptions": self._fanout.subscription_count(party.number),
-            "received_messages": party.source.messages,
-            "received_bytes": party.source.bytes,
+            "id": connection.id,
+            "dialect": connection.dialect,
+            "peer": connection.pipe.peer,
+            "identity": connection.pipe.identity.name,
+            "age_s": round(self._clock() - connection.since_s, 3),
+            "subscriptions": self._fanout.subscription_count(connection.number),
+            "received_messages": connection.source.messages,
+            "received_bytes": connection.source.bytes,
             "sent_messages": messages,
             "sent_bytes": size,
-            "outbox_bytes": party.outbox.backlog(),
-            "state": _state(party),
-            **(party.describe() if party.describe is not None else {}),
+            "outbox_bytes": connection.outbox.backlog(),
+            "state": _state(connection),
+            **(connection.describe() if connection.describe is not None else {}),
         }
 
 
-def _state(party: Connection) -> str:
-    if party.blocked_by is not None:
+def _state(connection: Connection) -> str:
+    if connection.blocked_by is not None:
         return "waiting"
-    return "full" if party.outbox.full else "open"
+    return "full" if connection.outbox.full else "open"

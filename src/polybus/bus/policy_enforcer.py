@@ -32,48 +32,48 @@ class PolicyEnforcer:
         self,
         policy: Policy,
         fanout: Fanout,
-        parties: Mapping[int, Connection],
+        connections: Mapping[int, Connection],
         subscriptions: Subscriptions,
         topics: PullTopics,
         revoked: Callable[[int], None],
     ) -> None:
         self._policy = policy
         self._fanout = fanout
-        self._parties = parties
+        self._connections = connections
         self._subscriptions = subscriptions
         self.topics = topics
         self._revoked = revoked
-        self.on_unsubscribed: Callable[[Connection, bytes], None] = lambda party, topic: None
+        self.on_unsubscribed: Callable[[Connection, bytes], None] = lambda connection, topic: None
         self._in_doubt: list[Connection] = []
         policy.on_change(self._reclassify_all)
         self._reclassify_all()
 
-    def classify(self, parties: Iterable[Connection]) -> None:
-        for party in parties:
-            number = self._policy.classify(party.pipe.identity)
-            party.source.reclassify(number)
+    def classify(self, connections: Iterable[Connection]) -> None:
+        for connection in connections:
+            number = self._policy.classify(connection.pipe.identity)
+            connection.source.reclassify(number)
             if self._policy.is_in_doubt(number):
-                self._in_doubt.append(party)
+                self._in_doubt.append(connection)
 
     def tick(self) -> None:
         doubtful, self._in_doubt = self._in_doubt, []
-        self.classify(party for party in doubtful if not party.is_closed)
+        self.classify(connection for connection in doubtful if not connection.is_closed)
 
     def _reclassify_all(self) -> None:
         self._fanout.has_produce_rules = self._policy.has_rules_for(PRODUCE)
         self._fanout.forget_verdicts()
         self._in_doubt = []
-        self.classify(self._parties.values())
+        self.classify(self._connections.values())
         if self._policy.has_rules_for(SUBSCRIBE):
             self._revoke()
 
     def _revoke(self) -> None:
         ended = self.topics.end_denied()
         may = cache(self._policy.may_subscribe)  # many connections read the same topics
-        for party in list(self._parties.values()):
-            lost = self._subscriptions.end_denied(party, may)
+        for connection in list(self._connections.values()):
+            lost = self._subscriptions.end_denied(connection, may)
             ended += len(lost)
             for topic in lost:
-                self.on_unsubscribed(party, topic)
+                self.on_unsubscribed(connection, topic)
         if ended:
             self._revoked(ended)

@@ -28,31 +28,31 @@ class StallMonitor:
         self._cut = cut
         self._windows: dict[Connection, StallWindow] = {}
 
-    def add(self, party: Connection, now_s: float) -> None:
-        self._windows.setdefault(party, StallWindow(now_s, _untaken_bytes(party)))
+    def add(self, connection: Connection, now_s: float) -> None:
+        self._windows.setdefault(connection, StallWindow(now_s, _untaken_bytes(connection)))
 
-    def forget(self, party: Connection) -> None:
-        self._windows.pop(party, None)
+    def forget(self, connection: Connection) -> None:
+        self._windows.pop(connection, None)
 
     def tick(self, now_s: float) -> None:
-        for party, window in list(self._windows.items()):
-            if party.pipe.backlog_bytes() == 0:
-                del self._windows[party]
+        for connection, window in list(self._windows.items()):
+            if connection.pipe.backlog_bytes() == 0:
+                del self._windows[connection]
             elif now_s - window.start_s >= self._limits.slow_consumer_timeout_s:
-                self._check_rate(party, window, now_s)
+                self._check_rate(connection, window, now_s)
 
-    def _check_rate(self, party: Connection, window: StallWindow, now_s: float) -> None:
-        owed = _untaken_bytes(party)
+    def _check_rate(self, connection: Connection, window: StallWindow, now_s: float) -> None:
+        owed = _untaken_bytes(connection)
         wanted = self._limits.slow_consumer_min_bytes_per_s * (now_s - window.start_s)
         if window.owed - owed < min(wanted, window.owed):
-            self._cut(party, "slow_consumer")
+            self._cut(connection, "slow_consumer")
         else:
-            self._windows[party] = StallWindow(now_s, owed)
+            self._windows[connection] = StallWindow(now_s, owed)
 
 
-def _untaken_bytes(party: Connection) -> int:
+def _untaken_bytes(connection: Connection) -> int:
     """Return the bytes that the client has not taken, the kernel's send queue included.
 
     That queue empties first; until then the backlog of the connection does not change.
     """
-    return party.pipe.backlog_bytes() + party.pipe.unconfirmed_bytes()
+    return connection.pipe.backlog_bytes() + connection.pipe.unconfirmed_bytes()

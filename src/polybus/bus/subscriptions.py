@@ -46,42 +46,42 @@ class Subscriptions:
         """Return the number of topics that count against the limit."""
         return self._fanout.topic_count - len(self._probes)
 
-    def add(self, party: Connection, topic: bytes) -> SubscribeResult:
-        if self._fanout.is_subscribed(party.number, topic):
+    def add(self, connection: Connection, topic: bytes) -> SubscribeResult:
+        if self._fanout.is_subscribed(connection.number, topic):
             return SubscribeResult.ALREADY
-        if not self._policy.may_subscribe(party.source.identity, topic):
+        if not self._policy.may_subscribe(connection.source.identity, topic):
             return SubscribeResult.DENIED
-        free = topic_name.is_probe(topic) and len(party.free_probes) < FREE_PROBES
-        if not free and (reached := self._limit_reached(party, topic)):
+        free = topic_name.is_probe(topic) and len(connection.free_probes) < FREE_PROBES
+        if not free and (reached := self._limit_reached(connection, topic)):
             return reached
-        self._fanout.subscribe(party.number, topic)
+        self._fanout.subscribe(connection.number, topic)
         self.count += 1
         if free:
-            party.free_probes.add(topic)
+            connection.free_probes.add(topic)
             self._probes[topic] += 1
         return SubscribeResult.NEW
 
-    def remove(self, party: Connection, topic: bytes) -> bool:
+    def remove(self, connection: Connection, topic: bytes) -> bool:
         """End a subscription. Returns False if there was none."""
-        if not self._fanout.unsubscribe(party.number, topic):
+        if not self._fanout.unsubscribe(connection.number, topic):
             return False
         self.count -= 1
-        if topic in party.free_probes:
-            party.free_probes.discard(topic)
+        if topic in connection.free_probes:
+            connection.free_probes.discard(topic)
             self._end_probe(topic)
         return True
 
-    def clear(self, party: Connection) -> None:
-        self.count -= self._fanout.unsubscribe_all(party.number)
-        while party.free_probes:
-            self._end_probe(party.free_probes.pop())
+    def clear(self, connection: Connection) -> None:
+        self.count -= self._fanout.unsubscribe_all(connection.number)
+        while connection.free_probes:
+            self._end_probe(connection.free_probes.pop())
 
-    def end_denied(self, party: Connection, may: Callable[[int, bytes], bool]) -> list[bytes]:
+    def end_denied(self, connection: Connection, may: Callable[[int, bytes], bool]) -> list[bytes]:
         """End subscriptions that are no longer allowed. Returns their topics."""
-        who = party.source.identity
-        lost = [topic for topic in self._fanout.topics_of(party.number) if not may(who, topic)]
+        who = connection.source.identity
+        lost = [topic for topic in self._fanout.topics_of(connection.number) if not may(who, topic)]
         for topic in lost:
-            self.remove(party, topic)
+            self.remove(connection, topic)
         return lost
 
     def _end_probe(self, topic: bytes) -> None:
@@ -89,8 +89,8 @@ class Subscriptions:
         if not self._probes[topic]:
             del self._probes[topic]
 
-    def _limit_reached(self, party: Connection, topic: bytes) -> SubscribeResult | None:
-        counted = self._fanout.subscription_count(party.number) - len(party.free_probes)
+    def _limit_reached(self, connection: Connection, topic: bytes) -> SubscribeResult | None:
+        counted = self._fanout.subscription_count(connection.number) - len(connection.free_probes)
         if counted >= self._limits.max_subscriptions_per_connection:
             return SubscribeResult.TOO_MANY_SUBSCRIPTIONS
         if self.topics >= self._limits.max_topics and not self._fanout.has_topic(topic):

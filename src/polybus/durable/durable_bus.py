@@ -64,14 +64,14 @@ class DurableBus:
     ) -> None:
         self.publisher.publish_with_outcome(name, offsets, bodies, then)
 
-    def on_subscribed(self, party: Connection, name: bytes) -> None:
-        self.push_readers.on_subscribed(party, name)
+    def on_subscribed(self, connection: Connection, name: bytes) -> None:
+        self.push_readers.on_subscribed(connection, name)
 
-    def on_unsubscribed(self, party: Connection, name: bytes) -> None:
-        self.push_readers.on_unsubscribed(party, name)
+    def on_unsubscribed(self, connection: Connection, name: bytes) -> None:
+        self.push_readers.on_unsubscribed(connection, name)
 
-    def on_left(self, party: Connection) -> None:
-        self.push_readers.on_left(party)
+    def on_left(self, connection: Connection) -> None:
+        self.push_readers.on_left(connection)
 
     def _notify(self, ends: Sequence[ShardEnd]) -> None:
         numbers = {end.topic for end in ends}

@@ -47,22 +47,22 @@ class DurablePublisher:
         self._log = log
 
     def publish(
-        self, party: Connection, name: bytes, offsets: Buffer, bodies: bytes, count: int
+        self, connection: Connection, name: bytes, offsets: Buffer, bodies: bytes, count: int
     ) -> None:
         """Submit a batch. The sender gets no answer; a failure is counted and logged."""
         try:
             block = self._block(offsets, bodies)
             future = self._durable.produce(self._durable.get(name.decode()), block)
         except PolybusError as error:
-            self._count_dropped(party, name, count, error)
+            self._count_dropped(connection, name, count, error)
             return
         size = block.size_bytes
-        party.uncommitted_bytes += size
-        if party.uncommitted_bytes > self._max_bytes and not party.is_committing:
-            party.is_committing = True
-            party.pipe.pause_reading()
+        connection.uncommitted_bytes += size
+        if connection.uncommitted_bytes > self._max_bytes and not connection.is_committing:
+            connection.is_committing = True
+            connection.pipe.pause_reading()
         future.add_done_callback(
-            lambda done: self._soon(lambda: self._on_committed(party, name, size, count, done))
+            lambda done: self._soon(lambda: self._on_committed(connection, name, size, count, done))
         )
 
     def publish_with_outcome(
@@ -80,47 +80,45 @@ class DurablePublisher:
             outcome = _outcome_of_error(error)
             self._soon(lambda: then(outcome, 0))
             return
-        future.add_done_callback(lambda done: self._soon(lambda: _report_outcome(done, then)))
+
+        def report(done: Future[CommitResult]) -> None:
+            error = done.exception()
+            if error is not None:
+                then(_outcome_of_error(error), 0)
+            else:
+                then(OK, min(span.first_id for span in done.result().spans))
+
+        future.add_done_callback(lambda done: self._soon(lambda: report(done)))
 
     def _block(self, offsets: Buffer, bodies: bytes) -> Block:
         return Block.from_columns(bodies, offsets, insertion_ms=self._wall_ns() // NS_PER_MS)
 
     def _on_committed(
-        self, party: Connection, name: bytes, size: int, count: int, done: Future[CommitResult]
+        self, connection: Connection, name: bytes, size: int, count: int, done: Future[CommitResult]
     ) -> None:
         error = done.exception()
         if error is not None:
-            self._count_dropped(party, name, count, error)
-        party.uncommitted_bytes -= size
-        if party.is_committing and party.uncommitted_bytes <= self._max_bytes // 2:
-            party.is_committing = False
-            if not party.is_closed and party.blocked_by is None:
-                party.on_resume()
+            self._count_dropped(connection, name, count, error)
+        connection.uncommitted_bytes -= size
+        if connection.is_committing and connection.uncommitted_bytes <= self._max_bytes // 2:
+            connection.is_committing = False
+            if not connection.is_closed and connection.blocked_by is None:
+                connection.on_resume()
 
     def _count_dropped(
-        self, party: Connection, name: bytes, count: int, error: BaseException
+        self, connection: Connection, name: bytes, count: int, error: BaseException
     ) -> None:
         reason = error.code if isinstance(error, PolybusError) else "internal"
         self._counters.count("dropped", reason, count)
         self._log.warning(
             "not kept",
-            dialect=party.dialect,
-            peer=party.pipe.peer,
+            dialect=connection.dialect,
+            peer=connection.pipe.peer,
             topic=name.decode("utf-8", "backslashreplace"),
             reason=reason,
             text=str(error),
             messages=count,
         )
-
-
-def _report_outcome(
-    done: Future[CommitResult], then: Callable[[RequestOutcome, int], None]
-) -> None:
-    error = done.exception()
-    if error is not None:
-        then(_outcome_of_error(error), 0)
-    else:
-        then(OK, min(span.first_id for span in done.result().spans))
 
 
 def _outcome_of_error(error: BaseException) -> RequestOutcome:

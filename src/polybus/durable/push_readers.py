@@ -10,7 +10,7 @@ they had just been published. Readers in these states are not part of the tail:
     leaving   unsubscribed or disconnected
 
 So a slow reader does not delay others, and loses no message until it is cut as slow.
-The log is read on other threads (`readers`); everything else runs on the loop.
+`run_blocking` reads the log on other threads; everything else runs on the loop.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class NoSenderNames:
 class LogCursor(ABC):
     """A read position in a topic's log, with one read at a time."""
 
-    def __init__(self, following: PushReaders, topic: Topic, at_id: int) -> None:
-        self._following = following
+    def __init__(self, readers: PushReaders, topic: Topic, at_id: int) -> None:
+        self._readers = readers
         self.topic = topic
         self.name = topic.name.encode()
         self.at_id = at_id
@@ -111,7 +111,7 @@ class LogCursor(ABC):
             return
         self._reading = True
         self._again = False
-        self._following.read(
+        self._readers.read(
             self.topic, self.at_id, until, lambda future: self._on_read(future, until)
         )
 
@@ -131,16 +131,16 @@ class LogCursor(ABC):
 
     def _on_read(self, future: Future[Rows], until: int | None) -> None:
         if not future.cancelled():  # else the bus is stopping
-            self._following.senders.when_resolved(
-                self.name, partial(self._on_senders_known, future, until)
-            )
+            # A commit may be visible before the sender's batch has its ids.
+            self._readers.senders.when_resolved(self.name, partial(self._pass_rows, future, until))
 
-    def _on_senders_known(self, future: Future[Rows], until: int | None) -> None:
+    def _pass_rows(self, future: Future[Rows], until: int | None) -> None:
         self._reading = False
         try:
             rows = future.result()
         except PolybusError as error:
-            self._following.log_read_failure(self.topic, error)
+            # The next commit reads again from the same position.
+            self._readers.log.warning("following failed", topic=self.topic.name, reason=str(error))
             return
         before = self.at_id
         if rows.count:
@@ -154,8 +154,8 @@ class LogCursor(ABC):
 class TailCursor(LogCursor):
     """The cursor of all readers that keep up."""
 
-    def __init__(self, following: PushReaders, topic: Topic, at_id: int) -> None:
-        super().__init__(following, topic, at_id)
+    def __init__(self, readers: PushReaders, topic: Topic, at_id: int) -> None:
+        super().__init__(readers, topic, at_id)
         self.joining: deque[tuple[int, Connection]] = deque()
         self.behind: dict[Connection, CatchUpCursor] = {}
 
@@ -163,15 +163,15 @@ class TailCursor(LogCursor):
         return self.joining[0][0] if self.joining else None
 
     def wants_more(self) -> bool:
-        return self._following.has_push_readers(self)
+        return self._readers.has_push_readers(self)
 
     def on_rows(self, rows: Rows) -> None:
-        if not self._following.has_push_readers(self):
+        if not self._readers.has_push_readers(self):
             return  # readers that subscribed since then have another tail
-        self._following.relay(self, rows)
+        self._readers.relay(self, rows)
         self.at_id = _last_id(rows) + 1
         self.admit_joining()
-        self._following.forget_senders(self)
+        self._readers.forget_senders(self)
 
     def on_empty(self, until: int | None) -> None:
         if until is not None:  # the rows were trimmed
@@ -181,34 +181,34 @@ class TailCursor(LogCursor):
     def admit_joining(self) -> None:
         """Attach joining readers whose start is reached. A read may have passed their start."""
         while self.joining and self.joining[0][0] <= self.at_id:
-            start, party = self.joining.popleft()
+            start, connection = self.joining.popleft()
             if start == self.at_id:
-                self._following.attach(self, party)
+                self._readers.attach(self, connection)
             else:
-                self.behind[party] = CatchUpCursor(self._following, self, party, start)
-                self.behind[party].read_next()
+                self.behind[connection] = CatchUpCursor(self._readers, self, connection, start)
+                self.behind[connection].read_next()
 
 
 class CatchUpCursor(LogCursor):
     """The cursor of one reader behind the tail."""
 
     def __init__(
-        self, following: PushReaders, tail: TailCursor, party: Connection, at_id: int
+        self, readers: PushReaders, tail: TailCursor, connection: Connection, at_id: int
     ) -> None:
-        super().__init__(following, tail.topic, at_id)
+        super().__init__(readers, tail.topic, at_id)
         self._tail = tail
-        self.party = party
+        self.connection = connection
 
     def until(self) -> int | None:
         return self._tail.at_id
 
     def wants_more(self) -> bool:
-        return self._is_there() and not self.party.outbox.full
+        return self._is_there() and not self.connection.outbox.full
 
     def on_rows(self, rows: Rows) -> None:
         if not self._is_there():
             return
-        self._following.send_rows(self.party, self.name, rows)
+        self._readers.send_rows(self.connection, self.name, rows)
         self._reached(_last_id(rows) + 1)
 
     def on_empty(self, until: int | None) -> None:
@@ -218,11 +218,11 @@ class CatchUpCursor(LogCursor):
     def _reached(self, at_id: int) -> None:
         self.at_id = max(self.at_id, at_id)
         if self.at_id >= self._tail.at_id and self._is_there():
-            del self._tail.behind[self.party]
-            self._following.attach(self._tail, self.party)
+            del self._tail.behind[self.connection]
+            self._readers.attach(self._tail, self.connection)
 
     def _is_there(self) -> bool:
-        return self._tail.behind.get(self.party) is self
+        return self._tail.behind.get(self.connection) is self
 
 
 class PushReaders:
@@ -231,16 +231,16 @@ class PushReaders:
         durable: DurableTopics,
         fanout: Fanout,
         relay: Relay,
-        readers: BlockingWorkRunner,
+        run_blocking: BlockingWorkRunner,
         log: Logger,
     ) -> None:
         self._durable = durable
         self._fanout = fanout
         self._relay = relay
-        self._readers = readers
+        self._run_blocking = run_blocking
         # A dialect that names the senders of messages installs its own.
         self.senders: SenderNames = NoSenderNames()
-        self._log = log
+        self.log = log
         self._tails: dict[int, TailCursor] = {}
         for topic in durable.topics():
             self.on_bound(topic)
@@ -259,13 +259,13 @@ class PushReaders:
         name = topic.name.encode()
         tail = self._tails.pop(topic.number, None)
         if tail is not None:
-            for party in [party for _, party in tail.joining] + list(tail.behind):
-                self._fanout.attach(party.number, name)
+            for connection in [connection for _, connection in tail.joining] + list(tail.behind):
+                self._fanout.attach(connection.number, name)
             tail.joining.clear()
             tail.behind.clear()
         self._fanout.set_durable(name, False)
 
-    def on_subscribed(self, party: Connection, name: bytes) -> None:
+    def on_subscribed(self, connection: Connection, name: bytes) -> None:
         topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
         if topic is None:
             return
@@ -274,24 +274,24 @@ class PushReaders:
         if tail is None or not self.has_push_readers(tail):
             self._tails[topic.number] = TailCursor(self, topic, start)
         elif tail.at_id < start:
-            self._fanout.detach(party.number, name)
-            tail.joining.append((start, party))
+            self._fanout.detach(connection.number, name)
+            tail.joining.append((start, connection))
             tail.read_next()
 
-    def on_unsubscribed(self, party: Connection, name: bytes) -> None:
+    def on_unsubscribed(self, connection: Connection, name: bytes) -> None:
         topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
         if topic is not None and topic.number in self._tails:
-            self._leave(self._tails[topic.number], party)
+            self._leave(self._tails[topic.number], connection)
 
-    def on_left(self, party: Connection) -> None:
+    def on_left(self, connection: Connection) -> None:
         """Handle the end of all subscriptions of a connection."""
         for tail in list(self._tails.values()):
-            self._leave(tail, party)
+            self._leave(tail, connection)
 
-    def on_room(self, party: Connection) -> None:
+    def on_room(self, connection: Connection) -> None:
         """Handle an outbox with room: continue the cursors of its reader."""
         for tail in self._tails.values():
-            straggler = tail.behind.get(party)
+            straggler = tail.behind.get(connection)
             if straggler is not None:
                 straggler.read_next()
 
@@ -311,7 +311,7 @@ class PushReaders:
         self, topic: Topic, at_id: int, until: int | None, then: Callable[[Future[Rows]], None]
     ) -> None:
         store = self._durable.store
-        self._readers(
+        self._run_blocking(
             lambda: store.read(
                 topic.number, ALL, at_id, until, max_rows=CHUNK_ROWS, max_bytes=CHUNK_BYTES
             ),
@@ -337,39 +337,39 @@ class PushReaders:
 
     def relay(self, tail: TailCursor, rows: Rows) -> None:
         """Send rows to all readers that keep up. A full reader gets its own cursor."""
-        for start, end, caller in self.senders.split_by_sender(tail.name, rows):
+        for done, end, caller in self.senders.split_by_sender(tail.name, rows):
+            offsets = memoryview(rows.body_offsets)[: (end + 1) * INT32_BYTES]
             with self.senders.sending_as(caller):
-                self._relay_run(tail, rows, start, end)
+                while self._fanout.subscriber_count(tail.name):  # else all are behind, or joining
+                    routed = self._relay(tail.name, offsets[done * INT32_BYTES :], rows.bodies)
+                    done += routed.consumed
+                    if routed.stop != BLOCKED:
+                        break
+                    # The full reader continues at the first message that it did not get.
+                    connection: Connection = routed.blocker.connection
+                    self._fanout.detach(connection.number, tail.name)
+                    at_id = int.from_bytes(rows.ids[done * INT64_BYTES :][:INT64_BYTES], "little")
+                    tail.behind[connection] = CatchUpCursor(self, tail, connection, at_id)
 
-    def _relay_run(self, tail: TailCursor, rows: Rows, done: int, end: int) -> None:
-        offsets = memoryview(rows.body_offsets)[: (end + 1) * INT32_BYTES]
-        while self._fanout.subscriber_count(tail.name):  # else all are behind, or joining
-            routed = self._relay(tail.name, offsets[done * INT32_BYTES :], rows.bodies)
-            done += routed.consumed
-            if routed.stop != BLOCKED:
-                return
-            party: Connection = routed.blocker.connection
-            self._fanout.detach(party.number, tail.name)
-            at_id = int.from_bytes(rows.ids[done * INT64_BYTES :][:INT64_BYTES], "little")
-            tail.behind[party] = CatchUpCursor(self, tail, party, at_id)
-
-    def send_rows(self, party: Connection, name: bytes, rows: Rows) -> None:
+    def send_rows(self, connection: Connection, name: bytes, rows: Rows) -> None:
         offsets = memoryview(rows.body_offsets)
         for start, end, caller in self.senders.split_by_sender(name, rows):
             ends = offsets[start * INT32_BYTES : (end + 1) * INT32_BYTES]
             with self.senders.sending_as(caller):
-                data = self._fanout.encode_for(party.number, name, ends, rows.bodies)
+                data = self._fanout.encode_for(connection.number, name, ends, rows.bodies)
             if data:
-                party.outbox.push(data)
+                connection.outbox.push(data)
 
     def forget_senders(self, tail: TailCursor) -> None:
         """Forget the senders of messages that all readers have received."""
         behind = tail.behind.values()
-        needed = [one.at_id for one in behind if self.senders.names_senders(one.party.encoding)]
+        needed = [
+            one.at_id for one in behind if self.senders.names_senders(one.connection.encoding)
+        ]
         self.senders.forget_before(tail.name, min([tail.at_id, *needed]))
 
-    def attach(self, tail: TailCursor, party: Connection) -> None:
-        self._fanout.attach(party.number, tail.name)
+    def attach(self, tail: TailCursor, connection: Connection) -> None:
+        self._fanout.attach(connection.number, tail.name)
 
     def count(self, topic: Topic) -> int:
         """Return the number of push readers."""
@@ -377,14 +377,10 @@ class PushReaders:
         apart = len(tail.joining) + len(tail.behind) if tail else 0
         return apart + self._fanout.subscriber_count(topic.name.encode())
 
-    def log_read_failure(self, topic: Topic, error: PolybusError) -> None:
-        """Log a failed read. It is retried at the next commit."""
-        self._log.warning("following failed", topic=topic.name, reason=str(error))
-
-    def _leave(self, tail: TailCursor, party: Connection) -> None:
-        tail.behind.pop(party, None)
-        if any(one is party for _, one in tail.joining):
-            tail.joining = deque(pair for pair in tail.joining if pair[1] is not party)
+    def _leave(self, tail: TailCursor, connection: Connection) -> None:
+        tail.behind.pop(connection, None)
+        if any(one is connection for _, one in tail.joining):
+            tail.joining = deque(pair for pair in tail.joining if pair[1] is not connection)
         self.has_push_readers(tail)
 
 

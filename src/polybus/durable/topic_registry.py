@@ -15,7 +15,7 @@ store only when the bound seems to be reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import Future
 from itertools import count
 from threading import Lock
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from polybus.store.contract import Store
 
 MAX_BYTES = "max_bytes"  # a setting of a topic; absent or 0: no bound
-# A topic's setting: what it keeps. `read`: a message goes once everyone has read it.
+# A topic's setting: `read` removes a message once every subscriber and group has read it.
 KEEP, KEEP_ALL, KEEP_READ = "keep", "all", "read"
-# A topic's setting: it was made by its first subscriber, and goes with its last.
+# A topic's setting: its first subscriber created it, and its last one removes it.
 WITH_SUBSCRIBERS = "with_subscribers"
 
 
@@ -59,7 +59,7 @@ class DurableTopics:
         """Add or replace a topic."""
         self._by_name[topic.name] = topic
         self._by_number[topic.number] = topic
-        self._advance(topic.number, next_id)
+        self.advance(topic.number, next_id)
 
     def forget(self, topic: Topic) -> None:
         self._by_name.pop(topic.name, None)
@@ -70,10 +70,6 @@ class DurableTopics:
     def next_id(self, topic: Topic) -> int:
         """Return the next id: all messages with lower ids are visible to readers."""
         return self._next_ids.get(topic.number, 1)
-
-    def advance(self, topic: Topic, next_id: int) -> None:
-        """Raise the next id after a read: the notice of a commit may arrive later than its rows."""
-        self._advance(topic.number, next_id)
 
     def find(self, name: str) -> Topic | None:
         return self._by_name.get(name)
@@ -101,9 +97,9 @@ class DurableTopics:
         commit = Commit(appends=self.build_appends(topic, block), stamp=stamp)
         if not topic.settings.get(MAX_BYTES):
             return self.commit(commit)
-        self._add_in_flight(topic.number, block.size_bytes)
+        self.add_in_flight(topic, block.size_bytes)
         future = self.commit(commit)
-        future.add_done_callback(lambda _: self._add_in_flight(topic.number, -block.size_bytes))
+        future.add_done_callback(lambda _: self.add_in_flight(topic, -block.size_bytes))
         return future
 
     def commit(self, commit: Commit) -> Future[CommitResult]:
@@ -128,9 +124,8 @@ class DurableTopics:
             known = self._sizes.get(topic.number)
             if known is None or known + size > limit:
                 # In this order: a commit in between is counted twice rather than not at all.
-                known = self._in_flight_bytes.get(topic.number, 0) + self._stored_bytes(
-                    topic.number
-                )
+                known = self._in_flight_bytes.get(topic.number, 0)
+                known += sum(shard.size_bytes for shard in self.store.bounds(topic.number).shards)
             fits = known + size <= limit
             if topic.number in self._by_number:
                 self._sizes[topic.number] = known + size if fits else known
@@ -138,34 +133,28 @@ class DurableTopics:
             text = f"topic {topic.name} holds {known} bytes, and may hold {limit}"
             raise LimitReached(MAX_BYTES, text)
 
-    def _stored_bytes(self, number: int) -> int:
-        return sum(shard.size_bytes for shard in self.store.bounds(number).shards)
-
     def add_in_flight(self, topic: Topic, size: int) -> None:
         """Add to the uncommitted bytes of a topic with max_bytes."""
-        self._add_in_flight(topic.number, size)
-
-    def _add_in_flight(self, number: int, size: int) -> None:
         with self._lock:
-            left = self._in_flight_bytes.get(number, 0) + size
+            left = self._in_flight_bytes.get(topic.number, 0) + size
             if left:
-                self._in_flight_bytes[number] = left
+                self._in_flight_bytes[topic.number] = left
             else:
-                self._in_flight_bytes.pop(number, None)
+                self._in_flight_bytes.pop(topic.number, None)
 
     def _committed(self, future: Future[CommitResult]) -> None:
         """Handle a finished commit. Runs on the store's thread."""
         if future.cancelled() or future.exception() is not None:
             return
         for span in future.result().spans:
-            self._advance(span.topic, span.first_id + span.count)
+            self.advance(span.topic, span.first_id + span.count)
 
-    def advance_all(self, next_ids: Mapping[int, int]) -> None:
-        """Note a commit that did not go through `produce`."""
-        for number, next_id in next_ids.items():
-            self._advance(number, next_id)
+    def advance(self, number: int, next_id: int) -> None:
+        """Raise the next id of a topic.
 
-    def _advance(self, number: int, next_id: int) -> None:
+        A reader calls it because its rows may arrive before the notice of their commit, and a
+        dialect that commits without `produce` calls it after each commit.
+        """
         with self._lock:
             if number in self._by_number:
                 self._next_ids[number] = max(self._next_ids.get(number, 1), next_id)

@@ -150,7 +150,7 @@ class MessageCache:
         answer: CachedMessage | PolybusError | None = error_from_future(future)
         if answer is None and (rows := future.result()).count:
             messages = CachedRange(topic.number, last, rows)
-            self._context.durable.advance(topic, messages.high + 1)
+            self._context.durable.advance(topic.number, messages.high + 1)
             answer = messages.first_after(last)
             if messages.size <= LARGE_BYTES and self._context.durable.find_by_number(topic.number):
                 self._insert(messages)

@@ -257,7 +257,8 @@ class PutHandler:
 
     def _on_batch_committed(self, batch: PutBatch) -> None:
         results, next_ids = self.fast_path.outcomes(batch.futures, error_from_future)
-        self._durable.advance_all(next_ids)  # before any client is answered
+        for number, next_id in next_ids.items():  # before any client is answered
+            self._durable.advance(number, next_id)
         self.fast_path.land(batch.puts, results, self._on_put_committed, self._clients.run_queued)
 
     def _on_put_committed(self, put: Put, result: CommitResult | PolybusError) -> None:
