@@ -7,8 +7,8 @@
     rule = "deny everyone produce mine"
     by = 1000          # set by the topic's creator; without it, by an admin
 
-The file is replaced whole: written beside the old one, synced, renamed. Whatever
-happens in between, one of the two is there.
+The bus writes a new file beside the old one, syncs it and renames it. A crash in between
+leaves one of the two.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StoredRule:
 
 
 def read_rules(path: Path) -> tuple[StoredRule, ...]:
-    """The rules in the file, none if there is no file; `ConfigError` if it is broken."""
+    """Return the rules of the file; none without a file. Raises `ConfigError` if it is invalid."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -55,13 +55,20 @@ def read_rules(path: Path) -> tuple[StoredRule, ...]:
         return ()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML
+    except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    return _entries(path, table)
+    entries = table.pop("acl", [])
+    if table:
+        raise ConfigError(f"{path}: has {next(iter(table))!r}, where only [[acl]] belongs")
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path}: acl is a list of tables, written [[acl]]")
+    if len(entries) > MAX_RULES:
+        raise ConfigError(f"{path}: has {len(entries)} rules, and {MAX_RULES} are allowed")
+    return tuple(_entry(f"{path}: [[acl]] {n}", entry) for n, entry in enumerate(entries, start=1))
 
 
 def write_rules(path: Path, kept: Iterable[StoredRule]) -> None:
-    """Replace the file. Raises `OSError`, and then the old file is still there."""
+    """Replace the file. If it raises `OSError`, the old file is unchanged."""
     new = path.with_name(path.name + NEW_SUFFIX)
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -75,17 +82,6 @@ def write_rules(path: Path, kept: Iterable[StoredRule]) -> None:
             new.unlink()
         raise
     _sync(path.parent)
-
-
-def _entries(path: Path, table: dict[str, Any]) -> tuple[StoredRule, ...]:
-    entries = table.pop("acl", [])
-    if table:
-        raise ConfigError(f"{path}: has {next(iter(table))!r}, where only [[acl]] belongs")
-    if not isinstance(entries, list):
-        raise ConfigError(f"{path}: acl is a list of tables, written [[acl]]")
-    if len(entries) > MAX_RULES:
-        raise ConfigError(f"{path}: has {len(entries)} rules, and {MAX_RULES} are allowed")
-    return tuple(_entry(f"{path}: [[acl]] {n}", entry) for n, entry in enumerate(entries, start=1))
 
 
 def _entry(place: str, entry: Any) -> StoredRule:

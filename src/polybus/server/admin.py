@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # A request is a verb and some names; a rule table of thousands of lines still fits.
 MAX_LINE_BYTES = 1024 * 1024
-# Answers that wait for a reader: one large answer may pass it, the next question then waits.
+# Unsent responses. One large response may exceed it; the next request then waits.
 MAX_BACKLOG_BYTES = 1024 * 1024
 ROOT_UID = 0
 
@@ -175,14 +175,18 @@ class AdminSession:
         return self._pending is None and self._last_whole_s < deadline
 
     def receive(self, buffer: Buffer, start: int, end: int) -> int:
-        """Takes all it is given, unless answers are not being read: then the rest waits."""
+        """Answer complete lines. Reading pauses while answers are not read or one is pending."""
         if self._closing:
             return end - start
         with memoryview(buffer) as view:
             data = bytes(view[start:end])
         taken = 0
         while taken < len(data) and not self._closing:
-            if self._must_wait():
+            if (
+                self._stalled
+                or self._pending is not None
+                or self._pipe.backlog_bytes() > MAX_BACKLOG_BYTES
+            ):
                 self._paused = True
                 self._pipe.pause_reading()
                 return taken
@@ -198,20 +202,13 @@ class AdminSession:
         self._read_on()
 
     def on_half_closed(self) -> bool:
-        """Once everything whole is answered, the connection may go."""
+        """Handle the end of input. Returns True while a response is pending."""
         self._finishing = self._pending is not None
         return self._finishing
 
     def on_ended(self) -> None:
         self._closing = True
         self._server.forget(self)
-
-    def _must_wait(self) -> bool:
-        return (
-            self._stalled
-            or self._pending is not None
-            or self._pipe.backlog_bytes() > MAX_BACKLOG_BYTES
-        )
 
     def _read_on(self) -> None:
         if self._paused and not self._closing:
@@ -251,6 +248,7 @@ class AdminSession:
         self._close_if_done()
 
     def _close_if_done(self) -> None:
+        """Close after the last response to a peer that sends no more."""
         if self._finishing and self._pending is None and not self._paused:
             self.close()
 

@@ -1,4 +1,4 @@
-"""Asking a running bus, from a command: one question, one answer, blocking."""
+"""Requests of commands to the admin socket of a running bus: one at a time, blocking."""
 
 from __future__ import annotations
 
@@ -40,30 +40,39 @@ ERRORS: Mapping[str, type[PolybusError]] = {
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
-    """The admin socket of this user's bus; if there is none, that of the machine's, root's."""
+    """Return the admin socket of this user's bus, else that of root's."""
     return find_socket("admin.sock", environ)
 
 
 def ask(path: Path, verb: str, timeout_s: float = TIMEOUT_S, **keys: Any) -> Any:
-    """The answer of the bus, or one of `polybus.errors`."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.settimeout(timeout_s)
-        _connect(link, path)
+    """Send a request and return its answer. Raises one of `polybus.errors`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        _connect(connection, path)
         try:
-            link.sendall(json.dumps({"verb": verb, **keys}).encode() + b"\n")
-            line = _read_line(link)
+            connection.sendall(json.dumps({"verb": verb, **keys}).encode() + b"\n")
+            line = _read_line(connection)
         except TimeoutError:
             raise ConnectionLost(
                 f"the bus at unix:{path} gave no answer in {timeout_s:g} s"
             ) from None
         except OSError as error:
             raise ConnectionLost(f"the bus at unix:{path} hung up: {error.strerror}") from None
-    return _unpack(line, path)
-
-
-def _connect(link: socket.socket, path: Path) -> None:
     try:
-        link.connect(str(path))
+        answer = json.loads(line)
+        if "ok" in answer:
+            return answer["ok"]
+        code, text = str(answer["error"]["code"]), str(answer["error"]["text"])
+    except (ValueError, KeyError, TypeError):
+        raise PeerError(f"what listens at unix:{path} is no polybus") from None
+    if code == "limit_reached":
+        raise LimitReached("max_admin_connections", text)
+    raise ERRORS.get(code, PeerError)(text)
+
+
+def _connect(connection: socket.socket, path: Path) -> None:
+    try:
+        connection.connect(str(path))
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
         raise NotConnected(
             f"no bus answers at unix:{path}: start one with 'polybus serve'"
@@ -76,26 +85,13 @@ def _connect(link: socket.socket, path: Path) -> None:
         raise NotConnected(f"unix:{path}: {error.strerror or error}") from None
 
 
-def _read_line(link: socket.socket) -> bytes:
+def _read_line(connection: socket.socket) -> bytes:
     chunks = bytearray()
     while not chunks.endswith(b"\n"):
-        data = link.recv(1024 * 1024)
+        data = connection.recv(1024 * 1024)
         if not data:
             raise ConnectionLost("the bus hung up in the middle of an answer")
         chunks += data
         if len(chunks) > MAX_ANSWER_BYTES:
             raise PeerError("the answer of the bus has no end")
     return bytes(chunks)
-
-
-def _unpack(line: bytes, path: Path) -> Any:
-    try:
-        answer = json.loads(line)
-        if "ok" in answer:
-            return answer["ok"]
-        code, text = str(answer["error"]["code"]), str(answer["error"]["text"])
-    except (ValueError, KeyError, TypeError):
-        raise PeerError(f"what listens at unix:{path} is no polybus") from None
-    if code == "limit_reached":
-        raise LimitReached("max_admin_connections", text)
-    raise ERRORS.get(code, PeerError)(text)

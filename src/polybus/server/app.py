@@ -84,7 +84,9 @@ class App:
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._on_loop_error)
+        loop.set_exception_handler(
+            lambda _loop, context: self._fault(context.get("message"), context.get("exception"))
+        )
         directory = UserDirectory(time.monotonic)
         self._broker = Broker(
             self._limits,
@@ -95,7 +97,10 @@ class App:
             policy=Policy((ROOT_UID, self._program.uid), directory.groups_of),
         )
         self._broker.quotas.describe = directory.describe
-        self._acl = self._open_acl()
+        data = self._program.data
+        acl_path = None if data is None else data / ACL_NAME
+        broker = self._broker
+        self._acl = AclAdmin(broker.policy, broker.quotas, self._creator_of, acl_path, self._log)
         self._streams = StreamServer(
             self._broker,
             self._settings,
@@ -161,7 +166,13 @@ class App:
         for wanted in self._program.listeners:
             server = self._servers.get(wanted.dialect)
             if server is None:
-                server = self._servers[wanted.dialect] = await self._open_server(wanted.dialect)
+                if wanted.dialect == ADMIN:
+                    server = self._streams.serve_admin(self._admin.open)
+                else:
+                    open_server = installed_dialects()[wanted.dialect].open_server
+                    assert open_server is not None  # the listener plan checks it
+                    server = await open_server(self._contexts[wanted.dialect])
+                self._servers[wanted.dialect] = server
                 stack.push_async_callback(server.close)
             with socket_files.prepared_path(stack, wanted, self._program.uid):
                 listener = await server.listen(wanted.address)
@@ -169,30 +180,24 @@ class App:
             stack.callback(listener.close)
             self._listeners.append((wanted.dialect, listener))
 
-    async def _open_server(self, dialect: str) -> DialectServer:
-        if dialect == ADMIN:
-            return self._streams.serve_admin(self._admin.open)
-        open_server = installed_dialects()[dialect].open_server
-        assert open_server is not None  # the listener plan checks it
-        return await open_server(self._contexts[dialect])
-
-    def _open_acl(self) -> AclAdmin:
-        data, broker = self._program.data, self._broker
-        path = None if data is None else data / ACL_NAME
-        return AclAdmin(broker.policy, broker.quotas, self._creator_of, path, self._log)
-
     def _creator_of(self, name: bytes) -> Identity | None:
         return self._broker.topics.creator_of(name) or self._broker.durable.creator_of(name)
 
     def _open_admin(self) -> AdminServer:
         server = self._settings.server
+        dialect_verbs = {
+            name: verb
+            for dialect in installed_dialects()
+            if dialect.admin_verbs is not None
+            for name, verb in dialect.admin_verbs(self._contexts[dialect.name]).items()
+        }
         return AdminServer(
             {
                 "stats": AdminVerb(lambda *_: self._stats(), for_everyone=True),
                 "connections": AdminVerb(lambda *_: self._broker.connections()),
                 "store_compact": AdminVerb(self._compact, keys=frozenset({"folder"})),
                 **self._acl.verbs(),
-                **self._dialect_verbs(),
+                **dialect_verbs,
             },
             own_uid=self._program.uid,
             max_connections=server.max_admin_connections,
@@ -201,14 +206,6 @@ class App:
             log=self._log,
             made_admin=self._acl.is_admin,
         )
-
-    def _dialect_verbs(self) -> dict[str, AdminVerb]:
-        return {
-            name: verb
-            for dialect in installed_dialects()
-            if dialect.admin_verbs is not None
-            for name, verb in dialect.admin_verbs(self._contexts[dialect.name]).items()
-        }
 
     async def _compact(self, request: Request, _identity: Identity) -> dict[str, Any]:
         """Compact the store, if it is the one that the caller named."""
@@ -269,9 +266,6 @@ class App:
     async def _reload_policy(self) -> None:
         rules = await self._acl.reload(self._program.loaded)
         self._log.info("reloaded", what="policy", rules=rules)
-
-    def _on_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._fault(context.get("message"), context.get("exception"))
 
     def _fault(self, where: str | None, error: BaseException | None) -> None:
         self._broker.counters.count("faults", UNEXPECTED)

@@ -1,10 +1,9 @@
 """The certificate of the encrypted listeners.
 
-Listeners are given one `SSLContext` and keep it for as long as the bus lives.
-Its only job is to hand each new connection over, at its first message, to the
-context that is current. So a reload (SIGHUP) builds a whole new context and
-then swaps one reference: a certificate that does not fit its key changes
-nothing, and open connections keep their certificate.
+Listeners keep one `SSLContext` for the life of the bus. Its SNI callback passes each new
+connection to the current context. So a reload (SIGHUP) builds a new context and swaps one
+reference: a certificate that does not fit its key changes nothing, and open connections keep
+their certificate.
 """
 
 from __future__ import annotations
@@ -29,11 +28,16 @@ class Certificates:
         self.context.sni_callback = self._use_current
 
     def reload(self) -> None:
-        """Raises `ConfigError` and changes nothing if the files are no good. Any thread."""
+        """Read the files again. Raises `ConfigError` and changes nothing if one is invalid.
+
+        May be called from any thread.
+        """
         self._current = self._load()
 
-    def _use_current(self, link: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
-        link.context = self._current
+    def _use_current(
+        self, connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext
+    ) -> None:
+        connection.context = self._current
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -45,13 +49,11 @@ class Certificates:
             reason = error.reason or "not a certificate with its key in PEM form"
             raise ConfigError(f"[tls] {self._certificate} and {self._key}: {reason}") from None
         except OSError as error:
-            raise ConfigError(f"[tls] {self._unreadable()}: {error.strerror}") from None
+            # The error does not name the file.
+            unreadable = self._key
+            try:
+                self._certificate.open("rb").close()
+            except OSError:
+                unreadable = self._certificate
+            raise ConfigError(f"[tls] {unreadable}: {error.strerror}") from None
         return context
-
-    def _unreadable(self) -> Path:
-        """Which of the two files it was; the error does not say."""
-        try:
-            self._certificate.open("rb").close()
-        except OSError:
-            return self._certificate
-        return self._key

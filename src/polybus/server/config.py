@@ -1,13 +1,12 @@
-"""Where settings come from, and which one wins.
+"""The sources of settings, and their order of precedence.
 
     defaults  <  TOML file (--config, $POLYBUS_CONFIG)  <  POLYBUS_* variables  <  flags
 
 A top-level key `data` is the variable `POLYBUS_DATA`; a key `max_payload` of
-the section `[rqueue]` is `POLYBUS_RQUEUE_MAX_PAYLOAD`. An empty variable is an
-unset one. Unknown keys in the file are errors: a limit that was mistyped would
-silently not hold. An unknown `POLYBUS_*` variable is a warning only, because
-not every such variable is meant for polybus: Kubernetes gives every container near
-a service called "polybus" a POLYBUS_SERVICE_HOST and POLYBUS_PORT.
+the section `[rqueue]` is `POLYBUS_RQUEUE_MAX_PAYLOAD`. An empty variable counts as
+unset. Unknown keys in the file are errors because a mistyped limit would silently
+not apply. An unknown `POLYBUS_*` variable is only a warning: Kubernetes sets
+POLYBUS_SERVICE_HOST and POLYBUS_PORT in containers near a service called "polybus".
 
 Every error is one line: the source of the value, section, key, the expected value, the
 found value.
@@ -58,7 +57,7 @@ class SettingKey:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A value given on the command line, under the name that people typed."""
+    """A value given on the command line, with the name of its flag for error messages."""
 
     name: str
     value: Any
@@ -77,7 +76,7 @@ class LoadedSettings:
     again: Callable[[], LoadedSettings] | None = field(default=None, compare=False, repr=False)
 
     def rows(self) -> Iterator[tuple[SettingKey, Any, str]]:
-        """(key, value, source) of every setting, top level first."""
+        """Yield (key, value, source) of every setting, the top level first."""
         for key in setting_keys().values():
             place = self.settings.section(key.section) if key.section else self.settings
             yield key, getattr(place, key.name), self.sources.get(key.dotted, DEFAULT)
@@ -88,15 +87,15 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Flag] | None = None,
 ) -> LoadedSettings:
-    """The settings in force. `flags` is by dotted key; a value of None was not given."""
+    """Return the effective settings. `flags` is by dotted key; None means not given."""
     again = partial(load, file, environ, flags)
     environ = environ or {}
     if file is None and environ.get("POLYBUS_CONFIG"):
         file = Path(environ["POLYBUS_CONFIG"])
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    found = [_of_file(file)] if file else []
-    for layer in [*found, _of_environment(environ), _of_flags(flags or {})]:
+    layers = [_of_file(file)] if file else []
+    for layer in [*layers, _of_environment(environ), _of_flags(flags or {})]:
         for key, value, source in layer:
             values[key.dotted], sources[key.dotted] = value, source
     settings = _build(values)
@@ -144,10 +143,12 @@ def _of_file(path: Path) -> Layer:
         if name in section_types():
             if not isinstance(value, dict):
                 raise ConfigError(f"{path}: [{name}] is a section, not a value")
-            for inner, its in value.items():
-                yield _from_file(path, _known(path, name, inner), its)
+            entries = [(_known(path, name, inner), its) for inner, its in value.items()]
         else:
-            yield _from_file(path, _known(path, "", name), value)
+            entries = [(_known(path, "", name), value)]
+        for key, given in entries:
+            read = partial(from_toml, given, key.kind, path.parent)
+            yield key, _checked(key, str(path), given, read), str(path)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -179,21 +180,12 @@ def _known(path: Path, section: str, name: str) -> SettingKey:
     raise ConfigError(f"{path}: no section or key is called {name!r}{_hint(name, places)}")
 
 
-def _from_file(path: Path, key: SettingKey, value: Any) -> tuple[SettingKey, Any, str]:
-    source = str(path)
-    return (
-        key,
-        _checked(key, source, value, lambda: from_toml(value, key.kind, path.parent)),
-        source,
-    )
-
-
 def _of_environment(environ: Mapping[str, str]) -> Layer:
     for key in setting_keys().values():
         text = environ.get(key.variable)
         if text:
             source = f"${key.variable}"
-            yield key, _checked(key, source, text, _reader(text, key)), source
+            yield key, _checked(key, source, text, partial(from_text, text, key.kind)), source
 
 
 def _of_flags(flags: Mapping[str, Flag]) -> Layer:
@@ -201,28 +193,22 @@ def _of_flags(flags: Mapping[str, Flag]) -> Layer:
         key, value = setting_keys()[dotted], flag.value
         if value is None:
             continue
-        read = _reader(value, key) if isinstance(value, str) else (lambda value=value: value)
+        read = partial(from_text, value, key.kind) if isinstance(value, str) else lambda v=value: v
         yield key, _checked(key, flag.name, value, read), flag.name
 
 
-def _reader(text: str, key: SettingKey) -> Any:
-    return lambda: from_text(text, key.kind, Path())
-
-
-def _checked(key: SettingKey, source: str, found: Any, read: Any) -> Any:
+def _checked(key: SettingKey, source: str, given: Any, read: Callable[[], Any]) -> Any:
+    """Return the value that `read` makes of `given`. Raises `ConfigError` with the source."""
     try:
         value = read()
         check_bounds(value, key.kind, setting_bounds().get(key.dotted))
-    except InvalidValue as unfit:
-        raise ConfigError(f"{source}: {key}: expected {unfit}, found {_shown(found)}") from None
+    except InvalidValue as error:
+        text = repr(given)
+        shown = text if len(text) <= 80 else text[:77] + "..."
+        raise ConfigError(f"{source}: {key}: expected {error}, found {shown}") from None
     except InvalidRule as error:
         raise ConfigError(f"{source}: {key}: {error}") from None
     return value
-
-
-def _shown(found: Any) -> str:
-    text = repr(found)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _build(values: Mapping[str, Any]) -> Settings:

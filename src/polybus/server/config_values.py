@@ -31,7 +31,7 @@ class InvalidValue(Exception):
 
 
 def from_toml(value: Any, kind: Any, base: Path) -> Any:
-    """`value`, as TOML gave it, as a `kind`. Relative paths start at `base`."""
+    """Convert a TOML value to `kind`. Relative paths are relative to `base`."""
     kind = _without_none(kind)
     if get_origin(kind) is Literal:
         return _choice(value, get_args(kind))
@@ -50,13 +50,13 @@ def from_toml(value: Any, kind: Any, base: Path) -> Any:
     return value
 
 
-def from_text(text: str, kind: Any, base: Path) -> Any:
-    """`text`, from the environment or a flag, as a `kind`."""
+def from_text(text: str, kind: Any) -> Any:
+    """Convert text from the environment or a flag to `kind`."""
     kind = _without_none(kind)
     if get_origin(kind) is tuple:
         mark = ";" if kind == RULES else ","  # a rule has commas itself
         items = [item.strip() for item in text.split(mark) if item.strip()]
-        return from_toml(items, kind, base)
+        return from_toml(items, kind, Path())
     if kind == UserQuotas:
         return _user_quotas(_toml_value(text))
     if kind is bool:
@@ -65,11 +65,11 @@ def from_text(text: str, kind: Any, base: Path) -> Any:
         return WORDS[text.lower()]
     if kind in (int, float):
         return _number(text, kind)
-    return from_toml(text, kind, base)
+    return from_toml(text, kind, Path())
 
 
 def check_bounds(value: Any, kind: Any, bounds: tuple[float, float] | None) -> None:
-    """Refuse a number outside its bounds, and one that is no number at all."""
+    """Raise `InvalidValue` for a number outside its bounds, infinity and NaN included."""
     if kind not in (int, float):
         return
     if not math.isfinite(value):

@@ -1,9 +1,8 @@
 """One bus owns a data folder.
 
-The owner holds an flock on the file `lock` in it, with its pid written inside.
-The kernel lets go of the lock when the owner ends, however it ends, so a kill -9
-leaves nothing to clean up; the file stays, and its pid is only read while
-a process holds the lock.
+The owner holds an flock on the file `lock` in it and writes its pid there. The kernel
+releases the lock when the owner ends, so a kill -9 leaves nothing to clean up. The file
+stays; its pid is read only while a process holds the lock.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class FolderLock:
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
-        """Let go. The file stays: removing it would let two buses lock two files of one name."""
+        """Release the lock. The file stays because two buses could lock two files of one name."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
         os.close(self._fd)

@@ -3,8 +3,7 @@
     SIGTERM, SIGINT   stop: drain, then exit 0; a second one ends the process at once
     SIGHUP            reload rules, keys, tokens and certificates
 
-A stop takes less than 10 s, whatever happens: should the loop itself hang, a
-thread ends the process when that time is nearly over.
+A stop takes less than 10 s. If the loop hangs, a thread ends the process after HARD_STOP_S.
 """
 
 from __future__ import annotations
@@ -62,13 +61,13 @@ class Lifecycle:
         os._exit(code)
 
     def _start_reload(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._reload_in_turn())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        async def reload() -> None:
+            async with self._reloads:  # a second SIGHUP reloads after the first
+                await self._reload()
 
-    async def _reload_in_turn(self) -> None:
-        async with self._reloads:
-            await self._reload()
+        task = asyncio.get_running_loop().create_task(reload())
+        self._tasks.add(task)  # the loop keeps only a weak reference
+        task.add_done_callback(self._tasks.discard)
 
 
 class Ticker:

@@ -1,10 +1,9 @@
-"""Lines to a file descriptor, from a thread of its own.
+"""Writes lines to a file descriptor from its own thread.
 
-stderr may be a pipe that is not read, a full disk or a stopped terminal; a
-write to it can then block forever, and the event loop must never block. So the
-loop only queues lines; a thread writes them. The queue is bounded: when it is
-full, lines are dropped, as are those that a closed pipe or a full disk did not
-take. All are counted, and once lines get through again the last of them says how many.
+stderr may be a pipe that is not read, a full disk or a stopped terminal. A write can then
+block forever, and the event loop must never block. So the loop queues lines and a thread
+writes them. The queue is bounded. Lines that do not fit, and lines that a closed pipe or a
+full disk did not accept, are dropped and counted. The next successful write reports the count.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import threading
 import time
 from collections import deque
 
-# Some 2 MB of lines: a burst at start or stop fits, a dead reader costs no more than this.
+# About 2 MB of lines: a burst at start or stop fits, and a dead reader costs no more memory.
 MAX_QUEUED_LINES = 10_000
-# A traceback fits; a line with a whole message in it does not deserve more.
+# A traceback fits; a line with a whole message in it is cut.
 MAX_LINE_CHARS = 64 * 1024
-# After a write that failed: a closed pipe must not make a busy thread.
+# Pause after a failed write, so that a closed pipe does not keep the thread busy.
 RETRY_S = 0.01
 # How long `close` waits until queued lines are written.
 CLOSE_TIMEOUT_S = 1.0
@@ -68,13 +67,13 @@ class LineWriter:
                 lines.append(text.encode())
             lost = self._write_all(lines)
             with self._wake:
-                if lost:  # among them the line about earlier ones, which is no loss itself
+                if lost:  # the report on earlier losses is one of them and does not count
                     self.dropped += lost - bool(unreported)
                 else:
                     self._reported += unreported
 
     def _write_all(self, lines: list[bytes]) -> int:
-        """How many of them did not get through: a closed pipe, a full disk; the bus goes on."""
+        """Write all lines. Returns the number of lines that were not written completely."""
         rest = memoryview(b"".join(lines))
         while rest:
             try:
@@ -83,14 +82,10 @@ class LineWriter:
                 select.select([], [self._fd], [], 1.0)
             except OSError:
                 time.sleep(RETRY_S)
-                return _whole_or_part(lines, len(rest))
+                # Count the lines from the end that have a part in the unwritten bytes.
+                lost, unwritten = 0, len(rest)
+                while unwritten > 0:
+                    lost += 1
+                    unwritten -= len(lines[-lost])
+                return lost
         return 0
-
-
-def _whole_or_part(lines: list[bytes], size: int) -> int:
-    """How many lines from the end have a part in the last `size` bytes."""
-    count = 0
-    while size > 0:
-        count += 1
-        size -= len(lines[-count])
-    return count

@@ -1,15 +1,13 @@
-"""A flood of one event becomes a few lines and a count.
+"""Limits the rate of repeated log lines.
 
-Within one second the first `max_repeats_per_s` lines of an event go through;
-the rest are counted, and once the second is over one line with `repeated=COUNT`
-stands for them. Nothing is lost silently: the counters of the bus count every
-event anyway, this is only about the lines. Tracebacks are long, and a defect that
-repeats itself says nothing new: for them the second is a minute.
+Within one second the first `max_repeats_per_s` lines of an event are written. The rest are
+counted, and after the second one line with `repeated=COUNT` replaces them. The counters of
+the bus count every event in any case. Tracebacks are long, so their window is a minute.
 
-Lines that differ in their reason, their quota or their user are not repeats of one
-another: a client that floods the log must not hide the lines of others.
+Lines that differ in reason, quota or user are not repeats of each other, because a client
+that floods the log must not hide the lines of others.
 
-It is the first step of the log, so that a suppressed line costs almost nothing.
+The limiter is the first processor of the log, so a suppressed line costs almost nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from structlog import DropEvent
 
 WINDOW_S = 1.0
 TRACEBACK_WINDOW_S = 60.0
-# Events and reasons are constants in the code. Users are many only where one has many
-# uids (user namespaces give thousands): all kinds beyond this share one count.
+# Events and reasons are constants in the code, but user namespaces give one user thousands of
+# uids. All kinds beyond this limit share one count.
 MAX_KINDS = 200
 SUMMARY = "repeated"
 # Fields that distinguish two events of the same name.
@@ -32,7 +30,7 @@ DISTINGUISHING_FIELDS = ("reason", "quota", "user")
 
 
 class EventKind(NamedTuple):
-    """Lines of one kind are repeats of each other. `facts` are those of `TELLING` it has."""
+    """Lines of one kind are repeats of each other. `facts` are its DISTINGUISHING_FIELDS."""
 
     level: str
     event: str
@@ -70,7 +68,7 @@ class LogRateLimiter:
         return event
 
     def summaries(self, final: bool = False) -> list[tuple[EventKind, int]]:
-        """How many lines were held back in each window that is over; `final` takes all."""
+        """Return the suppressed lines of each window that has ended; `final` ends all windows."""
         now = self._clock()
         with self._mutex:
             over = [k for k, w in self._windows.items() if final or now - w.start >= w.length_s]

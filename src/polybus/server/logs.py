@@ -1,13 +1,13 @@
-"""Logs: one line an event, on stderr, times in UTC.
+"""Logs: one line per event, on stderr, times in UTC.
 
     2026-01-31T12:00:00.123Z warning  slow_consumer  dialect=rqueue peer=127.0.0.1:51234
     {"at": "2026-01-31T12:00:00.123Z", "level": "warning", "event": "slow_consumer", ...}
 
-People read the first, machines (`--log-format json`) the second. Colours only
-on a terminal. Text of a peer is quoted, so it can never forge a line.
+The first form is for people, the second (`--log-format json`) for machines. Colours are used
+on a terminal only. Text of a peer is quoted, so it cannot forge a line.
 
-Two things must not happen: a flood of connects that fills the disk (`FloodGate`),
-and a stderr that is not read blocking the bus (`LineWriter`, see there).
+`LogRateLimiter` keeps a flood of events from filling the disk. `LineWriter` keeps a stderr
+that is not read from blocking the bus.
 """
 
 from __future__ import annotations
@@ -40,26 +40,30 @@ class Logs:
     def __init__(self, settings: LogSettings, clock: Callable[[], float], fd: int = STDERR_FD):
         self._writer = LineWriter(fd)
         self._flood = LogRateLimiter(settings.max_repeats_per_s, clock)
+        has_colours = os.isatty(fd) and not os.environ.get("NO_COLOR")
         self.logger: Any = structlog.wrap_logger(
             _Lines(self._writer),
             processors=[
                 self._flood,
                 structlog.processors.format_exc_info,
                 _stamp,
-                _json if settings.format == "json" else _human(_has_colours(fd)),
+                _json if settings.format == "json" else _human(has_colours),
             ],
             wrapper_class=structlog.make_filtering_bound_logger(LEVELS[settings.level]),
             cache_logger_on_first_use=True,
         )
-        _adopt_standard_logging(self.logger)
+        # asyncio and libraries log through the standard module; all lines go to one stream.
+        root = logging.getLogger()
+        root.handlers = [_StandardHandler(self.logger)]
+        root.setLevel(logging.WARNING)
 
     @property
     def dropped(self) -> int:
-        """Lines lost because stderr took none."""
+        """The number of lines that stderr did not accept."""
         return self._writer.dropped
 
     def tick(self) -> None:
-        """Say how many repeats of each flooding event were left out."""
+        """Log how many repeats of each event were suppressed."""
         self._log_repeats(self._flood.summaries())
 
     def close(self) -> None:
@@ -104,22 +108,11 @@ def _human(colours: bool) -> Callable[[Any, str, Event], str]:
 
 
 def _quoted(value: Any, plain: str = "") -> str:
-    """Bare where that is clear, else as JSON: spaces, quotes and control characters escaped."""
+    """Return the text, as JSON if it has spaces, quotes or control characters."""
     text = str(value)
     if text and all(char in plain or (char.isprintable() and char not in ' "=') for char in text):
         return text
     return json.dumps(text)
-
-
-def _has_colours(fd: int) -> bool:
-    return os.isatty(fd) and not os.environ.get("NO_COLOR")
-
-
-def _adopt_standard_logging(logger: Any) -> None:
-    """asyncio and libraries log through the standard module: one stream for all."""
-    root = logging.getLogger()
-    root.handlers = [_StandardHandler(logger)]
-    root.setLevel(logging.WARNING)
 
 
 class _StandardHandler(logging.Handler):

@@ -19,12 +19,12 @@ from polybus.server.acl_file import ACL_NAME, StoredRule
 from polybus.server.config import DEFAULT, LoadedSettings
 from polybus.server.user_directory import gid_of, uid_of
 
-IN_MEMORY = "memory"  # where rules are that a bus without a data folder was given
+IN_MEMORY = "memory"  # the place of rules that were added to a bus without a data folder
 
 
 @dataclass(frozen=True, slots=True)
 class RuleEntry:
-    """One rule of the book; `by` as in `aclfile`, None also for the config's."""
+    """One rule of the set. `by` is as in `StoredRule`; None for rules of the config."""
 
     placed: PlacedRule
     by: int | None = None
@@ -40,7 +40,7 @@ class RuleEntry:
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """All rules. A change makes a new book, so that a failed one leaves the old."""
+    """All rules. A change makes a new set, so a failed change leaves the old one."""
 
     config: tuple[RuleEntry, ...] = ()
     kept: tuple[RuleEntry, ...] = ()
@@ -54,7 +54,7 @@ class RuleSet:
         return tuple(entry.placed for entry in self.entries)
 
     def find(self, rule: Rule) -> RuleEntry | None:
-        """The entry of this rule; one that was added, if it is in both places."""
+        """Return the entry of a rule; the stored one, if the config has it too."""
         return next((one for one in (*self.kept, *self.config) if one.rule == rule), None)
 
     def with_entry(self, entry: RuleEntry) -> RuleSet:
@@ -65,14 +65,19 @@ class RuleSet:
 
 
 def load_rule_set(loaded: LoadedSettings, path: Path | None) -> RuleSet:
-    """Everything as it is written now. Blocks; `ConfigError` if something is wrong."""
+    """Read all rules. Blocks. Raises `ConfigError` for an invalid one."""
     source = loaded.sources.get("acl", DEFAULT)
     config = tuple(RuleEntry(resolve_rule(rule, source)) for rule in loaded.settings.acl)
-    return RuleSet(config, _kept(acl_file.read_rules(path) if path else ()))
+    stored = {one.rule: one for one in (acl_file.read_rules(path) if path else ())}
+    kept = (
+        RuleEntry(PlacedRule(one.rule, ACL_NAME, look_up_number(one.rule.who)), one.by)
+        for one in stored.values()
+    )
+    return RuleSet(config, tuple(kept))
 
 
-def write(path: Path, book: RuleSet) -> None:
-    acl_file.write_rules(path, (StoredRule(entry.rule, entry.by) for entry in book.kept))
+def write(path: Path, rules: RuleSet) -> None:
+    acl_file.write_rules(path, (StoredRule(entry.rule, entry.by) for entry in rules.kept))
 
 
 def resolve_rule(rule: Rule, source: str) -> PlacedRule:
@@ -94,7 +99,7 @@ def unknown_name_text(who: Principal) -> str:
 
 
 def load_user_quotas(loaded: LoadedSettings) -> dict[int, Mapping[str, int]]:
-    """`[quotas.users]` by uid. Blocks; `ConfigError` for a user that is not there."""
+    """Return `[quotas.users]` by uid. Blocks. Raises `ConfigError` for an unknown user."""
     found: dict[int, Mapping[str, int]] = {}
     source = loaded.sources.get("quotas.users", DEFAULT)
     for name, own in loaded.settings.quotas.users.items():
@@ -106,11 +111,3 @@ def load_user_quotas(loaded: LoadedSettings) -> dict[int, Mapping[str, int]]:
             raise ConfigError(f"{source}: [quotas.users]: {name} is user {uid}, who is there twice")
         found[uid] = own
     return found
-
-
-def _kept(kept: tuple[StoredRule, ...]) -> tuple[RuleEntry, ...]:
-    distinct = {one.rule: one for one in kept}
-    return tuple(
-        RuleEntry(PlacedRule(one.rule, ACL_NAME, look_up_number(one.rule.who)), one.by)
-        for one in distinct.values()
-    )

@@ -1,9 +1,8 @@
-"""Telling systemd how the bus is doing (sd_notify).
+"""Reports the state of the bus to systemd (sd_notify).
 
-With `Type=notify` systemd sets NOTIFY_SOCKET: a datagram socket, by path or,
-with a leading '@', in the abstract namespace. Messages are lines of KEY=VALUE.
-Without the variable nothing happens; a message that cannot be sent is logged
-and nothing else, since the bus serves just as well.
+With `Type=notify` systemd sets NOTIFY_SOCKET: a datagram socket, by path or, with a leading
+'@', in the abstract namespace. Messages are lines of KEY=VALUE. Without the variable nothing
+is sent. A message that cannot be sent is logged, and the bus continues.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class SystemdNotifier:
         self._send_state(f"READY=1\nSTATUS=Serving on {listeners} listeners\nMAINPID={os.getpid()}")
 
     def reloading(self) -> None:
-        # systemd wants the moment, to tell this reload's READY from an earlier one.
+        # systemd requires the time, to distinguish the READY of this reload from an earlier one.
         self._send_state(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:

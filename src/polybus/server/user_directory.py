@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from polybus.model.identity import Identity
 
-# A local file answers within 0.1 ms. Longer than this and the loop goes on without.
+# A local file answers within 0.1 ms. After this time the loop continues without the answer.
 LOOKUP_TIMEOUT_S = 0.05
 FRESH_S = 60.0
 MAX_KNOWN = 65_536
-MAX_ASKED = 1024  # questions that wait behind one that hangs
+MAX_ASKED = 1024  # pending lookups behind one that hangs
 
 
 class UserAccount(NamedTuple):
@@ -33,7 +33,7 @@ class UserAccount(NamedTuple):
 
 
 def uid_of(name: str) -> int | None:
-    """Waits as long as it takes."""
+    """Return the uid of a user, None if the host has none. Blocks during the lookup."""
     try:
         return pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):
@@ -69,12 +69,12 @@ class UserDirectory:
         self._thread: threading.Thread | None = None
 
     def groups_of(self, uid: int) -> frozenset[int] | None:
-        """The groups that the database gives a user; None if it has not answered yet."""
+        """Return the groups of a user; None if the database has not answered yet."""
         account = self._account(uid)
         return None if account is None else account.groups
 
     def describe(self, identity: Identity) -> str:
-        """A caller for the log: by name where there is one."""
+        """Return a caller for the log, with the user's name if it is known."""
         if identity.key or identity.uid is None:
             return identity.name
         account = self._account(identity.uid)
@@ -90,25 +90,23 @@ class UserDirectory:
     def _request_lookup(self, uid: int) -> None:
         if uid in self._asked or len(self._asked) >= MAX_ASKED:
             return
-        nobody_waits = not self._asked
+        is_first = not self._asked
         answered = self._asked[uid] = threading.Event()
         self._questions.put(uid)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="directory", daemon=True)
             self._thread.start()
-        if nobody_waits:  # else an earlier question hangs, and this one would wait behind it
+        if is_first:  # else an earlier lookup hangs, and this one would wait behind it
             answered.wait(LOOKUP_TIMEOUT_S)
 
     def _work(self) -> None:
         while True:
             uid = self._questions.get()
             try:
-                self._remember(uid, self._look_up(uid))
+                account = self._look_up(uid)
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.clear()
+                self._known[uid] = (account, self._clock())
             except OSError:
-                pass  # the database is ill: asked again next time
+                pass  # the database failed; the next request asks again
             self._asked.pop(uid).set()
-
-    def _remember(self, uid: int, account: UserAccount) -> None:
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        self._known[uid] = (account, self._clock())
