@@ -39,19 +39,22 @@ def read_runs(runs: Buffer) -> list[IdRun]:
 
 def count_messages(runs: Buffer) -> int:
     """Return the number of messages."""
-    return sum(_counts(runs))
+    return sum(_numbers(runs)[2::3])
 
 
 def join_tables(*tables: Buffer) -> bytes:
     """Join tables in order; a run that continues the previous one is merged with it."""
     joined = bytearray()
-    for one in tables:
-        added = bytes(_checked(one))
-        if joined and added and _continues(joined, added):
-            first = _RUN.unpack_from(added)
-            last = _RUN.unpack_from(joined, len(joined) - RUN_BYTES)
-            _RUN.pack_into(joined, len(joined) - RUN_BYTES, last[0], last[1], last[2] + first[2])
-            added = added[RUN_BYTES:]
+    for table in tables:
+        added = bytes(_checked(table))
+        if joined and added:
+            last_at = len(joined) - RUN_BYTES
+            last = IdRun(*_RUN.unpack_from(joined, last_at))
+            first = IdRun(*_RUN.unpack_from(added))
+            if first == (last.first_id + last.count, last.timestamp_ns, first.count):
+                last = last._replace(count=last.count + first.count)
+                _RUN.pack_into(joined, last_at, *last)
+                added = added[RUN_BYTES:]
         joined += added
     return bytes(joined)
 
@@ -65,9 +68,13 @@ def cut_runs(runs: Buffer, start: int, end: int) -> bytes:
         return b""
     first, last = bisect_right(ends, start), bisect_left(ends, end)
     kept = bytearray(_checked(runs)[first * RUN_BYTES : (last + 1) * RUN_BYTES])
-    _shorten_last(kept, ends[last] - end)
-    begin = ends[first - 1] if first else 0
-    _shorten_first(kept, start - begin)
+    # The last run before the first: both may be the same run.
+    last_at = len(kept) - RUN_BYTES
+    first_id, time, count = _RUN.unpack_from(kept, last_at)
+    _RUN.pack_into(kept, last_at, first_id, time, count - (ends[last] - end))
+    skipped = start - (ends[first - 1] if first else 0)
+    first_id, time, count = _RUN.unpack_from(kept)
+    _RUN.pack_into(kept, 0, first_id + skipped, time, count - skipped)
     return bytes(kept)
 
 
@@ -109,12 +116,9 @@ def _numbers(runs: Buffer) -> array[int]:
     return array("q", bytes(_checked(runs)))
 
 
-def _counts(runs: Buffer) -> array[int]:
-    return _numbers(runs)[2::3]
-
-
 def _ends(runs: Buffer) -> list[int]:
-    return list(accumulate(_counts(runs)))
+    """Return the place after each run."""
+    return list(accumulate(_numbers(runs)[2::3]))
 
 
 def _find(runs: Buffer, place: int) -> tuple[IdRun, int]:
@@ -124,21 +128,3 @@ def _find(runs: Buffer, place: int) -> tuple[IdRun, int]:
     number = bisect_right(ends, place)
     run = IdRun(*_RUN.unpack_from(_checked(runs), number * RUN_BYTES))
     return run, place - (ends[number] - run.count)
-
-
-def _continues(before: Buffer, after: Buffer) -> bool:
-    size = memoryview(before).nbytes
-    last_id, last_time, last_count = _RUN.unpack_from(before, size - RUN_BYTES)
-    first_id, first_time, _ = _RUN.unpack_from(after)
-    return bool(first_id == last_id + last_count and first_time == last_time)
-
-
-def _shorten_last(runs: bytearray, by: int) -> None:
-    at = len(runs) - RUN_BYTES
-    first_id, time, count = _RUN.unpack_from(runs, at)
-    _RUN.pack_into(runs, at, first_id, time, count - by)
-
-
-def _shorten_first(runs: bytearray, by: int) -> None:
-    first_id, time, count = _RUN.unpack_from(runs)
-    _RUN.pack_into(runs, 0, first_id + by, time, count - by)
