@@ -1,4 +1,4 @@
-"""Commands of other users: only root can be somebody else, and others must reach the checkout."""
+"""Commands of other users. They need root, and a checkout that other users may enter."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 
 def _is_open(place: Path) -> bool:
-    """Whether anybody may come here: a clone in root's own folder is for root alone."""
+    """Return True if every user may enter all parent folders."""
     return all(folder.stat().st_mode & stat.S_IXOTH for folder in place.parents)
 
 
-WHY = "only root can be somebody else, and only in a checkout that others may enter"
+WHY = "needs root, and a checkout that other users may enter"
 STRANGERS = pytest.mark.skipif(os.getuid() != 0 or not _is_open(Path(__file__)), reason=WHY)

@@ -1,6 +1,6 @@
 """The policy between real users: what one may and another may not, over each kind of socket.
 
-Every test here needs root, for only root can be somebody else.
+Every test here needs root, because only root can run as another user.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.rig.observer import check_unharmed, connections, count, log_lines, un
 from tests.rig.rqueue_client import publish, subscribe
 from tests.rig.second_user import Done, User
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root to run as another user")
 
 ALICE, BOB = 4242, 4343
 STAFF = 4999
@@ -130,7 +130,7 @@ def test_one_user_may_subscribe_and_another_may_not(bus, alice, bob, kind):
     assert count(bus, "refused", "subscribe_denied") == 1
 
 
-def test_acl_test_explains_it(bus):
+def test_acl_test_explains_the_verdict(bus):
     add(bus, f"allow user:{ALICE} produce orders.*")
     rule = f'rule "allow user:{ALICE} produce orders.*" (acl.toml)'
     allowed = acl(bus, "test", f"user:{ALICE}", "produce", "orders.eu")
@@ -139,7 +139,7 @@ def test_acl_test_explains_it(bus):
     assert denied == (4, f"denied: {rule} names others, and no rule names this caller\n", "")
 
 
-def test_a_change_holds_at_once_for_those_who_are_connected(bus, alice, bob):
+def test_rule_change_applies_to_connected_clients_at_once(bus, alice, bob):
     reader, writer = alice.connect(places(bus)["tcp"]), bob.connect(places(bus)["unix"])
     reader.send(subscribe(ORDERS))
     reader.settle()
@@ -164,11 +164,11 @@ def test_a_change_holds_at_once_for_those_who_are_connected(bus, alice, bob):
     assert count(bus, "refused", "subscription_revoked") == 1
 
 
-# --- who somebody is
+# --- identity
 
 
 @pytest.mark.parametrize("kind", ["tcp", "tcp6", "unix"])
-def test_the_bus_knows_who_is_connected(bus, alice, kind):
+def test_connections_lists_user_names(bus, alice, kind):
     alice.connect(places(bus)[kind])
     until(lambda: connections(bus), "the connection")
     assert [one["identity"] for one in connections(bus)] == [f"uid:{ALICE}"]
@@ -184,7 +184,7 @@ def blocked(bus: BusProcess, user: User, kind: str, topic: bytes) -> bool:
     return count(bus, "dropped", "denied") > before
 
 
-def test_groups_of_the_process_over_a_unix_socket(bus, alice, bob):
+def test_process_groups_apply_over_a_unix_socket(bus, alice, bob):
     add(bus, f"deny group:{STAFF} produce supplementary")
     add(bus, f"deny group:{BOB} produce main")
     assert blocked(bus, alice, "unix", b"supplementary")
@@ -192,7 +192,7 @@ def test_groups_of_the_process_over_a_unix_socket(bus, alice, bob):
     assert blocked(bus, bob, "unix", b"main")
 
 
-def test_groups_of_the_hosts_database_over_tcp(bus, alice):
+def test_database_groups_apply_over_tcp(bus, alice):
     """The kernel tells a uid and no groups there: the account's count, not the process's."""
     add(bus, f"deny group:{NOGROUP} produce x")
     add(bus, f"deny group:{STAFF} produce y")
@@ -204,7 +204,7 @@ def test_groups_of_the_hosts_database_over_tcp(bus, alice):
     assert not blocked(bus, alice, "tcp", b"y")
 
 
-def test_a_service_is_known_over_a_unix_socket_only(bus, alice):
+def test_service_is_known_over_a_unix_socket_only(bus, alice):
     unit = Path(f"/proc/{alice.pid}/exe").readlink()
     add(bus, f"deny service:{unit} produce x")
     assert blocked(bus, alice, "unix", b"x")
@@ -214,7 +214,7 @@ def test_a_service_is_known_over_a_unix_socket_only(bus, alice):
 # --- the admin socket
 
 
-def test_what_a_user_may_do_at_the_admin_socket(bus, alice):
+def test_rights_of_a_user_at_the_admin_socket(bus, alice):
     path = str(bus.admin_path)
     assert alice.polybus("stats", "--admin", path).code == 0
     tested = alice.polybus("acl", "test", "anonymous", "admin", "x", "--admin", path)
@@ -233,7 +233,7 @@ def test_what_a_user_may_do_at_the_admin_socket(bus, alice):
     assert ask(bus.admin_path, "acl_ls") == []
 
 
-def test_a_rule_makes_an_admin(bus, alice):
+def test_admin_rule_makes_an_admin(bus, alice):
     path = str(bus.admin_path)
     add(bus, f"allow user:{ALICE} admin *")
     assert alice.polybus("connections", "--admin", path).code == 0
@@ -268,7 +268,7 @@ def reload(bus: BusProcess, event: str, **fields: object) -> dict[str, object]:
     return log_lines(bus, event=event, what="policy")[-1]
 
 
-def test_sighup_reads_the_rules_again_and_a_broken_file_changes_nothing(folder, bob):
+def test_sighup_reloads_rules_unless_the_file_is_invalid(folder, bob):
     config, kept = folder / "bus.toml", folder / "data" / "acl.toml"
     with start(folder, f'acl = ["deny user:{BOB} produce x"]\n') as bus:
         add(bus, f"deny user:{BOB} produce y")
@@ -305,7 +305,7 @@ def test_sighup_reads_the_rules_again_and_a_broken_file_changes_nothing(folder, 
         ("bus.toml", 'acl = ["allow user:no-such produce x"]', "no user called 'no-such'"),
     ],
 )
-def test_a_bus_with_broken_rules_does_not_start(folder, where, text, says):
+def test_bus_with_invalid_rules_does_not_start(folder, where, text, says):
     data = folder / "data"
     data.mkdir(mode=0o700)
     if where == "acl.toml":
@@ -343,7 +343,7 @@ def is_served(user: User, bus: BusProcess) -> bool:
         return False
 
 
-def test_each_user_has_places_of_its_own(folder, bob):
+def test_each_user_has_its_own_connection_quota(folder, bob):
     config = f"[quotas]\nquota_connections = 2\n[quotas.users.{BOB}]\nquota_connections = 3\n"
     with freud_bus(folder, config) as bus, User(ALICE) as alice:
         assert [is_served(alice, bus) for _ in range(4)] == [True, True, False, False]
@@ -357,7 +357,7 @@ def test_each_user_has_places_of_its_own(folder, bob):
         check_unharmed(bus)
 
 
-def test_a_creator_sets_rules_for_its_own_topic(folder, alice, bob):
+def test_creator_sets_rules_for_its_topic(folder, alice, bob):
     def request(kind: int, name: bytes) -> bytes:
         payload = len(name).to_bytes(4, "little") + name
         return kind.to_bytes(4, "little") + len(payload).to_bytes(4, "little") + payload

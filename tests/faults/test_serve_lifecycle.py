@@ -60,7 +60,7 @@ def start_fails(*args: str, **options) -> StartFailed:
 # --- starting ------------------------------------------------------------------
 
 
-def test_it_says_where_it_listens_and_then_ready(bus):
+def test_serve_prints_listeners_and_then_ready(bus):
     assert [dialect for dialect, _ in bus.listeners] == ["rqueue", "admin"]
     assert bus.address("rqueue").port != 0
     assert str(bus.address("admin")) == f"unix:{bus.runtime}/admin.sock"
@@ -99,7 +99,7 @@ def test_rqueue_alone_has_no_data_folder_and_no_admin_socket():
             assert client.messages(1) == [(b"t", b"x" * 4000)]
 
 
-def test_the_rqueue_server_does_not_load_what_it_does_not_need():
+def test_rqueue_server_imports_only_its_dialect():
     with bus_process.rqueue() as bus:
         maps = Path(f"/proc/{bus.pid}/maps").read_text()
     assert "uvloop" in maps  # so that we know the look is worth something
@@ -131,7 +131,7 @@ def test_modes_of_folders_and_sockets(bus):
 
 
 @STRANGERS
-def test_a_bus_of_an_ordinary_user(tmp_path):
+def test_bus_of_an_ordinary_user(tmp_path):
     """Its folder and socket are its own; root is an admin there, another user is not let in."""
     home = Path("/tmp") / f"pb-user-{os.getpid()}"
     home.mkdir(mode=0o755)
@@ -161,7 +161,7 @@ def test_a_bus_of_an_ordinary_user(tmp_path):
 
 
 @STRANGERS
-def test_a_stranger_on_roots_bus_may_see_the_counters_and_no_more(bus):
+def test_other_user_on_the_bus_of_root_may_read_stats_only(bus):
     for folder in (bus.folder, bus.folder / "run"):
         folder.chmod(0o755)
     as_stranger = ["setpriv", "--reuid=2000", "--regid=2000", "--clear-groups", *POLYBUS]
@@ -177,7 +177,7 @@ def test_a_stranger_on_roots_bus_may_see_the_counters_and_no_more(bus):
     until(lambda: log_lines(bus, event="denied", verb="connections"), "the refusal in the log")
 
 
-def test_the_soft_limit_on_descriptors_is_raised_to_the_hard_one():
+def test_soft_descriptor_limit_is_raised_to_the_hard_one():
     command = f"ulimit -Sn 100; ulimit -Hn 2000; exec {' '.join(POLYBUS)} rqueue --port 0"
     with BusProcess(["bash", "-c", f"{command} {' '.join(JSON_LOG)}"]) as bus:
         limits = Path(f"/proc/{bus.pid}/limits").read_text()
@@ -192,7 +192,7 @@ def test_the_soft_limit_on_descriptors_is_raised_to_the_hard_one():
 # --- refusing to start ------------------------------------------------------------
 
 
-def test_a_taken_port_is_one_line_and_nothing_is_left_behind(tmp_path):
+def test_taken_port_is_one_line_and_leaves_nothing_behind(tmp_path):
     with taken_port() as port, socket.socket() as spare:
         spare.bind(("127.0.0.1", 0))
         free = spare.getsockname()[1]
@@ -216,13 +216,13 @@ def test_a_taken_port_is_one_line_and_nothing_is_left_behind(tmp_path):
 
 
 @pytest.mark.parametrize("before", [(), ("pirate=tcp://127.0.0.1:0",)], ids=["first", "second"])
-def test_a_port_that_zeromq_cannot_have_is_one_line_too(tmp_path, before):
+def test_taken_zeromq_port_is_one_line(tmp_path, before):
     with taken_port() as port:
         failed = start_fails(listen=(*before, f"pirate=tcp://127.0.0.1:{port}"), folder=tmp_path)
     assert f"tcp://127.0.0.1:{port} is in use by another listener" in failed.stderr
 
 
-def test_a_data_folder_in_use_names_its_owner(bus, tmp_path):
+def test_used_data_folder_names_its_owner(bus, tmp_path):
     failed = start_fails(env={"POLYBUS_DATA": str(bus.data)}, folder=tmp_path)
     assert f"pid {bus.pid}" in failed.stderr
     assert "polybus://" in failed.stderr
@@ -230,7 +230,7 @@ def test_a_data_folder_in_use_names_its_owner(bus, tmp_path):
         client.settle()  # and the owner has not noticed
 
 
-def test_a_killed_bus_leaves_nothing_that_stops_the_next(tmp_path):
+def test_killed_bus_does_not_prevent_the_next_start(tmp_path):
     with bus_process.serve(folder=tmp_path) as first:
         first.signal(signal.SIGKILL)
         first.wait()
@@ -239,20 +239,20 @@ def test_a_killed_bus_leaves_nothing_that_stops_the_next(tmp_path):
         assert stats(second)["server"]["pid"] == second.pid
 
 
-def test_a_living_admin_socket_is_an_error(bus, tmp_path):
+def test_used_admin_socket_is_an_error(bus, tmp_path):
     failed = start_fails(folder=tmp_path, env={"XDG_RUNTIME_DIR": str(bus.folder / "run")})
     assert "a running bus already listens there" in failed.stderr
     assert stats(bus)["server"]["pid"] == bus.pid
 
 
-def test_a_file_in_the_place_of_a_socket_is_not_touched(tmp_path):
+def test_file_in_place_of_a_socket_is_kept(tmp_path):
     (tmp_path / "r.sock").write_text("precious")
     failed = start_fails(listen=(f"rqueue=unix:{tmp_path}/r.sock",))
     assert "no socket is in the way" in failed.stderr
     assert (tmp_path / "r.sock").read_text() == "precious"
 
 
-def test_a_bad_config_is_one_line(tmp_path):
+def test_invalid_config_is_one_line(tmp_path):
     (tmp_path / "bus.toml").write_text("[limits]\nmax_topics = 'many'\n")
     failed = start_fails("--config", str(tmp_path / "bus.toml"), listen=())
     assert "bus.toml: [limits] max_topics: expected a whole number" in failed.stderr
@@ -261,7 +261,7 @@ def test_a_bad_config_is_one_line(tmp_path):
 # --- reloading ------------------------------------------------------------------------
 
 
-def test_sighup_reloads_the_certificate_and_a_bad_one_changes_nothing(tmp_path):
+def test_sighup_reloads_the_certificate_unless_it_is_invalid(tmp_path):
     certificate, key = write_certificate(tmp_path)
     env = {"POLYBUS_TLS_CERTIFICATE": str(certificate), "POLYBUS_TLS_KEY": str(key)}
     with bus_process.serve(*JSON_LOG, listen=("rqueue=tls://127.0.0.1:0",), env=env) as bus:
@@ -282,7 +282,7 @@ def test_sighup_reloads_the_certificate_and_a_bad_one_changes_nothing(tmp_path):
             old.settle()  # was there all the time
 
 
-def test_sighup_without_anything_to_reload_says_so_and_serves_on(bus):
+def test_sighup_without_files_is_logged(bus):
     with rqueue_client.connect(bus.address()) as client:
         bus.signal(signal.SIGHUP)
         until(lambda: log_lines(bus, event="reloaded"), "the line in the log")
@@ -293,7 +293,7 @@ def test_sighup_without_anything_to_reload_says_so_and_serves_on(bus):
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_systemd_is_told(tmp_path, abstract):
+def test_systemd_is_notified(tmp_path, abstract):
     name = f"polybus-notify-{os.getpid()}" if abstract else str(tmp_path / "notify.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"\0{name}" if abstract else name)

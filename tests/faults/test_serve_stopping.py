@@ -29,7 +29,7 @@ def fill(bus: BusProcess, reader: rqueue_client.Client, writer: rqueue_client.Cl
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_0_and_nothing_is_left(tmp_path, number):
+def test_signal_stops_the_bus_with_exit_code_0(tmp_path, number):
     with (
         bus_process.serve(*JSON_LOG, folder=tmp_path) as bus,
         rqueue_client.connect(bus.address()) as client,
@@ -44,7 +44,7 @@ def test_a_signal_ends_it_with_0_and_nothing_is_left(tmp_path, number):
         assert log_lines(bus, event="stopped")
 
 
-def test_what_a_reader_is_owed_still_reaches_it():
+def test_pending_output_reaches_the_reader_at_shutdown():
     """A reader that was not reading gets all that was published before the SIGTERM."""
     with bus_process.serve(*JSON_LOG) as bus:
         with (
@@ -58,7 +58,7 @@ def test_what_a_reader_is_owed_still_reaches_it():
         assert bus.wait() == 0
 
 
-def test_only_those_who_are_owed_something_are_waited_for():
+def test_shutdown_waits_only_for_connections_with_pending_output():
     """Idle clients and admins are let go at once: the reader has not lost a byte by then."""
     with (
         bus_process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "8"}) as bus,
@@ -74,7 +74,7 @@ def test_only_those_who_are_owed_something_are_waited_for():
         assert bus.wait() == 0
 
 
-def test_a_reader_that_never_reads_does_not_hold_up_the_stop():
+def test_reader_that_never_reads_does_not_delay_the_stop():
     with (
         bus_process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "0.2"}) as bus,
         rqueue_client.connect(bus.address(), receive_buffer=4096) as reader,
@@ -85,7 +85,7 @@ def test_a_reader_that_never_reads_does_not_hold_up_the_stop():
         assert bus.wait(timeout_s=10) == 0
 
 
-def test_a_second_signal_ends_it_at_once():
+def test_second_signal_exits_at_once():
     with (
         bus_process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "8"}) as bus,
         rqueue_client.connect(bus.address(), receive_buffer=4096) as reader,
@@ -100,7 +100,7 @@ def test_a_second_signal_ends_it_at_once():
         assert log_lines(bus, event="stopping at once")
 
 
-def test_a_stdout_or_stderr_that_nobody_reads_is_no_trouble(tmp_path):
+def test_unread_stdout_and_stderr_do_not_block(tmp_path):
     env = clean_environment(tmp_path)
     reader, writer = os.pipe()
     os.close(reader)
@@ -112,7 +112,7 @@ def test_a_stdout_or_stderr_that_nobody_reads_is_no_trouble(tmp_path):
         assert bus.wait(20) == 0
 
 
-def test_closed_standard_streams_are_not_taken_for_sockets(tmp_path):
+def test_closed_standard_streams_are_replaced(tmp_path):
     """A listener that got number 2 would be sent our log."""
     env = clean_environment(tmp_path)
     command = f"exec {' '.join(POLYBUS)} serve --listen rqueue=tcp://127.0.0.1:0 <&- >&- 2>&-"
@@ -124,7 +124,7 @@ def test_closed_standard_streams_are_not_taken_for_sockets(tmp_path):
         assert bus.wait(20) == 0
 
 
-def test_a_sigterm_while_it_starts_is_a_clean_stop(tmp_path):
+def test_sigterm_during_start_is_a_clean_stop(tmp_path):
     """Sent at every moment of the start: gone with 0, or by the signal before it was ours."""
     for delay_ms in range(0, 800, 100):
         command = ["timeout", "--preserve-status", f"{delay_ms / 1000 + 0.05:.3f}", *POLYBUS]

@@ -1,4 +1,4 @@
-"""What can be seen of a running `polybus serve`, and how little whoever looks can disturb it."""
+"""`stats`, `connections`, the admin socket and the log of a running `polybus serve`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bus() -> Iterator[BusProcess]:
         yield bus
 
 
-def test_stats_and_connections_show_what_happened(bus):
+def test_stats_and_connections_show_traffic(bus):
     with rqueue_client.connect(bus.address()) as client:
         client.send(rqueue_client.subscribe(b"t"))
         client.settle()
@@ -45,7 +45,7 @@ def test_stats_and_connections_show_what_happened(bus):
     assert bus.run("connections").stdout == "no connections\n"
 
 
-def test_on_a_terminal_of_80_columns_connections_fit(bus):
+def test_connections_fit_80_columns(bus):
     controller, terminal = pty.openpty()
     with rqueue_client.connect(bus.address()) as client:
         client.settle()
@@ -63,7 +63,7 @@ def test_on_a_terminal_of_80_columns_connections_fit(bus):
         assert max(map(len, lines)) <= 80
 
 
-def test_bad_input_on_the_admin_socket_disturbs_nobody(bus):
+def test_bad_input_on_the_admin_socket_does_not_affect_others(bus):
     with rqueue_client.connect(bus.address()) as client, admin(bus) as link:
         lines = link.makefile("rb")
         for line, code in (
@@ -82,7 +82,7 @@ def test_bad_input_on_the_admin_socket_disturbs_nobody(bus):
         client.settle()
 
 
-def test_a_silent_admin_connection_is_closed_after_its_time():
+def test_silent_admin_connection_is_closed_after_its_timeout():
     env = {"POLYBUS_SERVER_ADMIN_IDLE_TIMEOUT_S": "0.3"}
     with bus_process.serve(*JSON_LOG, env=env) as bus, admin(bus) as silent, admin(bus) as half:
         half.sendall(b'{"verb": "st')
@@ -93,7 +93,7 @@ def test_a_silent_admin_connection_is_closed_after_its_time():
         assert stats(bus)["server"]["pid"] == bus.pid
 
 
-def test_more_admin_connections_than_places_are_refused_and_counted():
+def test_admin_connections_over_the_limit_are_refused_and_counted():
     env = {"POLYBUS_SERVER_MAX_ADMIN_CONNECTIONS": "2"}
     with bus_process.serve(*JSON_LOG, env=env) as bus:
         with admin(bus) as one, admin(bus) as two:
@@ -105,7 +105,7 @@ def test_more_admin_connections_than_places_are_refused_and_counted():
         assert count(bus, "refused", "max_admin_connections") >= 1
 
 
-def test_a_flood_of_connections_over_the_limit_does_not_flood_the_log():
+def test_connections_over_the_limit_do_not_flood_the_log():
     attempts = 2000
     with (
         bus_process.serve(*JSON_LOG, env={"POLYBUS_LIMITS_MAX_CONNECTIONS": "1"}) as bus,
@@ -125,8 +125,8 @@ def _told(bus: BusProcess) -> int:
     return sum(line.get("repeated", 1) for line in log_lines(bus, event="connection refused"))
 
 
-def test_a_stderr_that_is_never_read_does_not_stop_the_bus(tmp_path):
-    """A pipe holds 64 KiB; this bus has far more than that to say, and nobody listens."""
+def test_unread_stderr_does_not_stop_the_bus(tmp_path):
+    """A pipe holds 64 KiB; this bus has far more than that to say, and no process reads it."""
     env = clean_environment(tmp_path) | {"POLYBUS_LOG_MAX_REPEATS_PER_S": "10000"}
     command = [*POLYBUS, "serve", "--listen", "rqueue=tcp://127.0.0.1:0", "--log-level", "debug"]
     with child(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bus:

@@ -19,13 +19,13 @@ from tests.mutants.bus import mutants  # noqa: E402
 
 SUITES: dict[str, tuple[str, ...]] = {
     "unit": (
-        "tests/unit/model/test_rules.py",
+        "tests/unit/model/test_access_rule.py",
         "tests/unit/bus/test_policy.py",
         "tests/unit/bus/test_quotas.py",
-        "tests/unit/server/test_aclfile.py",
+        "tests/unit/server/test_acl_file.py",
         "tests/unit/server/test_acl.py",
         "tests/unit/server/test_admin.py",
-        "tests/unit/server/test_directory.py",
+        "tests/unit/server/test_user_directory.py",
         "tests/unit/transports/test_peer.py",
     ),
 }

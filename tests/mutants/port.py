@@ -17,7 +17,7 @@ from tests.mutants import bus  # noqa: E402
 from tests.mutants.bus import mutants  # noqa: E402
 
 SUITES: dict[str, tuple[str, ...]] = {
-    "unit": ("tests/unit/port", "tests/unit/flight", "tests/unit/server/test_threads.py"),
+    "unit": ("tests/unit/port", "tests/unit/flight", "tests/unit/server/test_loop_threads.py"),
 }
 
 WAITS = mutants(

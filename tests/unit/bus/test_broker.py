@@ -56,13 +56,13 @@ def test_an_idle_bus_counts_nothing():
     }
 
 
-def test_messages_are_counted_by_body_and_by_what_went_out():
+def test_received_bytes_count_bodies_and_delivered_bytes_count_frames():
     bus = MemoryBus()
     readers = [bus.connect() for _ in range(3)]
     for reader in readers:
         reader.deliver(subscribe(b"t"))
     writer = bus.connect()
-    writer.deliver(publish(b"t", b"12345") + publish(b"t", b"") + publish(b"nobody", b"1"))
+    writer.deliver(publish(b"t", b"12345") + publish(b"t", b"") + publish(b"unread", b"1"))
     size = len(notification(b"t", b"12345") + notification(b"t", b""))
     assert bus.stats("messages") == {
         "received": 3,
@@ -73,7 +73,7 @@ def test_messages_are_counted_by_body_and_by_what_went_out():
     assert bus.stats("dropped") == {"no_subscriber": 1}
 
 
-def test_a_part_is_a_message_like_any_other():
+def test_parts_are_counted_as_messages():
     bus = MemoryBus()
     reader = bus.connect()
     reader.deliver(subscribe(b"t"))
@@ -82,7 +82,7 @@ def test_a_part_is_a_message_like_any_other():
     assert bus.stats("messages", "delivered") == 1
 
 
-def test_connections_says_who_does_what():
+def test_connections_lists_identity_and_traffic():
     bus = MemoryBus()
     reader, writer = bus.connect(), bus.connect()
     reader.identity = Identity(uid=7)
@@ -117,13 +117,13 @@ def test_connections_says_who_does_what():
     ]
 
 
-def test_connections_shows_what_a_stuck_reader_is_owed():
+def test_connections_shows_the_backlog_of_a_stuck_reader():
     bus = MemoryBus()
     stuck_reader(bus, b"1", b"2")
     assert bus.broker.connections()[0]["outbox_bytes"] == 2 * len(notification(b"t", b"1"))
 
 
-def test_a_bad_frame_closes_after_what_is_owed():
+def test_bad_frame_closes_after_pending_output():
     bus = MemoryBus()
     reader = stuck_reader(bus, b"1", b"2")
     reader.deliver(BAD)
@@ -136,7 +136,7 @@ def test_a_bad_frame_closes_after_what_is_owed():
     assert bus.stats("dropped") == {}
 
 
-def test_a_bad_frame_is_logged_once_with_peer_and_reason():
+def test_bad_frame_is_logged_once_with_peer_and_reason():
     bus = MemoryBus()
     pipe = bus.connect()
     pipe.deliver(BAD + BAD)
@@ -152,7 +152,7 @@ def test_a_bad_frame_is_logged_once_with_peer_and_reason():
     }
 
 
-def test_what_a_closed_connection_could_not_take_in_time_is_counted():
+def test_unsent_messages_of_a_closed_connection_are_counted():
     bus = MemoryBus()
     reader = stuck_reader(bus, b"1", b"2", b"3")
     reader.deliver(BAD)
@@ -161,7 +161,7 @@ def test_what_a_closed_connection_could_not_take_in_time_is_counted():
     assert bus.stats("dropped") == {"disconnected": 2}
 
 
-def test_what_a_lost_connection_was_owed_is_counted():
+def test_unsent_messages_of_a_lost_connection_are_counted():
     bus = MemoryBus()
     reader = stuck_reader(bus, b"1", b"2", b"3")
     reader.hang_up()
@@ -170,7 +170,7 @@ def test_what_a_lost_connection_was_owed_is_counted():
     assert bus.log.warnings() == []
 
 
-def test_a_peer_that_sends_no_more_gets_what_it_is_owed():
+def test_half_closed_peer_gets_its_pending_output():
     bus = MemoryBus()
     reader = stuck_reader(bus, b"1", b"2")
     reader.shut_down()
@@ -182,7 +182,7 @@ def test_a_peer_that_sends_no_more_gets_what_it_is_owed():
     assert reader.taken == notification(b"t", b"1") + notification(b"t", b"2")
 
 
-def test_shutdown_closes_all_and_sends_what_they_are_owed():
+def test_shutdown_closes_all_and_sends_pending_output():
     bus = MemoryBus()
     reader = stuck_reader(bus, b"1", b"2")
     idle = bus.connect()
@@ -195,7 +195,7 @@ def test_shutdown_closes_all_and_sends_what_they_are_owed():
     assert reader.taken == notification(b"t", b"1") + notification(b"t", b"2")
 
 
-def test_numbers_are_used_again_and_belong_to_the_new_one():
+def test_reused_subscriber_number_belongs_to_the_new_connection():
     bus = MemoryBus()
     for round_number in range(100):
         pipe = bus.connect()
@@ -213,7 +213,7 @@ WAYS = ("close", "cut", "leave", "finish")
 
 @pytest.mark.parametrize("first", WAYS)
 @pytest.mark.parametrize("second", WAYS)
-def test_whoever_has_ended_does_not_end_twice(first: str, second: str):
+def test_connection_ends_once(first: str, second: str):
     bus = MemoryBus()
     reader = stuck_reader(bus, b"1")
     end(bus, first, party := party_of(bus, reader))
@@ -233,12 +233,12 @@ def end(bus: MemoryBus, way: str, party: Connection) -> None:
         getattr(broker, way)(party)
 
 
-def test_a_counter_of_an_unknown_family_is_a_mistake():
+def test_unknown_counter_family_raises():
     with pytest.raises(KeyError):
         Counters().count("lost", "somewhere")
 
 
-def test_reasons_that_never_happened_are_not_listed():
+def test_reasons_with_count_zero_are_not_listed():
     counters = Counters()
     counters.count("dropped", "nothing", 0)
     assert counters.family("dropped") == {}
@@ -256,7 +256,7 @@ STEPS = st.tuples(
 
 
 @given(st.lists(STEPS, max_size=80))
-def test_every_message_is_delivered_held_or_counted_as_lost(steps: list[tuple[int, str, bytes]]):
+def test_every_message_is_delivered_pending_or_counted_as_lost(steps: list[tuple[int, str, bytes]]):
     """Whatever happens, what was handed out is what arrived, what is owed and what was dropped."""
     limits = Limits(
         outbox_high_water_bytes=MARK, outbox_max_bytes=50 * MARK, slow_consumer_timeout_s=1.0
@@ -273,7 +273,7 @@ def test_every_message_is_delivered_held_or_counted_as_lost(steps: list[tuple[in
     bus.pass_time(5)
     for pipe in everyone:
         if not (pipe.closed or pipe.aborted):
-            assert pipe.unread == 0, "a publisher waits for nobody"
+            assert pipe.unread == 0, "a publisher is blocked by no reader"
     assert bus.stats("connections", "waiting") == 0
     arrived = sum(count_whole(bytes(pipe.taken)) for pipe in everyone)
     lost = sum(n for reason, n in bus.stats("dropped").items() if reason != "no_subscriber")

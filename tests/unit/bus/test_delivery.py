@@ -1,4 +1,4 @@
-"""Who waits for whom, who is cut, and that nobody else notices. No sockets, no clock."""
+"""Back-pressure and the cut of slow readers, without sockets and without a clock."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def reasons(bus: MemoryBus) -> list[str]:
 # --- waiting -----------------------------------------------------------------
 
 
-def test_a_publisher_to_a_full_reader_is_not_read_from(bus: MemoryBus):
+def test_publisher_to_a_full_reader_is_paused(bus: MemoryBus):
     full_reader(bus, b"t")
     writer = bus.connect()
     writer.deliver(publish(b"t", b"x"))
@@ -62,7 +62,7 @@ def test_a_publisher_to_a_full_reader_is_not_read_from(bus: MemoryBus):
     assert bus.stats("connections", "waiting") == 1
 
 
-def test_a_publisher_to_others_goes_on(bus: MemoryBus):
+def test_publisher_to_other_readers_is_not_paused(bus: MemoryBus):
     full_reader(bus, b"t")
     other = reader_of(bus, b"u")
     writer = bus.connect()
@@ -71,7 +71,7 @@ def test_a_publisher_to_others_goes_on(bus: MemoryBus):
     assert writer.reading
 
 
-def test_what_came_before_the_held_message_is_delivered(bus: MemoryBus):
+def test_messages_before_the_blocked_one_are_delivered(bus: MemoryBus):
     full_reader(bus, b"t")
     other = reader_of(bus, b"u")
     writer = bus.connect()
@@ -80,7 +80,7 @@ def test_what_came_before_the_held_message_is_delivered(bus: MemoryBus):
     assert other.taken == notification(b"u", b"1")
 
 
-def test_a_held_message_reaches_nobody_in_the_meantime(bus: MemoryBus):
+def test_blocked_message_reaches_no_reader(bus: MemoryBus):
     full_reader(bus, b"t")
     healthy = reader_of(bus, b"t")
     bus.connect().deliver(publish(b"t", b"x"))
@@ -88,7 +88,7 @@ def test_a_held_message_reaches_nobody_in_the_meantime(bus: MemoryBus):
     assert healthy.taken == b""
 
 
-def test_everything_arrives_once_the_reader_reads_again(bus: MemoryBus):
+def test_all_messages_arrive_after_the_reader_reads_again(bus: MemoryBus):
     reader = full_reader(bus, b"t")
     writer = bus.connect()
     writer.deliver(publish(b"t", b"x") + subscribe(b"late") + publish(b"t", b"y"))
@@ -101,7 +101,7 @@ def test_everything_arrives_once_the_reader_reads_again(bus: MemoryBus):
     assert bus.stats("subscriptions") == 2  # the frame in between had its effect, too
 
 
-def test_publishers_go_on_in_the_order_in_which_they_came(bus: MemoryBus):
+def test_publishers_resume_in_the_order_they_were_blocked(bus: MemoryBus):
     reader = full_reader(bus, b"t")
     writers = [bus.connect() for _ in range(5)]
     for number, writer in enumerate(writers):
@@ -112,7 +112,7 @@ def test_publishers_go_on_in_the_order_in_which_they_came(bus: MemoryBus):
     assert reader.taken.endswith(expected)
 
 
-def test_one_that_fills_the_reader_again_lets_the_others_wait(bus: MemoryBus):
+def test_publisher_that_refills_the_reader_keeps_others_blocked(bus: MemoryBus):
     reader = full_reader(bus, b"t")
     greedy, modest = bus.connect(), bus.connect()
     greedy.deliver(publish(b"t", BIG) * 4)
@@ -128,7 +128,7 @@ def test_one_that_fills_the_reader_again_lets_the_others_wait(bus: MemoryBus):
     assert reader.taken == notification(b"t", BIG) * 6 + notification(b"t", b"m")
 
 
-def test_two_full_readers_hold_a_publisher_one_after_the_other(bus: MemoryBus):
+def test_publisher_is_blocked_by_two_full_readers_in_turn(bus: MemoryBus):
     first, second = full_reader(bus, b"t"), reader_of(bus, b"u", appetite=0)
     bus.connect().deliver(publish(b"u", BIG) * 2)
     writer = bus.connect()
@@ -142,7 +142,7 @@ def test_two_full_readers_hold_a_publisher_one_after_the_other(bus: MemoryBus):
     assert second.taken.endswith(notification(b"u", b"2"))
 
 
-def test_a_reader_that_leaves_lets_its_publishers_go_on(bus: MemoryBus):
+def test_publishers_resume_when_the_full_reader_leaves(bus: MemoryBus):
     reader = full_reader(bus, b"t")
     healthy = reader_of(bus, b"t")
     writers = [bus.connect() for _ in range(2)]
@@ -155,7 +155,7 @@ def test_a_reader_that_leaves_lets_its_publishers_go_on(bus: MemoryBus):
     assert bus.stats("connections", "waiting") == 0
 
 
-def test_a_publisher_that_leaves_is_waited_for_no_more(bus: MemoryBus):
+def test_blocked_publisher_that_leaves_is_forgotten(bus: MemoryBus):
     reader = full_reader(bus, b"t")
     writer = bus.connect()
     writer.deliver(publish(b"t", b"x"))
@@ -182,7 +182,7 @@ def test_waiters_that_end_each_other_do_not_nest(bus: MemoryBus):
     assert all(pipe.closed for pipe in chain[1:])
 
 
-def test_a_waiter_is_not_lost_when_its_reader_goes_while_a_buffer_is_routed():
+def test_publisher_resumes_if_its_reader_leaves_during_routing():
     """One push overflows a reader; that ends another one, which the publisher waits for."""
     bus = MemoryBus(Limits(outbox_high_water_bytes=MARK, outbox_max_bytes=2 * MARK))
     blocker = full_reader(bus, b"blocked")
@@ -204,7 +204,7 @@ def test_a_waiter_is_not_lost_when_its_reader_goes_while_a_buffer_is_routed():
 
 
 @pytest.mark.parametrize(("missing", "cut"), [(0, False), (1, True)])
-def test_a_reader_is_cut_just_under_the_rate_and_not_at_it(bus: MemoryBus, missing: int, cut: bool):
+def test_reader_is_cut_below_the_minimum_rate_only(bus: MemoryBus, missing: int, cut: bool):
     reader = full_reader(bus, b"t")
     bus.pass_time(0.25)  # the first tick sees it full, and its time begins
     reader.eat(int(RATE * TIMEOUT_S) - missing)
@@ -212,7 +212,7 @@ def test_a_reader_is_cut_just_under_the_rate_and_not_at_it(bus: MemoryBus, missi
     assert reader.aborted is cut
 
 
-def test_a_reader_that_takes_nothing_is_cut_after_the_timeout_and_not_before(bus: MemoryBus):
+def test_reader_that_takes_nothing_is_cut_after_the_timeout(bus: MemoryBus):
     reader = full_reader(bus, b"t")
     bus.pass_time(0.25 + TIMEOUT_S - 0.25)
     assert not reader.aborted
@@ -220,7 +220,7 @@ def test_a_reader_that_takes_nothing_is_cut_after_the_timeout_and_not_before(bus
     assert reader.aborted
 
 
-def test_each_window_is_judged_by_itself(bus: MemoryBus):
+def test_each_window_of_a_slow_reader_is_measured_separately(bus: MemoryBus):
     reader = reader_of(bus, b"t", appetite=0)
     bus.connect().deliver(publish(b"t", bytes(2000)) * 2)
     bus.pass_time(0.25)
@@ -231,7 +231,7 @@ def test_each_window_is_judged_by_itself(bus: MemoryBus):
     assert reader.aborted
 
 
-def test_a_reader_below_its_mark_is_never_cut(bus: MemoryBus):
+def test_reader_below_its_high_water_mark_is_never_cut(bus: MemoryBus):
     reader = reader_of(bus, b"t", appetite=0)
     bus.connect().deliver(publish(b"t", bytes(500)))
     bus.pass_time(100 * TIMEOUT_S)
@@ -239,7 +239,7 @@ def test_a_reader_below_its_mark_is_never_cut(bus: MemoryBus):
     assert states(bus)[reader.peer] == "open"
 
 
-def test_a_reader_that_had_room_in_between_starts_a_new_window(bus: MemoryBus):
+def test_reader_that_had_room_starts_a_new_window(bus: MemoryBus):
     reader = full_reader(bus, b"t")
     bus.pass_time(TIMEOUT_S)
     reader.eat(2 * len(notification(b"t", BIG)))
@@ -250,7 +250,7 @@ def test_a_reader_that_had_room_in_between_starts_a_new_window(bus: MemoryBus):
     assert reader.aborted
 
 
-def test_what_the_host_only_queues_is_not_taken(bus: MemoryBus):
+def test_bytes_in_the_send_queue_do_not_count_as_taken(bus: MemoryBus):
     reader = full_reader(bus, b"t")
     bus.pass_time(0.25)
     reader.eat(int(RATE * TIMEOUT_S))
@@ -259,7 +259,7 @@ def test_what_the_host_only_queues_is_not_taken(bus: MemoryBus):
     assert reader.aborted
 
 
-def test_what_leaves_the_hosts_queue_counts_as_taken(bus: MemoryBus):
+def test_bytes_that_leave_the_send_queue_count_as_taken(bus: MemoryBus):
     """A slow reader empties a long queue of the host: the socket stands still meanwhile."""
     reader = full_reader(bus, b"t")
     reader.in_host = 10 * MARK
@@ -269,7 +269,7 @@ def test_what_leaves_the_hosts_queue_counts_as_taken(bus: MemoryBus):
     assert not reader.aborted
 
 
-def test_a_cut_is_logged_and_counted_with_what_was_lost(bus: MemoryBus):
+def test_cut_is_logged_and_counts_lost_messages(bus: MemoryBus):
     reader = full_reader(bus, b"t")
     writer = bus.connect()
     writer.deliver(publish(b"t", b"x"))
@@ -288,7 +288,7 @@ def test_a_cut_is_logged_and_counted_with_what_was_lost(bus: MemoryBus):
     assert bus.log.warnings() == [("connection cut", fields)]
 
 
-def test_a_message_that_went_out_whole_is_not_counted_as_lost(bus: MemoryBus):
+def test_completely_sent_message_is_not_counted_as_lost(bus: MemoryBus):
     reader = full_reader(bus, b"t")
     reader.eat(len(notification(b"t", BIG)))
     bus.pass_time(3 * TIMEOUT_S)
@@ -296,7 +296,7 @@ def test_a_message_that_went_out_whole_is_not_counted_as_lost(bus: MemoryBus):
     assert bus.stats("dropped", "slow_consumer") == 1
 
 
-def test_its_publishers_go_on_and_the_others_lose_nothing(bus: MemoryBus):
+def test_cut_reader_unblocks_publishers_and_others_lose_nothing(bus: MemoryBus):
     stuck, healthy = full_reader(bus, b"t"), reader_of(bus, b"t")
     writer = bus.connect()
     writer.deliver(publish(b"t", b"1"))
@@ -306,7 +306,7 @@ def test_its_publishers_go_on_and_the_others_lose_nothing(bus: MemoryBus):
     assert healthy.taken == notification(b"t", b"1") + notification(b"t", b"2")
 
 
-def test_one_that_publishes_to_itself_without_reading_is_cut(bus: MemoryBus):
+def test_client_that_publishes_to_itself_without_reading_is_cut(bus: MemoryBus):
     pipe = reader_of(bus, b"t", appetite=0)
     pipe.deliver(publish(b"t", BIG) * 3)
     assert states(bus)[pipe.peer] == "full"
@@ -319,7 +319,7 @@ def test_one_that_publishes_to_itself_without_reading_is_cut(bus: MemoryBus):
     assert bus.stats("dropped", "slow_consumer") == 3
 
 
-def test_a_reader_past_all_bounds_is_cut_at_once():
+def test_reader_over_outbox_max_bytes_is_cut_at_once():
     bus = MemoryBus(Limits(outbox_high_water_bytes=MARK, outbox_max_bytes=MARK))
     reader, healthy = reader_of(bus, b"t", appetite=0), reader_of(bus, b"t")
     bus.connect().deliver(publish(b"t", BIG) * 2)
@@ -329,7 +329,7 @@ def test_a_reader_past_all_bounds_is_cut_at_once():
     assert healthy.taken == notification(b"t", BIG) * 2
 
 
-def test_one_that_overflows_itself_does_nothing_more():
+def test_client_that_overflows_its_own_outbox_is_cut():
     """Its number in the fan-out is free then: what it sent behind must not act under it."""
     bus = MemoryBus(Limits(outbox_high_water_bytes=MARK, outbox_max_bytes=MARK))
     pipe = reader_of(bus, b"t", appetite=0)
@@ -339,7 +339,7 @@ def test_one_that_overflows_itself_does_nothing_more():
     assert bus.stats("messages", "received") == 2
 
 
-def test_one_that_overflows_itself_waits_for_nobody():
+def test_client_that_overflows_its_own_outbox_is_not_blocked():
     bus = MemoryBus(Limits(outbox_high_water_bytes=MARK, outbox_max_bytes=MARK + 300))
     full_reader(bus, b"other")
     pipe = reader_of(bus, b"t", appetite=0)

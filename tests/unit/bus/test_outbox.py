@@ -15,8 +15,8 @@ HIGH_WATER = 1000
 MAX_BYTES = 5000
 
 
-class Told:
-    """Who an outbox reports to: keeps what it was told, in order."""
+class RecordingOwner:
+    """An owner that records the events of its outboxes in order."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -50,12 +50,12 @@ class Wire:
 
 
 class Bench:
-    """An outbox, the pipe below it, and a loop whose turns end when they are told to."""
+    """An outbox, its pipe, and a loop whose turns the test ends."""
 
     def __init__(self, appetite: int | None = None) -> None:
         self.soon: list[Callable[[], None]] = []
         self.pipe = MemoryPipe(appetite=appetite)
-        self.told = Told()
+        self.told = RecordingOwner()
         self.box = Outbox(self.pipe, LoopTurn(self.soon.append), self.told, HIGH_WATER, MAX_BYTES)
         self.pipe.attach(Wire(self.box))
 
@@ -68,13 +68,13 @@ def sizes(bench: Bench) -> list[int]:
     return [sum(map(len, chunks)) for chunks in bench.pipe.writes]
 
 
-def test_the_first_push_of_a_turn_goes_out_at_once():
+def test_first_push_of_a_turn_is_written_at_once():
     bench = Bench()
     bench.box.push(b"a")
     assert bench.pipe.taken == b"a"
 
 
-def test_the_rest_of_a_turn_goes_out_at_its_end_in_one_write():
+def test_later_pushes_of_a_turn_are_written_together_at_its_end():
     bench = Bench()
     for byte in (b"a", b"b", b"c"):
         bench.box.push(byte)
@@ -83,7 +83,7 @@ def test_the_rest_of_a_turn_goes_out_at_its_end_in_one_write():
     assert bench.pipe.writes == [[b"a"], [b"b", b"c"]]
 
 
-def test_a_new_turn_starts_over():
+def test_each_turn_writes_its_first_push_at_once():
     bench = Bench()
     bench.box.push(b"a")
     bench.end_turn()
@@ -91,7 +91,7 @@ def test_a_new_turn_starts_over():
     assert bench.pipe.writes == [[b"a"], [b"b"]]
 
 
-def test_what_comes_right_behind_a_flush_is_not_forgotten():
+def test_push_after_a_flush_in_the_same_turn_is_written():
     bench = Bench()
     bench.box.push(b"a")
     bench.box.push(b"b")
@@ -116,7 +116,7 @@ def test_two_outboxes_of_one_turn_are_both_flushed():
 @pytest.mark.parametrize(
     ("gathered", "writes"), [(WORTH_A_WRITE_BYTES - 1, 1), (WORTH_A_WRITE_BYTES, 2)]
 )
-def test_as_much_as_is_worth_a_write_does_not_wait_for_the_end(gathered: int, writes: int):
+def test_large_gathered_output_is_written_before_the_turn_ends(gathered: int, writes: int):
     bench = Bench()
     bench.box.push(b"a")
     bench.box.push(bytes(gathered))
@@ -125,7 +125,7 @@ def test_as_much_as_is_worth_a_write_does_not_wait_for_the_end(gathered: int, wr
     assert sizes(bench) == [1, gathered]
 
 
-def test_a_stalled_outbox_holds_what_comes():
+def test_stalled_outbox_holds_output():
     bench = Bench(appetite=0)
     bench.box.push(b"a")
     bench.end_turn()
@@ -139,7 +139,7 @@ def test_a_stalled_outbox_holds_what_comes():
     assert bench.box.backlog() == 0
 
 
-def test_what_was_gathered_before_a_stall_stays_in_front():
+def test_output_gathered_before_a_stall_is_written_first():
     bench = Bench(appetite=1)
     bench.box.push(b"a")
     bench.box.push(b"b")  # gathered
@@ -151,7 +151,7 @@ def test_what_was_gathered_before_a_stall_stays_in_front():
 
 
 @pytest.mark.parametrize("way", ["in one write", "held"])
-def test_an_outbox_is_full_one_byte_over_its_mark(way: str):
+def test_outbox_is_full_one_byte_over_its_high_water_mark(way: str):
     bench = Bench(appetite=0)
     if way == "held":
         bench.box.push(b"a")
@@ -166,7 +166,7 @@ def test_an_outbox_is_full_one_byte_over_its_mark(way: str):
     assert bench.box.full
 
 
-def test_a_socket_that_takes_all_never_fills_it():
+def test_outbox_is_never_full_while_the_socket_accepts_output():
     bench = Bench()
     bench.box.push(bytes(MAX_BYTES * 3))
     bench.box.push(bytes(MAX_BYTES * 30))
@@ -176,7 +176,7 @@ def test_a_socket_that_takes_all_never_fills_it():
 
 
 @pytest.mark.parametrize(("left", "full"), [(HIGH_WATER // 2, False), (HIGH_WATER // 2 + 1, True)])
-def test_there_is_room_again_at_half_the_mark(left: int, full: bool):
+def test_outbox_has_room_again_at_half_the_high_water_mark(left: int, full: bool):
     bench = Bench(appetite=0)
     bench.box.push(b"a")
     bench.box.push(bytes(HIGH_WATER))  # held
@@ -186,7 +186,7 @@ def test_there_is_room_again_at_half_the_mark(left: int, full: bool):
     assert bench.told.words == (["filled"] if full else ["filled", "has_room"])
 
 
-def test_it_can_fill_again():
+def test_outbox_can_become_full_again():
     bench = Bench(appetite=0)
     for _ in range(3):
         bench.box.push(bytes(HIGH_WATER + 1))
@@ -198,13 +198,13 @@ def test_it_can_fill_again():
 @pytest.mark.parametrize(
     ("size", "words"), [(MAX_BYTES, ["filled"]), (MAX_BYTES + 1, ["overflowed"])]
 )
-def test_past_all_bounds_its_owner_is_told(size: int, words: list[str]):
+def test_output_over_max_bytes_calls_on_overflow(size: int, words: list[str]):
     bench = Bench(appetite=0)
     bench.box.push(bytes(size))
     assert bench.told.words == words
 
 
-def test_closing_sends_what_is_held():
+def test_close_sends_held_output():
     bench = Bench(appetite=1)
     bench.box.push(b"ab")
     bench.box.push(b"cd")
@@ -213,7 +213,7 @@ def test_closing_sends_what_is_held():
     assert bench.pipe.taken == b"abcd"
 
 
-def test_closing_sends_what_was_gathered_and_only_once():
+def test_close_sends_gathered_output_once():
     bench = Bench()
     bench.box.push(b"a")
     bench.box.push(b"b")
@@ -222,7 +222,7 @@ def test_closing_sends_what_was_gathered_and_only_once():
     assert bench.pipe.writes == [[b"a"], [b"b"]]
 
 
-def test_closing_without_sending_forgets_what_is_held():
+def test_close_without_sending_drops_held_output():
     bench = Bench(appetite=1)
     bench.box.push(b"ab")
     bench.box.push(b"cd")
@@ -233,7 +233,7 @@ def test_closing_without_sending_forgets_what_is_held():
 
 
 @pytest.mark.parametrize("send_held", [True, False])
-def test_a_closed_outbox_takes_and_reports_nothing(send_held: bool):
+def test_closed_outbox_accepts_and_reports_nothing(send_held: bool):
     bench = Bench(appetite=0)
     bench.box.push(bytes(HIGH_WATER + 1))
     bench.box.close(send_held=send_held)
@@ -245,7 +245,7 @@ def test_a_closed_outbox_takes_and_reports_nothing(send_held: bool):
     assert bench.told.words == ["filled"]
 
 
-def test_unsent_names_the_chunks_and_how_far_each_has_gone():
+def test_unsent_returns_chunks_with_their_sent_bytes():
     bench = Bench(appetite=3)
     bench.box.push(b"aaaa")
     bench.box.push(b"bbbb")
@@ -258,7 +258,7 @@ def test_unsent_names_the_chunks_and_how_far_each_has_gone():
     assert bench.box.unsent() == []
 
 
-def test_what_a_closing_outbox_still_owes_is_known_until_it_has_gone():
+def test_unsent_output_of_a_closing_outbox_is_known_until_sent():
     bench = Bench(appetite=3)
     bench.box.push(b"aaaa")
     bench.box.push(b"bbbb")
@@ -268,7 +268,7 @@ def test_what_a_closing_outbox_still_owes_is_known_until_it_has_gone():
     assert bench.box.unsent() == [(b"bbbb", 3)]
 
 
-def test_what_was_given_up_is_owed_no_more():
+def test_dropped_output_is_not_counted_as_unsent():
     bench = Bench(appetite=3)
     bench.box.push(b"aaaa")
     bench.box.push(b"bbbb")
@@ -276,7 +276,7 @@ def test_what_was_given_up_is_owed_no_more():
     assert bench.box.unsent() == []
 
 
-def test_taken_is_what_has_reached_the_readers_host():
+def test_taken_counts_bytes_that_reached_the_readers_host():
     bench = Bench(appetite=10)
     bench.box.push(bytes(30))
     assert bench.box.taken() == 10
@@ -292,7 +292,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=60), st.one_of(st.none(), st.integers(0, HIGH_WATER)))
-def test_whatever_happens_every_byte_goes_out_once_and_in_order(
+def test_every_byte_is_written_once_and_in_order(
     steps: list[tuple[str, int]], appetite: int | None
 ):
     bench = Bench(appetite)

@@ -62,7 +62,7 @@ def test_defaults(who: Identity, verb: str):
     assert may(Policy(), who, verb) is allowed
 
 
-def test_an_allow_rule_closes_the_verb_there_to_all_whom_no_rule_names():
+def test_allow_rule_closes_the_verb_to_unnamed_callers():
     one = policy("allow user:1 produce orders.*")
     assert may(one, ALICE, "produce", b"orders.eu")
     assert not may(one, BOB, "produce", b"orders.eu")
@@ -72,7 +72,7 @@ def test_an_allow_rule_closes_the_verb_there_to_all_whom_no_rule_names():
     assert may(one, BOB, "subscribe", b"orders.eu")
 
 
-def test_each_allow_rule_opens_to_those_it_names():
+def test_each_allow_rule_admits_the_callers_it_names():
     one = policy("allow user:1 produce orders.*", "allow user:2 produce *")
     assert may(one, ALICE, "produce", b"orders.eu")
     assert may(one, BOB, "produce", b"orders.eu")
@@ -80,43 +80,43 @@ def test_each_allow_rule_opens_to_those_it_names():
     assert not may(one, ALICE, "produce", b"x")
 
 
-def test_everyone_opens_a_part_again():
+def test_allow_everyone_opens_a_pattern_again():
     one = policy("allow user:1 subscribe *", "allow everyone subscribe news.*")
     assert may(one, ANONYMOUS, "subscribe", b"news.today")
     assert not may(one, ANONYMOUS, "subscribe", b"salaries")
 
 
-def test_deny_wins_over_allow_whatever_the_order():
+def test_deny_wins_over_allow_in_any_order():
     for lines in (("deny user:1 produce t", "allow everyone produce *"),) * 2:
         assert not may(policy(*lines), ALICE, "produce")
         assert not may(policy(*reversed(lines)), ALICE, "produce")
         assert may(policy(*lines), BOB, "produce")
 
 
-def test_a_deny_rule_closes_nothing_to_others():
+def test_deny_rule_does_not_affect_other_callers():
     assert may(policy("deny user:1 produce *"), BOB, "produce")
 
 
-def test_the_creator_may_delete_and_nobody_else():
+def test_only_the_creator_may_delete_by_default():
     assert may(Policy(), ALICE, "delete", creator=ALICE)
     assert not may(Policy(), BOB, "delete", creator=ALICE)
     assert not may(Policy(), ROOT, "delete", creator=ALICE)
     assert not may(Policy(), ANONYMOUS, "delete", creator=ANONYMOUS)
 
 
-def test_an_allow_rule_does_not_take_the_creators_right():
+def test_allow_rule_does_not_remove_the_creators_right():
     one = policy("allow user:2 delete *")
     assert may(one, BOB, "delete", creator=ALICE)
     assert may(one, ALICE, "delete", creator=ALICE)
     assert not may(one, ROOT, "delete", creator=ALICE)
 
 
-def test_a_deny_rule_does():
+def test_deny_rule_removes_the_creators_right():
     assert not may(policy("deny user:1 delete t"), ALICE, "delete", creator=ALICE)
     assert not may(policy("deny everyone delete *"), ALICE, "delete", creator=ALICE)
 
 
-def test_being_a_creator_gives_no_other_right():
+def test_creator_has_no_other_right():
     one = policy("allow user:2 produce,subscribe t")
     assert not may(one, ALICE, "produce", creator=ALICE)
     assert not may(one, ALICE, "subscribe", creator=ALICE)
@@ -131,7 +131,7 @@ def test_admins_delete_where_admin_rights_count():
     assert not denied.allows(ROOT, "delete", b"t", ALICE, as_admin=True)
 
 
-def test_no_rule_locks_out_root_and_the_buss_own_user():
+def test_no_rule_denies_root_and_the_bus_user_admin():
     one = policy("deny everyone admin *", "allow user:1 admin *", admins=(0, 2))
     assert may(one, ROOT, "admin", b"")
     assert may(one, BOB, "admin", b"")
@@ -139,7 +139,7 @@ def test_no_rule_locks_out_root_and_the_buss_own_user():
     assert not may(one, Identity(0, key="k"), "admin", b"")  # who shows a key is that key
 
 
-def test_admin_of_the_whole_bus_is_given_by_a_bare_star():
+def test_admin_rule_on_a_bare_star_covers_the_whole_bus():
     assert may(policy("allow user:1 admin *"), ALICE, "admin", b"")
     assert not may(policy("allow user:1 admin a*"), ALICE, "admin", b"")
     assert may(policy("allow user:1 admin a*"), ALICE, "admin", b"abc")
@@ -156,7 +156,7 @@ def test_probe_topics_are_never_denied():
     assert not one.may_subscribe(number, b"t")
 
 
-# --- whom a rule names
+# --- principals of a rule
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ def test_probe_topics_are_never_denied():
         ("everyone", [ALICE, BOB, ROOT, OVER_TCP, KEYED, ANONYMOUS]),
     ],
 )
-def test_whom_a_rule_names(who: str, named: list[Identity]):
+def test_rule_matches_its_principal(who: str, named: list[Identity]):
     one = policy(f"deny {who} produce t")
     for caller in (ALICE, BOB, ROOT, OVER_TCP, KEYED, ANONYMOUS):
         assert may(one, caller, "produce") is (caller not in named)
 
 
-def test_a_name_that_the_host_does_not_know_names_nobody_and_still_closes():
+def test_unknown_principal_matches_no_caller_and_still_closes():
     one = Policy()
     rules = (Rule.parse("allow user:ghost produce t"), Rule.parse("deny group:ghosts subscribe t"))
     one.replace(PlacedRule(rule, "test", None) for rule in rules)
@@ -192,7 +192,7 @@ def test_a_name_that_the_host_does_not_know_names_nobody_and_still_closes():
 
 
 @pytest.mark.parametrize("groups", [frozenset({20}), frozenset(), None])
-def test_over_tcp_groups_are_those_of_the_hosts_database(groups: frozenset[int] | None):
+def test_groups_over_tcp_come_from_the_user_database(groups: frozenset[int] | None):
     lines = ("deny group:20 produce t", "allow group:20 subscribe t")
     one = policy(*lines, groups_of=lambda uid: groups)
     assert may(one, OVER_TCP, "produce") is (groups == frozenset())  # in doubt, a member
@@ -200,7 +200,7 @@ def test_over_tcp_groups_are_those_of_the_hosts_database(groups: frozenset[int] 
     assert may(one, ALICE, "subscribe")
 
 
-def test_the_database_is_asked_only_for_group_rules_and_again_while_in_doubt():
+def test_user_database_is_asked_for_group_rules_only():
     asked: list[int] = []
     answers: list[frozenset[int] | None] = [None, frozenset({20})]
 
@@ -219,7 +219,7 @@ def test_the_database_is_asked_only_for_group_rules_and_again_while_in_doubt():
 # --- classes
 
 
-def test_callers_whom_all_rules_treat_alike_share_a_class():
+def test_callers_matched_by_the_same_rules_share_a_class():
     one = Policy()
     everybody = [ALICE, BOB, ROOT, OVER_TCP, KEYED, ANONYMOUS]
     assert len({one.classify(who) for who in everybody}) == 1
@@ -229,7 +229,7 @@ def test_callers_whom_all_rules_treat_alike_share_a_class():
         assert one.classify(Identity(5000 + number, service=f"s{number}")) == one.classify(ROOT)
 
 
-def test_the_overflow_gets_every_deny_and_no_allow(monkeypatch: pytest.MonkeyPatch):
+def test_overflow_class_gets_every_deny_and_no_allow(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(policy_module, "MAX_CLASSES", 3)
     one = policy(
         *(f"allow user:{n} produce t" for n in range(1, 9)),
@@ -244,7 +244,7 @@ def test_the_overflow_gets_every_deny_and_no_allow(monkeypatch: pytest.MonkeyPat
     assert one.class_count == 3
 
 
-def test_whoever_watches_is_told_of_a_change():
+def test_watchers_are_called_after_a_change():
     one, told = Policy(), []
     one.on_change(lambda: told.append(len(one.rules)))
     one.replace(placed("deny user:1 produce x"))
@@ -301,7 +301,7 @@ def plainly(lines: list[str], who: Identity, verb: str, topic: str, creator: Ide
     st.sampled_from(NAMES),
     st.sampled_from(PEOPLE),
 )
-def test_the_policy_says_what_its_rules_say(
+def test_policy_agrees_with_a_plain_model(
     lines: list[str], who: Identity, verb: str, topic: str, creator: Identity
 ):
     one = policy(*lines)
@@ -317,7 +317,7 @@ def test_the_policy_says_what_its_rules_say(
 # --- on a bus
 
 
-def test_a_denied_publish_is_counted_and_said_once_per_topic():
+def test_denied_publish_is_counted_and_logged_once_per_topic():
     bus = MemoryBus()
     reader, writer = bus.connect(identity=BOB), bus.connect(identity=ALICE)
     reader.deliver(subscribe(b"t"))
@@ -333,7 +333,7 @@ def test_a_denied_publish_is_counted_and_said_once_per_topic():
     assert not writer.closed
 
 
-def test_a_denied_subscribe_is_counted_and_said():
+def test_denied_subscribe_is_counted_and_logged():
     bus = MemoryBus()
     bus.broker.policy.replace(placed("allow user:2 subscribe *"))
     reader, stranger, writer = bus.connect(identity=BOB), bus.connect(identity=ALICE), bus.connect()
@@ -347,7 +347,7 @@ def test_a_denied_subscribe_is_counted_and_said():
     assert [fields["topic"] for _, fields in bus.log.warnings()] == ["\\xfft"]
 
 
-def test_what_nobody_reads_is_denied_too_while_a_rule_speaks_of_produce():
+def test_publish_without_subscribers_is_denied_by_a_produce_rule():
     bus = MemoryBus()
     writer = bus.connect(identity=ALICE)
     writer.deliver(publish(b"t", b"1"))
@@ -358,7 +358,7 @@ def test_what_nobody_reads_is_denied_too_while_a_rule_speaks_of_produce():
     assert bus.stats("dropped") == {"denied": 1, "no_subscriber": 2}
 
 
-def test_a_change_holds_for_those_who_are_there():
+def test_rule_change_applies_to_open_connections():
     bus = MemoryBus()
     reader, writer = bus.connect(identity=BOB), bus.connect(identity=ALICE)
     reader.deliver(subscribe(b"t"))
@@ -376,7 +376,7 @@ def test_a_change_holds_for_those_who_are_there():
     assert bus.broker.connections()[1]["received_messages"] == 4
 
 
-def test_who_loses_the_right_to_read_loses_the_subscription():
+def test_subscription_ends_when_its_right_is_revoked():
     bus = MemoryBus()
     alice, bob, writer = bus.connect(identity=ALICE), bus.connect(identity=BOB), bus.connect()
     for pipe in (alice, bob):
@@ -398,7 +398,7 @@ def test_who_loses_the_right_to_read_loses_the_subscription():
     assert alice.taken == rest + notification(b"t", b"5")
 
 
-def test_a_freud_subscription_ends_as_well_and_whoever_waits_is_told():
+def test_revoked_freud_subscription_ends_and_answers_its_waiter():
     bus = MemoryBus()
     topics = bus.topics
     topics.create(BOB, b"t")
@@ -414,7 +414,7 @@ def test_a_freud_subscription_ends_as_well_and_whoever_waits_is_told():
     assert bus.broker.quotas.used(1, SUBSCRIPTIONS) == 0
 
 
-def test_a_connection_in_doubt_is_judged_again_once_its_groups_are_known():
+def test_connection_in_doubt_is_classified_again():
     known: dict[int, frozenset[int]] = {}
     bus = MemoryBus(policy=Policy(groups_of=known.get))
     bus.broker.policy.replace(placed("deny group:20 produce t"))

@@ -31,7 +31,7 @@ def test_the_defaults():
     assert limits == [256 * MIB, 4096, 4096, 1024]
 
 
-def test_a_charge_fits_to_the_last_or_is_refused_whole():
+def test_charge_fits_completely_or_is_refused():
     quotas = Bench().quotas
     assert quotas.charge(ALICE, BYTES, 9)
     assert not quotas.charge(ALICE, BYTES, 2)
@@ -43,7 +43,7 @@ def test_a_charge_fits_to_the_last_or_is_refused_whole():
     assert quotas.charge(ALICE, BYTES, 10)
 
 
-def test_users_and_quotas_do_not_touch_each_other():
+def test_accounts_and_quotas_are_independent():
     quotas = Bench().quotas
     assert quotas.charge(ALICE, TOPICS)
     assert not quotas.charge(ALICE, TOPICS)
@@ -52,7 +52,7 @@ def test_users_and_quotas_do_not_touch_each_other():
     assert quotas.charge(KEYED, TOPICS)  # who shows a key has an account of its own
 
 
-def test_all_anonymous_callers_are_one():
+def test_anonymous_callers_share_one_account():
     quotas = Bench().quotas
     assert quotas.charge(ANONYMOUS, TOPICS)
     assert not quotas.charge(Identity(), TOPICS)
@@ -69,7 +69,7 @@ def test_overrides_are_per_user_and_per_quota():
     assert quotas.limit("k", TOPICS) == 1
 
 
-def test_who_holds_more_than_a_new_quota_keeps_it_and_gets_no_more():
+def test_lowered_quota_keeps_charges_and_refuses_new_ones():
     quotas = Bench().quotas
     assert quotas.charge(ALICE, BYTES, 10)
     quotas.configure(QuotaLimits(quota_bytes=5), {})
@@ -79,17 +79,17 @@ def test_who_holds_more_than_a_new_quota_keeps_it_and_gets_no_more():
     assert not quotas.charge(ALICE, BYTES, 1)
 
 
-def test_the_log_names_who_hit_which_quota():
+def test_refused_charge_is_logged_with_user_and_quota():
     bench = Bench()
-    bench.quotas.describe = lambda identity: f"somebody({identity.uid})"
+    bench.quotas.describe = lambda identity: f"alice({identity.uid})"
     bench.quotas.charge(ALICE, BYTES, 8)
     bench.quotas.charge(ALICE, BYTES, 3)
-    fields = {"quota": "quota_bytes", "user": "somebody(1)", "used": 8, "asked": 3, "limit": 10}
+    fields = {"quota": "quota_bytes", "user": "alice(1)", "used": 8, "asked": 3, "limit": 10}
     assert bench.log.events == [("quota reached", {"level": "warning", **fields})]
     assert bench.counters.family("refused") == {"quota_bytes": 1}
 
 
-def test_a_trial_is_charged_like_any_other_and_told_to_nobody():
+def test_refused_trial_charge_is_not_logged():
     bench = Bench()
     assert bench.quotas.charge(ALICE, BYTES, 8, trial=True)
     assert bench.quotas.room(ALICE, BYTES) == 2
@@ -100,7 +100,7 @@ def test_a_trial_is_charged_like_any_other_and_told_to_nobody():
 
 
 @pytest.mark.parametrize("amount", [1, 11])
-def test_releasing_what_was_not_charged_is_a_mistake(amount: int):
+def test_releasing_more_than_charged_raises(amount: int):
     quotas = Bench().quotas
     with pytest.raises(ValueError, match="released amount must be at most"):
         quotas.release(ALICE, BYTES, amount)

@@ -42,7 +42,7 @@ def heard(bus: MemoryBus, pipe: MemoryPipe, topic: bytes) -> int:
     return pipe.taken[before:].count(notification(topic, b"!"))
 
 
-def test_a_second_subscribe_changes_nothing():
+def test_second_subscribe_has_no_effect():
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
     subscribe_to(pipe, b"t", b"t", b"t", b"t", b"t")
@@ -53,17 +53,17 @@ def test_a_second_subscribe_changes_nothing():
     assert heard(bus, pipe, b"t") == 0
 
 
-def test_removing_what_is_not_there_is_ignored():
+def test_unsubscribe_without_subscription_is_ignored():
     bus = MemoryBus(LIMITS)
     pipe, other = bus.connect(), bus.connect()
     subscribe_to(other, b"t")
-    pipe.deliver(remove(b"t") + remove(b"never heard of"))
+    pipe.deliver(remove(b"t") + remove(b"unknown"))
     assert counted(bus) == (1, 1)
     assert heard(bus, other, b"t") == 1
     assert is_open(pipe)
 
 
-def test_deregister_ends_all_of_one_connection_only():
+def test_deregister_ends_subscriptions_of_one_connection():
     bus = MemoryBus(LIMITS)
     pipe, other = bus.connect(), bus.connect()
     subscribe_to(pipe, b"a", b"b", probe())
@@ -76,7 +76,7 @@ def test_deregister_ends_all_of_one_connection_only():
     assert heard(bus, pipe, b"b") == 1
 
 
-def test_leaving_ends_all():
+def test_disconnect_ends_all_subscriptions():
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
     subscribe_to(pipe, b"a", b"b", probe())
@@ -84,7 +84,7 @@ def test_leaving_ends_all():
     assert counted(bus) == (0, 0)
 
 
-def test_subscriptions_per_connection_end_exactly_at_the_limit():
+def test_limit_of_subscriptions_per_connection_is_exact():
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
     subscribe_to(pipe, b"a", b"b", b"c")
@@ -97,7 +97,7 @@ def test_subscriptions_per_connection_end_exactly_at_the_limit():
     assert counted(bus) == (0, 0)
 
 
-def test_a_place_given_back_can_be_taken_again():
+def test_unsubscribe_frees_a_place():
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
     for number in range(20):
@@ -108,7 +108,7 @@ def test_a_place_given_back_can_be_taken_again():
     assert counted(bus) == (2, 2)
 
 
-def test_topics_end_exactly_at_the_limit():
+def test_limit_of_topics_is_exact():
     bus = MemoryBus(LIMITS)
     first, second, third = (bus.connect() for _ in range(3))
     subscribe_to(first, b"a", b"b", b"c")
@@ -125,7 +125,7 @@ def test_topics_end_exactly_at_the_limit():
     assert counted(bus) == (5, 5)
 
 
-def test_nothing_behind_a_subscribe_too_many_has_an_effect():
+def test_frames_after_a_refused_subscribe_have_no_effect():
     bus = MemoryBus(LIMITS)
     reader, pipe = bus.connect(), bus.connect()
     subscribe_to(reader, b"a")
@@ -136,7 +136,7 @@ def test_nothing_behind_a_subscribe_too_many_has_an_effect():
     assert reader.taken == notification(b"a", b"1")
 
 
-def test_probes_count_against_no_limit():
+def test_probes_are_exempt_from_limits():
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
     subscribe_to(pipe, *(probe() for _ in range(FREE_PROBES)), b"a", b"b", b"c")
@@ -145,7 +145,7 @@ def test_probes_count_against_no_limit():
     assert heard(bus, pipe, b"c") == 1
 
 
-def test_probes_work_where_nothing_else_fits():
+def test_probe_is_accepted_at_the_limit():
     bus = MemoryBus(LIMITS)
     subscribe_to(bus.connect(), b"a", b"b", b"c")
     subscribe_to(bus.connect(), b"d", b"e")
@@ -155,7 +155,7 @@ def test_probes_work_where_nothing_else_fits():
     assert pipe.taken == notification(topic)
 
 
-def test_probes_beyond_a_handful_count_like_any_topic():
+def test_probes_beyond_free_probes_count_as_topics():
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
     subscribe_to(pipe, *(probe() for _ in range(FREE_PROBES + 3)))
@@ -165,7 +165,7 @@ def test_probes_beyond_a_handful_count_like_any_topic():
     assert pipe.closed
 
 
-def test_a_removed_probe_makes_room_for_the_next():
+def test_removed_probe_frees_a_place():
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
     for _ in range(10 * FREE_PROBES):
@@ -175,7 +175,7 @@ def test_a_removed_probe_makes_room_for_the_next():
     assert counted(bus) == (0, 0)
 
 
-def test_a_probe_that_many_share_is_one_topic():
+def test_shared_probe_is_one_topic():
     """Else each of them would make room for a topic that the limit forbids."""
     bus = MemoryBus(LIMITS)
     pipes = [bus.connect() for _ in range(10)]
@@ -193,13 +193,13 @@ def test_a_probe_that_many_share_is_one_topic():
 
 
 @pytest.mark.parametrize("topic", [b"_probe/", b"_probe/" + bytes(15), b"_probe/" + bytes(17)])
-def test_only_a_whole_probe_is_free(topic: bytes):
+def test_only_a_complete_probe_name_is_exempt(topic: bytes):
     bus = MemoryBus(LIMITS)
     subscribe_to(bus.connect(), topic)
     assert counted(bus) == (1, 1)
 
 
-def test_a_denied_subscribe_is_ignored_and_counted(monkeypatch: pytest.MonkeyPatch):
+def test_denied_subscribe_is_ignored_and_counted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Policy, "may_subscribe", lambda self, who, topic: topic != b"secret")
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
@@ -210,7 +210,7 @@ def test_a_denied_subscribe_is_ignored_and_counted(monkeypatch: pytest.MonkeyPat
     assert bus.stats("refused") == {"subscribe_denied": 1}
 
 
-def test_a_denied_publish_is_ignored_and_counted(monkeypatch: pytest.MonkeyPatch):
+def test_denied_publish_is_ignored_and_counted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Policy, "may_produce", lambda self, who, topic: topic != b"secret")
     bus = MemoryBus(LIMITS)
     reader, writer = bus.connect(), bus.connect()

@@ -77,7 +77,7 @@ def test_add_ls_rm(acl):
     ]
 
 
-def test_test_says_which_rule_decides(acl):
+def test_acl_test_names_the_deciding_rule(acl):
     acl("add", "deny user:77 produce x*")
     said = acl("test", "user:77", "produce", "xyz")
     assert said == (4, 'denied: rule "deny user:77 produce x*" (acl.toml) names the caller\n', "")
@@ -103,7 +103,7 @@ def test_test_says_which_rule_decides(acl):
         (["frob"], 2, "No such command 'frob'"),
     ],
 )
-def test_a_mistake_is_one_clear_line(acl, words: list[str], code: int, says: str):
+def test_invalid_input_is_one_clear_line(acl, words: list[str], code: int, says: str):
     said = acl(*words)
     assert said.code == code
     assert says in said.err
@@ -112,9 +112,7 @@ def test_a_mistake_is_one_clear_line(acl, words: list[str], code: int, says: str
     assert said.out == ""
 
 
-def test_a_mistake_in_a_rule_is_told_even_when_no_bus_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_invalid_rule_is_reported_without_a_bus(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     nowhere = ["--admin", str(tmp_path / "admin.sock")]
     assert run(["acl", "add", "allow", "root", "produce", "x", *nowhere]) == 2
     assert "who is 'root'?" in capsys.readouterr().err
@@ -122,7 +120,7 @@ def test_a_mistake_in_a_rule_is_told_even_when_no_bus_runs(
     assert "no bus answers" in capsys.readouterr().err
 
 
-def test_without_a_data_folder_a_rule_lasts_until_the_bus_stops(
+def test_rule_without_a_data_folder_lasts_until_the_bus_stops(
     capsys: pytest.CaptureFixture[str],
 ):
     with bus_process.rqueue("--admin") as bus:

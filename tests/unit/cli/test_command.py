@@ -36,7 +36,7 @@ def test_help_lists_every_command():
         assert re.search(rf"^  {name} +{re.escape(help_line)}$", done.stdout, re.MULTILINE)
 
 
-def test_no_command_is_help():
+def test_without_a_command_help_is_printed():
     assert run().stdout == run("--help").stdout
 
 
@@ -45,7 +45,7 @@ def test_version():
 
 
 @pytest.mark.parametrize("name", sorted(all_commands()))
-def test_every_command_has_its_help(name):
+def test_every_command_has_help(name):
     done = run(name, "--help")
     assert done.returncode == 0
     assert done.stdout.startswith(f"Usage: polybus {name} ")
@@ -117,7 +117,7 @@ def test_help_describes_flags_in_plain_words(args, line):
         (["config", "check", "/no/such.toml"], "cannot read"),
     ],
 )
-def test_a_mistake_is_one_clear_line_and_exit_code_2(args, says, env, monkeypatch, capsys):
+def test_usage_error_is_one_line_and_exit_code_2(args, says, env, monkeypatch, capsys):
     for name in os.environ.keys() - env.keys():
         monkeypatch.delenv(name)
     for name, value in env.items():
@@ -128,7 +128,7 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(args, says, env, monkeypatc
     assert out == ""
 
 
-def test_a_mistake_found_while_starting_is_told_alike(env):
+def test_error_at_start_is_one_line(env):
     done = run("serve", "--data", "/proc/no", env=env)
     assert (done.returncode, done.stdout) == (2, "")
     assert "data folder /proc/no: cannot be made" in one_line(done.stderr)
@@ -141,7 +141,7 @@ def test_no_bus_is_one_line_and_exit_code_3(command, env):
     assert "no bus answers" in one_line(done.stderr)
 
 
-def test_something_else_at_the_admin_socket_is_told(env, tmp_path):
+def test_foreign_admin_socket_is_reported(env, tmp_path):
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as fake:
         fake.bind(str(path))
@@ -181,7 +181,7 @@ def test_help_of_a_command_loads_nothing_heavy(name):
     assert not loaded_by(name, "--help") & (HEAVY | {"ssl"})
 
 
-def test_a_reader_that_leaves_early_is_no_error(env):
+def test_closed_output_pipe_is_not_an_error(env):
     done = subprocess.run(
         f"{sys.executable} -m polybus config show | head -1; exit ${{PIPESTATUS[0]}}",
         shell=True,
@@ -195,7 +195,7 @@ def test_a_reader_that_leaves_early_is_no_error(env):
     assert done.stderr == ""
 
 
-def test_a_full_disk_is_told(env):
+def test_full_disk_is_reported(env):
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "polybus", "config", "show"]
         done = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, check=False)
@@ -214,7 +214,7 @@ def test_config_check_and_show(env, tmp_path):
     assert re.search(r"^max_topics = 100000 +# default$", shown, re.MULTILINE)
 
 
-def test_what_config_show_prints_is_a_config(env, tmp_path):
+def test_output_of_config_show_is_a_valid_config(env, tmp_path):
     file = tmp_path / "shown.toml"
     file.write_text(run("config", "show", env=env).stdout)
     assert run("config", "check", str(file), env=env).returncode == 0
@@ -234,7 +234,7 @@ def test_what_config_show_prints_is_a_config(env, tmp_path):
         ("[native]\ntokens = 'no.tokens'", "no.tokens: cannot be read: No such file"),
     ],
 )
-def test_config_check_finds_what_would_keep_the_bus_from_starting(env, tmp_path, text, says):
+def test_config_check_finds_start_errors(env, tmp_path, text, says):
     file = tmp_path / "bus.toml"
     file.write_text(text)
     done = run("config", "check", str(file), env=env)
@@ -242,13 +242,13 @@ def test_config_check_finds_what_would_keep_the_bus_from_starting(env, tmp_path,
     assert says in one_line(done.stderr)
 
 
-def test_an_unknown_variable_is_a_warning(env):
+def test_unknown_variable_is_a_warning(env):
     done = run("config", "check", env=env | {"POLYBUS_PORT": "x"})
     assert done.returncode == 0
     assert "POLYBUS_PORT is no setting" in one_line(done.stderr)
 
 
-def test_on_a_terminal_the_help_is_the_same_plain_text():
+def test_help_on_a_terminal_is_plain_text():
     controller, terminal = pty.openpty()
     with subprocess.Popen([sys.executable, "-m", "polybus", "--help"], stdout=terminal):
         os.close(terminal)

@@ -32,19 +32,19 @@ def help_of(*args):
     return told.output
 
 
-def test_the_six_are_there():
+def test_all_six_pipelines_are_listed():
     listed = [line.split()[0] for line in help_of().splitlines() if line.startswith("  ")]
     assert [name for name in NAMES if name not in listed] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_runs_once_or_for_ever_wherever_spark_is(name):
+def test_pipelines_have_once_and_master_options(name):
     told = help_of(name)
     for option in ("--once", "--master", "--checkpoint", "--bus"):
         assert option in told
 
 
-def test_a_file_in_the_folder_is_a_command(tmp_path, monkeypatch):
+def test_pipeline_file_becomes_a_command(tmp_path, monkeypatch):
     (tmp_path / "count_words.py").write_text(A_PIPELINE)
     (tmp_path / "part.py").write_text("def other(): ...")
     monkeypatch.setattr(pipelines, "__path__", [*pipelines.__path__, str(tmp_path)])
@@ -60,13 +60,13 @@ def test_a_file_in_the_folder_is_a_command(tmp_path, monkeypatch):
     assert "--spark " not in told
 
 
-def test_functions_are_functions_though_their_files_have_the_same_names():
+def test_pipeline_functions_are_importable():
     from polybus.spark.pipelines.archive import archive
 
     assert pipelines.archive is archive
 
 
-def test_no_bus_and_no_topic_are_told_in_one_line(capsys):
+def test_missing_bus_and_topic_are_one_line(capsys):
     assert run(["pipeline", "archive"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -74,7 +74,7 @@ def test_no_bus_and_no_topic_are_told_in_one_line(capsys):
 # --- output
 
 
-def test_lines_come_now_and_then(capsys):
+def test_progress_lines_are_rate_limited(capsys):
     times = iter([0.0, 1.0, 6.0, 6.0, 7.0])
     tell = pipeline_progress._lines("archive", lambda: next(times))
     for rows in (1, 1_200_000, 5):
@@ -82,7 +82,7 @@ def test_lines_come_now_and_then(capsys):
     assert capsys.readouterr().err == "archive: 1.2M rows, 250/s, 3 wait\n"
 
 
-def test_a_bar_on_a_terminal(monkeypatch):
+def test_progress_bar_on_a_terminal(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -96,7 +96,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
     assert "20 rows, 5/s" in terminal.getvalue()
 
 
-def test_a_summary_has_rows_facts_and_seconds(capsys):
+def test_summary_has_rows_facts_and_seconds(capsys):
     facts: dict[str, object] = {"held back by": ["a", "b"]}
     pipeline_progress.print_summary("retain", Summary(7, 1.26, facts, signal.SIGTERM))
     out = capsys.readouterr().out

@@ -38,7 +38,7 @@ def test_guides_show_every_pipeline():
 
 
 @pytest.mark.parametrize("line", [line for _, line in shown()])
-def test_it_can_be_typed(line):
+def test_positions_can_be_parsed(line):
     verb, *rest = words(line)
     command = typer.main.get_command(build(["pipeline"]))
     found = command.commands["pipeline"].commands[verb]  # type: ignore[attr-defined]

@@ -86,7 +86,7 @@ def wrong(call: Callable[..., Any], *args: Any, **keys: Any) -> tuple[str, str]:
 PRODUCE = "allow user:1001 produce orders.*"
 
 
-def test_a_rule_is_in_force_and_kept_until_it_is_removed(bench, tmp_path):
+def test_added_rule_is_effective_and_stored_until_removed(bench, tmp_path):
     assert bench.add(PRODUCE) == {"rule": PRODUCE, "changed": True, "kept": True}
     assert not bench.policy.allows(ALICE, "produce", b"orders.eu")
     assert bench.add(PRODUCE)["changed"] is False
@@ -97,7 +97,7 @@ def test_a_rule_is_in_force_and_kept_until_it_is_removed(bench, tmp_path):
     assert Bench(tmp_path).start().rules == []
 
 
-def test_rules_of_the_config_come_first_and_are_not_for_rm(tmp_path):
+def test_config_rules_come_first_and_cannot_be_removed(tmp_path):
     bench = Bench(tmp_path, 'acl = ["deny user:1 call *"]').start()
     bench.add(PRODUCE)
     assert bench.rules == ["deny user:1 call *", PRODUCE]
@@ -128,13 +128,13 @@ def test_rules_of_the_config_come_first_and_are_not_for_rm(tmp_path):
         ({"rule": "allow group:no-such-group produce x"}, "not_found"),
     ],
 )
-def test_what_is_no_rule_changes_nothing(bench, keys: dict[str, Any], code: str):
+def test_invalid_rule_changes_nothing(bench, keys: dict[str, Any], code: str):
     assert wrong(bench.ask, "acl_add", **keys)[0] == code
     assert bench.rules == []
     assert not bench.path.exists()
 
 
-def test_removing_what_is_not_there_is_told(bench):
+def test_removing_an_unknown_rule_is_an_error(bench):
     assert wrong(bench.rm, PRODUCE)[0] == "not_found"
 
 
@@ -144,14 +144,14 @@ def test_names_are_looked_up(bench):
     assert bench.policy.allows(Identity(os.getuid() + 1), "produce", b"t")
 
 
-def test_without_a_data_folder_rules_last_until_the_bus_stops(tmp_path):
+def test_rules_without_a_data_folder_last_until_the_bus_stops(tmp_path):
     bench = Bench(tmp_path, keeps=False).start()
     assert bench.add(PRODUCE)["kept"] is False
     assert bench.ask("acl_ls")[0]["source"] == "memory"
     assert not bench.path.exists()
 
 
-def test_what_cannot_be_kept_is_not_put_in_force(bench, monkeypatch: pytest.MonkeyPatch):
+def test_rule_that_cannot_be_written_is_not_applied(bench, monkeypatch: pytest.MonkeyPatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_kept_is_not_put_in_force(bench, monkeypatch: pytest.Monk
     assert bench.rules == [PRODUCE]
 
 
-def test_changes_at_the_same_time_are_all_kept(bench, tmp_path):
+def test_concurrent_changes_are_all_stored(bench, tmp_path):
     rules = [f"deny user:{n} produce t{n}" for n in range(30)]
 
     async def all_at_once() -> None:
@@ -198,7 +198,7 @@ HERS = "deny user:1001 produce hers"
         (BOB, HERS, "denied"),
     ],
 )
-def test_who_may_set_which_rule(bench, identity: Identity, rule: str, code: str | None):
+def test_rights_to_set_rules(bench, identity: Identity, rule: str, code: str | None):
     if code is None:
         assert bench.add(rule, identity)["changed"]
         assert bench.rm(rule, identity)["changed"]
@@ -208,7 +208,7 @@ def test_who_may_set_which_rule(bench, identity: Identity, rule: str, code: str 
     assert bench.rules == []
 
 
-def test_a_creator_cannot_remove_what_an_admin_has_set(bench):
+def test_creator_cannot_remove_an_admins_rule(bench):
     bench.add(HERS)
     assert wrong(bench.rm, HERS, ALICE) == ("denied", "that rule was set by an admin")
     assert bench.add(HERS, ALICE)["changed"] is False
@@ -218,7 +218,7 @@ def test_a_creator_cannot_remove_what_an_admin_has_set(bench):
     assert wrong(bench.rm, HERS, ALICE)[0] == "denied"
 
 
-def test_the_next_creator_of_a_name_may_remove_what_the_last_one_left(bench, tmp_path):
+def test_next_creator_of_a_name_may_remove_former_rules(bench, tmp_path):
     bench.add(HERS, ALICE)
     bench.creators[b"hers"] = BOB
     assert wrong(bench.rm, HERS, ALICE)[0] == "denied"
@@ -226,7 +226,7 @@ def test_the_next_creator_of_a_name_may_remove_what_the_last_one_left(bench, tmp
     assert bench.rm(HERS, BOB)["changed"]
 
 
-def test_an_admin_by_rule(bench):
+def test_admin_by_rule(bench):
     bench.add("allow user:1001 admin orders.*")
     assert not bench.acl.is_admin(BOB)
     assert bench.add("deny user:7 produce orders.eu.*", BOB)["changed"]
@@ -239,7 +239,7 @@ def test_an_admin_by_rule(bench):
     assert bench.add("allow user:7 admin *", BOB)["changed"]
 
 
-def test_who_may_list_what(bench):
+def test_rights_to_list_rules(bench):
     bench.add(HERS)
     bench.add(PRODUCE)
     bench.add("allow everyone call *")
@@ -250,7 +250,7 @@ def test_who_may_list_what(bench):
     assert hers == [HERS, "allow everyone call *"]
 
 
-def test_the_table_is_bounded(bench, monkeypatch: pytest.MonkeyPatch):
+def test_rule_table_is_bounded(bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(acl_module, "MAX_CREATOR_RULES", 2)
     monkeypatch.setattr(acl_module, "MAX_RULES", 3)
     for uid in (1, 2):
@@ -265,7 +265,7 @@ def test_the_table_is_bounded(bench, monkeypatch: pytest.MonkeyPatch):
 # --- testing
 
 
-def test_what_would_be_decided_and_why(bench):
+def test_acl_test_returns_verdict_and_rule(bench):
     bench.add(PRODUCE)
     question = {"action": "produce", "topic": "orders.eu"}
     assert bench.ask("acl_test", BOB, who="user:1001", **question) == {
@@ -302,13 +302,13 @@ def test_what_would_be_decided_and_why(bench):
         (f"deny group:{os.getgid()} produce t", f"user:{ME}", False),
     ],
 )
-def test_callers_to_ask_about(bench, rule: str, who: str, allowed: bool):
+def test_caller_forms_of_acl_test(bench, rule: str, who: str, allowed: bool):
     bench.add(rule)
     found = bench.ask("acl_test", who=who, action="produce", topic="t")
     assert found["allowed"] is allowed
 
 
-def test_the_creator_counts_in_a_test(bench):
+def test_acl_test_knows_the_creator(bench):
     question = {"action": "delete", "topic": "hers"}
     assert bench.ask("acl_test", who="user:1000,service:alice.service", **question)["allowed"]
     assert not bench.ask("acl_test", who="user:1000", **question)["allowed"]
@@ -328,14 +328,14 @@ def test_the_creator_counts_in_a_test(bench):
         ({"who": "user:5", "action": "produce"}, "bad_request"),
     ],
 )
-def test_what_cannot_be_tested(bench, keys: dict[str, str], code: str):
+def test_invalid_acl_test_requests(bench, keys: dict[str, str], code: str):
     assert wrong(bench.ask, "acl_test", **keys)[0] == code
 
 
 # --- starting and reloading
 
 
-def test_a_reload_reads_config_and_file_again(bench):
+def test_reload_reads_config_and_acl_file(bench):
     bench.add(PRODUCE)
     bench.config_path.write_text(
         f'acl = ["deny user:1 call *"]\n[quotas]\nquota_topics = 7\nusers.{ME}.quota_topics = 9\n'
@@ -349,7 +349,7 @@ def test_a_reload_reads_config_and_file_again(bench):
 
 
 @pytest.mark.parametrize("which", ["config", "file"])
-def test_a_broken_reload_changes_nothing(bench, which: str):
+def test_invalid_reload_changes_nothing(bench, which: str):
     bench.add(PRODUCE)
     bench.config_path.write_text('acl = ["deny user:1 call *"]\n[quotas]\nquota_topics = 7\n')
     broken = bench.config_path if which == "config" else bench.path
@@ -373,13 +373,13 @@ def test_a_broken_reload_changes_nothing(bench, which: str):
         (f"[quotas.users]\n{ME} = {{}}\n{os.getuid()} = {{}}", "who is there twice"),
     ],
 )
-def test_a_config_that_names_nobody_is_refused(tmp_path, config: str, says: str):
+def test_config_rule_with_unknown_user_is_refused(tmp_path, config: str, says: str):
     with pytest.raises(ConfigError, match=r"bus\.toml") as caught:
         Bench(tmp_path, config).start()
     assert says in str(caught.value)
 
 
-def test_a_user_who_is_gone_does_not_keep_the_bus_from_starting(tmp_path):
+def test_stored_rule_with_unknown_user_does_not_prevent_start(tmp_path):
     bench = Bench(tmp_path)
     bench.path.write_text('[[acl]]\nrule = "allow user:no-such-user produce t"\n')
     bench.start()

@@ -73,13 +73,13 @@ def codes(pipe: MemoryPipe) -> list[str]:
     return [one["error"]["code"] if "error" in one else "ok" for one in answers(pipe)]
 
 
-def test_a_question_and_its_answer(bench):
+def test_request_and_response(bench):
     pipe, _ = bench.connect()
     pipe.deliver(b'{"verb": "stats"}\n')
     assert answers(pipe) == [{"ok": {"n": 1}}]
 
 
-def test_many_questions_in_one_go_and_one_in_many_pieces(bench):
+def test_requests_in_one_piece_and_in_many(bench):
     whole, _ = bench.connect()
     questions = b"".join(b'{"verb": "echo", "text": %d}\n' % n for n in range(100))
     whole.deliver(questions)
@@ -114,7 +114,7 @@ def test_many_questions_in_one_go_and_one_in_many_pieces(bench):
         (b'{"verb": "broken"}', "internal"),
     ],
 )
-def test_what_is_no_question_gets_an_error_and_the_connection_lives(bench, line, code):
+def test_invalid_request_gets_an_error_and_the_connection_continues(bench, line, code):
     pipe, _ = bench.connect()
     pipe.deliver(line + b"\n")
     pipe.deliver(b'{"verb": "stats"}\n')
@@ -123,7 +123,7 @@ def test_what_is_no_question_gets_an_error_and_the_connection_lives(bench, line,
     assert len(pipe.taken) < 1000
 
 
-def test_a_defect_of_a_verb_is_logged_with_its_traceback(bench):
+def test_failing_verb_is_logged_with_its_traceback(bench):
     pipe, _ = bench.connect()
     pipe.deliver(b'{"verb": "broken"}\n')
     assert [line["level"] for line in bench.log.lines] == ["exception"]
@@ -133,13 +133,13 @@ def test_a_defect_of_a_verb_is_logged_with_its_traceback(bench):
     ("identity", "outcome"),
     [(OWNER, "ok"), (ROOT, "ok"), (STRANGER, "denied"), (ANONYMOUS, "denied")],
 )
-def test_who_may_ask_what(bench, identity, outcome):
+def test_rights_of_admin_verbs(bench, identity, outcome):
     pipe, _ = bench.connect(identity)
     pipe.deliver(b'{"verb": "stats"}\n{"verb": "connections"}\n{"verb": "stats"}\n')
     assert codes(pipe) == ["ok", outcome, "ok"]
 
 
-def test_the_longest_line_fits_and_one_byte_more_closes(bench):
+def test_line_over_the_limit_closes(bench):
     question = b'{"verb": "echo", "text": "%s"}'
     room = MAX_LINE_BYTES - len(question % b"")
     pipe, _ = bench.connect()
@@ -151,7 +151,7 @@ def test_the_longest_line_fits_and_one_byte_more_closes(bench):
     assert pipe.closed
 
 
-def test_a_line_without_end_is_held_no_further_than_the_limit(bench):
+def test_endless_line_is_buffered_up_to_the_limit(bench):
     pipe, session = bench.connect()
     for _ in range(40):
         pipe.deliver(b"a" * 65536)
@@ -161,7 +161,7 @@ def test_a_line_without_end_is_held_no_further_than_the_limit(bench):
 
 
 @pytest.mark.parametrize("said", [b"", b'{"verb": "sta', b'{"verb": "stats"}\n'])
-def test_silence_and_half_lines_are_closed_after_a_while(bench, said):
+def test_idle_and_half_line_connections_are_closed(bench, said):
     pipe, _ = bench.connect()
     pipe.deliver(said)
     bench.now = 30
@@ -172,7 +172,7 @@ def test_silence_and_half_lines_are_closed_after_a_while(bench, said):
     assert pipe.aborted
 
 
-def test_a_line_that_trickles_does_not_count_as_talk(bench):
+def test_trickled_line_counts_as_idle(bench):
     pipe, _ = bench.connect()
     for second in range(31):
         bench.now = float(second)
@@ -182,7 +182,7 @@ def test_a_line_that_trickles_does_not_count_as_talk(bench):
     assert pipe.aborted
 
 
-def test_one_who_keeps_asking_stays(bench):
+def test_active_connection_is_not_closed(bench):
     pipe, _ = bench.connect()
     for second in range(0, 300, 20):
         bench.now = float(second)
@@ -191,7 +191,7 @@ def test_one_who_keeps_asking_stays(bench):
     assert not pipe.aborted
 
 
-def test_a_client_that_does_not_read_its_answers_is_not_read_from(bench):
+def test_client_that_does_not_read_answers_is_paused(bench):
     pipe, _ = bench.connect(appetite=0)
     pipe.deliver(b'{"verb": "big"}\n' * 50)
     assert not pipe.reading
@@ -202,14 +202,14 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_from(bench):
     assert codes(pipe) == ["ok"] * 50
 
 
-def test_input_that_ends_inside_a_line_drops_that_line(bench):
+def test_unfinished_last_line_is_dropped(bench):
     pipe, session = bench.connect()
     pipe.deliver(b'{"verb": "stats"}\n{"verb": "stats"}')
     assert session.on_half_closed() is False  # the transport closes
     assert codes(pipe) == ["ok"]
 
 
-def test_strangers_cannot_take_the_owners_places(bench):
+def test_other_users_cannot_take_the_owners_connections(bench):
     strangers = [bench.connect(STRANGER) for _ in range(4)]
     late, _ = bench.connect(STRANGER)
     assert codes(late) == ["limit_reached"]
@@ -229,7 +229,7 @@ def test_strangers_cannot_take_the_owners_places(bench):
 
 
 class Slow:
-    """A desk whose verb `wait` answers when it is told to."""
+    """A server whose verb `wait` answers when the test lets it."""
 
     def __init__(self) -> None:
         self.bench = Bench()
@@ -252,13 +252,13 @@ class Slow:
 WAIT, STATS = b'{"verb": "wait"}\n', b'{"verb": "stats"}\n'
 
 
-def test_a_verb_is_told_who_asks():
+def test_verb_gets_the_callers_identity():
     pipe, _ = Slow().bench.connect(STRANGER)
     pipe.deliver(b'{"verb": "who"}\n')
     assert answers(pipe) == [{"ok": 2000}]
 
 
-def test_answers_keep_their_order_also_when_one_takes_its_time():
+def test_slow_answer_keeps_the_order_of_answers():
     async def scene() -> None:
         slow = Slow()
         pipe, _ = slow.bench.connect()
@@ -277,7 +277,7 @@ def test_answers_keep_their_order_also_when_one_takes_its_time():
     asyncio.run(scene())
 
 
-def test_whoever_stops_sending_still_gets_the_answer():
+def test_half_closed_client_gets_its_answer():
     async def scene() -> None:
         slow = Slow()
         pipe, session = slow.bench.connect()
@@ -292,7 +292,7 @@ def test_whoever_stops_sending_still_gets_the_answer():
     asyncio.run(scene())
 
 
-def test_whoever_has_gone_gets_none():
+def test_disconnected_client_gets_no_answer():
     async def scene() -> None:
         slow = Slow()
         pipe, _ = slow.bench.connect()
@@ -307,7 +307,7 @@ def test_whoever_has_gone_gets_none():
     asyncio.run(scene())
 
 
-def test_waiting_for_an_answer_is_not_silence():
+def test_pending_answer_does_not_count_as_idle():
     async def scene() -> None:
         slow = Slow()
         pipe, _ = slow.bench.connect()
@@ -325,7 +325,7 @@ def test_waiting_for_an_answer_is_not_silence():
     asyncio.run(scene())
 
 
-def test_a_rule_can_make_an_admin(bench):
+def test_admin_rule_grants_admin_verbs(bench):
     bench.desk._has_admin_rule = lambda identity: identity == STRANGER
     pipe, _ = bench.connect(STRANGER)
     pipe.deliver(b'{"verb": "connections"}\n')

@@ -37,7 +37,7 @@ def complaint(**arguments) -> str:
     return str(caught.value)
 
 
-def test_nothing_given_is_all_defaults():
+def test_defaults_apply_without_sources():
     loaded = load()
     assert loaded.settings == Settings()
     assert {source for _, _, source in loaded.rows()} == {DEFAULT}
@@ -62,7 +62,7 @@ def test_flag_beats_variable_beats_file_beats_default(tmp_path):
     assert sources["limits.slow_consumer_timeout_s"] == DEFAULT
 
 
-def test_a_flag_of_none_was_not_given():
+def test_flag_with_value_none_is_ignored():
     loaded = load(
         None, {"POLYBUS_DURABILITY": "interval"}, {"durability": Flag("--durability", None)}
     )
@@ -129,7 +129,7 @@ def test_quotas_of_users_from_a_file_and_from_the_environment(tmp_path):
     assert load(None, environ).settings.quotas.users == {"alice": {"quota_bytes": 5}, "1000": {}}
 
 
-def test_the_same_places_can_be_read_again(tmp_path):
+def test_sources_can_be_read_again(tmp_path):
     file = write(tmp_path, "durability = 'fsync'")
     loaded = load(None, {"POLYBUS_CONFIG": str(file)})
     file.write_text("durability = 'interval'")
@@ -138,11 +138,11 @@ def test_the_same_places_can_be_read_again(tmp_path):
     assert loaded.settings.durability == "fsync"
 
 
-def test_an_empty_variable_is_an_unset_one():
+def test_empty_variable_counts_as_unset():
     assert load(None, {"POLYBUS_RQUEUE_MAX_PAYLOAD": "", "POLYBUS_DATA": ""}).settings == Settings()
 
 
-def test_the_file_may_be_named_by_a_variable(tmp_path):
+def test_variable_may_name_the_config_file(tmp_path):
     file = write(tmp_path, "durability = 'interval'")
     assert load(None, {"POLYBUS_CONFIG": str(file)}).settings.durability == "interval"
 
@@ -181,7 +181,7 @@ def test_the_file_may_be_named_by_a_variable(tmp_path):
         ("insecure = 1", "insecure: expected true or false, found 1"),
         ("data = 1", "data: expected a path, found 1"),
         ("data = ''", "data: expected a path"),
-        ("data = '~nobody-has-this-name/x'", "home"),
+        ("data = '~no-such-user/x'", "home"),
         ("engine = 1", "engine: expected a string"),
         ("[tls]\ncertificate = 'a'", "[tls] has a certificate alone"),
         ("[tls]\nkey = 'a'", "[tls] has a key alone"),
@@ -198,14 +198,14 @@ def test_the_file_may_be_named_by_a_variable(tmp_path):
         ("log = " + "[" * 5000, "not valid TOML"),
     ],
 )
-def test_a_bad_file_is_one_clear_line(tmp_path, text, says):
+def test_invalid_file_is_one_clear_line(tmp_path, text, says):
     file = write(tmp_path, text)
     said = complaint(file=file)
     assert says in said
     assert said.startswith((f"{file}: ", "default: "))
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files(tmp_path):
     assert "No such file" in complaint(file=tmp_path / "none.toml")
     assert "Is a directory" in complaint(file=tmp_path)
     (tmp_path / "bytes.toml").write_bytes(b"a = '\xff'")
@@ -224,7 +224,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("POLYBUS_RQUEUE_MAX_PAYLOAD", "9" * 5000, "expected a whole number"),
     ],
 )
-def test_a_bad_variable_is_one_clear_line(name, text, says):
+def test_invalid_variable_is_one_clear_line(name, text, says):
     said = complaint(environ={name: text})
     assert said.startswith(f"${name}: ")
     assert says in said
@@ -242,7 +242,7 @@ def test_unknown_variables_warn_and_change_nothing():
     )
 
 
-def test_variables_that_are_no_settings_do_not_warn():
+def test_known_other_variables_do_not_warn():
     environ = dict.fromkeys(NOT_SETTINGS - {"POLYBUS_CONFIG"}, "x")
     assert load(None, environ).warnings == ()
 
@@ -253,7 +253,7 @@ def test_no_two_settings_share_a_variable():
     assert not NOT_SETTINGS & set(names)
 
 
-def test_every_bound_is_of_a_setting_and_holds_for_its_default():
+def test_bounds_belong_to_settings_and_hold_for_defaults():
     values = {key.dotted: value for key, value, _ in load().rows()}
     for dotted, (low, high) in setting_bounds().items():
         assert low <= values[dotted] <= high

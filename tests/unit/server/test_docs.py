@@ -27,18 +27,18 @@ def documented() -> dict[str, str]:
     return found
 
 
-def test_every_setting_is_on_the_page_and_no_other():
+def test_page_lists_every_setting_and_no_other():
     assert sorted(documented()) == sorted(setting_keys())
 
 
 @pytest.mark.parametrize(
     "dotted", sorted(set(setting_keys()) - {"data", "tls.certificate", "tls.key"})
 )
-def test_the_defaults_on_the_page_are_those_of_the_code(dotted):
+def test_page_has_the_defaults_of_the_code(dotted):
     assert json.loads(documented()[dotted]) == json.loads(json.dumps(DEFAULTS[dotted]))
 
 
-def test_dialects_and_exit_codes_are_on_the_page():
+def test_page_lists_dialects_and_exit_codes():
     page = (DOCS / "guides" / "running.md").read_text()
     for row in installed_dialects().listening:
         schemes = ", ".join(f"`{scheme}`" for scheme in row.schemes)

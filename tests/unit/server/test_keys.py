@@ -19,7 +19,7 @@ from polybus.errors import AlreadyExists, ConfigError, DoesNotExist, UsageError
 KEY = bytes(range(32))
 
 
-def test_a_pair_is_two_files_and_the_secret_one_is_its_owners(tmp_path):
+def test_key_pair_is_two_files_and_the_secret_one_is_private(tmp_path):
     public, secret = curve_key_folder.make_pair(tmp_path / "new" / "folder", "client")
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     pair = zmq.auth.load_certificate(secret)
@@ -34,7 +34,7 @@ def test_a_pair_is_two_files_and_the_secret_one_is_its_owners(tmp_path):
     ]  # fmt: skip
 
 
-def test_the_buss_own_pair_is_made_once(tmp_path):
+def test_server_key_pair_is_created_once(tmp_path):
     folder = CurveKeyFolder(tmp_path / "pirate")
     own = folder.load_own_pair()
     assert zmq.curve_public(own.secret) == own.public
@@ -49,7 +49,7 @@ def test_the_buss_own_pair_is_made_once(tmp_path):
         folder.load_own_pair()
 
 
-def test_keys_are_let_in_and_revoked_by_name_fingerprint_and_key(tmp_path):
+def test_keys_are_allowed_and_revoked_by_name_fingerprint_and_key(tmp_path):
     folder = CurveKeyFolder(tmp_path)
     assert folder.allowed() == []
     others = [bytes([n]) * 32 for n in (1, 2, 3)]
@@ -66,7 +66,7 @@ def test_keys_are_let_in_and_revoked_by_name_fingerprint_and_key(tmp_path):
         folder.revoke("a")
 
 
-def test_a_folder_shows_that_a_key_was_let_in_revoked_or_replaced(tmp_path):
+def test_key_folder_shows_allowed_revoked_and_replaced_keys(tmp_path):
     folder = CurveKeyFolder(tmp_path)
     marks = [folder.read_fingerprint()]
     folder.allow(KEY, "alice")
@@ -84,7 +84,7 @@ def test_a_folder_shows_that_a_key_was_let_in_revoked_or_replaced(tmp_path):
     assert folder.read_fingerprint() == marks[2]
 
 
-def test_a_key_has_one_name_and_a_name_one_key(tmp_path):
+def test_key_and_name_are_unique(tmp_path):
     folder = CurveKeyFolder(tmp_path)
     folder.allow(KEY, "alice")
     with pytest.raises(AlreadyExists, match="alice"):
@@ -94,7 +94,7 @@ def test_a_key_has_one_name_and_a_name_one_key(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "-a", "a b", "ä", "a\n", "x" * 200])
-def test_a_name_is_a_files_and_nothing_else(tmp_path, name):
+def test_key_name_must_be_a_file_name(tmp_path, name):
     with pytest.raises(UsageError):
         CurveKeyFolder(tmp_path).allow(KEY, name)
     with pytest.raises(UsageError):
@@ -102,16 +102,16 @@ def test_a_name_is_a_files_and_nothing_else(tmp_path, name):
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 39, "x" * 41, "ä" * 40, "\x7f" * 40])
-def test_what_is_no_key_is_told(text):
+def test_invalid_key_is_an_error(text):
     with pytest.raises(UsageError, match="invalid key"):
         curve_key_folder.parse_key(text)
 
 
-def test_a_key_as_people_write_it():
+def test_key_with_surrounding_text_is_accepted():
     assert curve_key_folder.parse_key(AllowedKey("", KEY).text) == KEY
 
 
-def test_a_file_that_is_no_key_is_told(tmp_path):
+def test_invalid_key_file_is_an_error(tmp_path):
     folder = CurveKeyFolder(tmp_path)
     folder.allow(KEY, "good")
     (tmp_path / "allowed" / "bad.key").write_text("hello")
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_key_is_told(tmp_path):
         folder.allowed()
 
 
-def test_the_commands(tmp_path, capsys):
+def test_key_commands(tmp_path, capsys):
     data, own = str(tmp_path / "data"), str(tmp_path / "own")
     assert run(["keys", "new", "laptop", "--keys", own]) == 0
     assert "client id" in capsys.readouterr().out

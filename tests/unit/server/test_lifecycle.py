@@ -10,7 +10,7 @@ from polybus.server import lifecycle
 from polybus.server.lifecycle import Ticker
 
 
-def test_a_step_that_fails_stops_neither_the_others_nor_the_timer(monkeypatch):
+def test_failing_step_stops_neither_others_nor_the_timer(monkeypatch):
     monkeypatch.setattr(lifecycle, "TICK_S", 0.001)
     failures: list[Exception] = []
     rounds = 0

@@ -55,7 +55,7 @@ def lines(sink: Sink, logs: Logs) -> list[str]:
     return sink.text().splitlines()
 
 
-def test_a_line_for_people(sink):
+def test_line_for_people(sink):
     logs = Logs(LogSettings(), time.monotonic, sink.writer)
     logs.logger.warning("connection cut", peer="127.0.0.1:9", dialect="rqueue", n=3, text="a b")
     (line,) = lines(sink, logs)
@@ -66,7 +66,7 @@ def test_a_line_for_people(sink):
     )
 
 
-def test_a_line_for_machines(sink):
+def test_line_for_machines(sink):
     logs = Logs(LogSettings(format="json"), time.monotonic, sink.writer)
     logs.logger.info("started", peer="é\n", path=b"\xff", n=1)
     (line,) = lines(sink, logs)
@@ -85,7 +85,7 @@ def test_a_line_for_machines(sink):
 @pytest.mark.parametrize(
     "evil", ["a\nb", "a\r\nfake", "\x1b[31mred", 'q" x=1', "\x85", "\u2028", ""]
 )
-def test_a_peer_cannot_forge_a_line(sink, style, evil):
+def test_peer_text_cannot_forge_a_line(sink, style, evil):
     logs = Logs(LogSettings(format=style), time.monotonic, sink.writer)
     logs.logger.info("connection closed", peer=evil)
     event = f"event {evil}"
@@ -96,14 +96,14 @@ def test_a_peer_cannot_forge_a_line(sink, style, evil):
     assert "\r" not in written
 
 
-def test_the_level_holds(sink):
+def test_lines_below_the_level_are_dropped(sink):
     logs = Logs(LogSettings(level="warning"), time.monotonic, sink.writer)
     logs.logger.info("quiet")
     logs.logger.warning("loud")
     assert [line.split()[2] for line in lines(sink, logs)] == ["loud"]
 
 
-def test_an_exception_brings_its_traceback(sink):
+def test_exception_is_logged_with_traceback(sink):
     logs = Logs(LogSettings(), time.monotonic, sink.writer)
     try:
         raise ValueError("boom")
@@ -114,7 +114,7 @@ def test_an_exception_brings_its_traceback(sink):
     assert text.endswith("ValueError: boom")
 
 
-def test_libraries_log_to_the_same_place(sink):
+def test_library_logs_go_to_the_same_stream(sink):
     logs = Logs(LogSettings(format="json"), time.monotonic, sink.writer)
     logging.getLogger("asyncio").error("slow callback: %s", "x")
     logging.getLogger("asyncio").info("chatter")
@@ -127,7 +127,7 @@ def test_libraries_log_to_the_same_place(sink):
     )
 
 
-def test_a_flood_is_a_few_lines_and_a_count(sink):
+def test_flood_is_a_few_lines_and_a_count(sink):
     logs = Logs(LogSettings(format="json", max_repeats_per_s=3), lambda: 0.0, sink.writer)
     for _ in range(1000):
         logs.logger.warning("connection refused", peer="x", reason="max_connections")
@@ -137,7 +137,7 @@ def test_a_flood_is_a_few_lines_and_a_count(sink):
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
-def test_colours_only_on_a_terminal(monkeypatch, no_color, coloured):
+def test_colours_are_used_on_a_terminal_only(monkeypatch, no_color, coloured):
     monkeypatch.setenv("NO_COLOR", no_color)
     controller, terminal = pty.openpty()
     handlers = logging.getLogger().handlers
@@ -152,7 +152,7 @@ def test_colours_only_on_a_terminal(monkeypatch, no_color, coloured):
         os.close(terminal)
 
 
-def test_a_stderr_that_nobody_reads_does_not_block(sink, monkeypatch):
+def test_unread_stderr_does_not_block(sink, monkeypatch):
     monkeypatch.setattr(line_writer, "CLOSE_TIMEOUT_S", 0.05)
     writer = LineWriter(sink.writer)
     for _ in range(30_000):
@@ -168,7 +168,7 @@ def test_a_stderr_that_nobody_reads_does_not_block(sink, monkeypatch):
     assert seen.count(line) == 30_000 - writer.dropped
 
 
-def test_a_slow_descriptor_that_never_blocks_is_waited_for(sink):
+def test_nonblocking_descriptor_is_waited_for(sink):
     flags = fcntl.fcntl(sink.writer, fcntl.F_GETFL)
     fcntl.fcntl(sink.writer, fcntl.F_SETFL, flags | os.O_NONBLOCK)
     writer = LineWriter(sink.writer)
@@ -181,7 +181,7 @@ def test_a_slow_descriptor_that_never_blocks_is_waited_for(sink):
     writer.close()
 
 
-def test_a_closed_reader_costs_lines_not_the_bus(sink):
+def test_closed_pipe_loses_lines_only(sink):
     os.close(sink.reader)
     writer = LineWriter(sink.writer)
     for _ in range(100):
@@ -190,7 +190,7 @@ def test_a_closed_reader_costs_lines_not_the_bus(sink):
     assert writer.dropped == 100
 
 
-def test_lines_that_a_full_disk_did_not_take_are_counted_and_told(sink, monkeypatch):
+def test_lines_lost_on_a_full_disk_are_counted_and_reported(sink, monkeypatch):
     """Of what was written together the front may have got through: it is not lost."""
     full, taken = threading.Event(), threading.Event()
     full.set()

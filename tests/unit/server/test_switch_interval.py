@@ -17,7 +17,7 @@ def restored() -> Iterator[None]:
     sys.setswitchinterval(before_s)
 
 
-def test_turns_are_short_while_the_loop_is_wanted_and_long_while_it_is_not() -> None:
+def test_switch_interval_is_short_while_connections_send() -> None:
     brought = 0
     turns = SwitchInterval(lambda: brought)
     found = [sys.getswitchinterval()]
@@ -28,7 +28,7 @@ def test_turns_are_short_while_the_loop_is_wanted_and_long_while_it_is_not() -> 
     assert found == pytest.approx([SHORT_S, LONG_S, SHORT_S, SHORT_S, LONG_S, LONG_S, SHORT_S])
 
 
-def test_who_notes_that_the_loop_is_wanted_makes_turns_short_at_once() -> None:
+def test_noted_reads_shorten_the_switch_interval_at_once() -> None:
     turns = SwitchInterval(lambda: 0)
     turns.tick()
     assert [turns.note_reads(0), sys.getswitchinterval()] == pytest.approx([0, LONG_S])

@@ -41,7 +41,7 @@ def files(tmp_path: Path) -> TlsSettings:
 
 
 @pytest.mark.parametrize("name", ["localhost", None])
-def test_a_reload_is_seen_by_new_connections_with_or_without_a_name(files, tmp_path, name):
+def test_reloaded_certificate_is_used_with_and_without_sni(files, tmp_path, name):
     certificates = Certificates(files)
     first = der(tmp_path / "cert.pem")
     assert shown(certificates.context, name) == first
@@ -51,7 +51,7 @@ def test_a_reload_is_seen_by_new_connections_with_or_without_a_name(files, tmp_p
     assert shown(certificates.context, name) == der(tmp_path / "cert.pem") != first
 
 
-def test_a_bad_reload_changes_nothing(files, tmp_path):
+def test_invalid_certificate_reload_changes_nothing(files, tmp_path):
     certificates = Certificates(files)
     first = der(tmp_path / "cert.pem")
     (tmp_path / "other").mkdir()
@@ -62,7 +62,7 @@ def test_a_bad_reload_changes_nothing(files, tmp_path):
     assert shown(certificates.context) == first
 
 
-def test_files_that_are_no_good_are_named(files, tmp_path):
+def test_invalid_certificate_files_are_named(files, tmp_path):
     (tmp_path / "cert.pem").write_text("not a certificate")
     with pytest.raises(ConfigError, match=r"\[tls\] .*cert\.pem"):
         Certificates(files)
@@ -75,7 +75,7 @@ def test_files_that_are_no_good_are_named(files, tmp_path):
         Certificates(files)
 
 
-def test_a_key_with_a_password_is_an_error_and_no_question(files, tmp_path):
+def test_encrypted_key_is_an_error_and_does_not_prompt(files, tmp_path):
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_pem_private_key((tmp_path / "key.pem").read_bytes(), None)
@@ -90,5 +90,5 @@ def test_a_key_with_a_password_is_an_error_and_no_question(files, tmp_path):
         Certificates(files)
 
 
-def test_old_versions_of_tls_are_not_spoken(files):
+def test_tls_below_1_2_is_refused(files):
     assert Certificates(files).context.minimum_version == ssl.TLSVersion.TLSv1_2

@@ -14,7 +14,7 @@ from polybus.server import loop_threads
 from polybus.server.loop_threads import CompletionQueue, LoopCaller, WorkerPool
 
 
-def test_a_function_runs_on_the_loop_and_its_outcome_comes_back():
+def test_function_runs_on_the_loop_and_returns_its_result():
     async def live() -> None:
         on_loop = LoopCaller(asyncio.get_running_loop())
         main = threading.get_ident()
@@ -30,7 +30,7 @@ def test_a_function_runs_on_the_loop_and_its_outcome_comes_back():
     asyncio.run(live())
 
 
-def test_who_gave_up_is_not_surprised_later(monkeypatch):
+def test_call_that_timed_out_is_not_executed(monkeypatch):
     monkeypatch.setattr(loop_threads, "ANSWER_TIMEOUT_S", 0.01)
     loop = asyncio.new_event_loop()
     ran: list[int] = []
@@ -42,7 +42,7 @@ def test_who_gave_up_is_not_surprised_later(monkeypatch):
     assert ran == []
 
 
-def test_a_loop_that_has_ended():
+def test_call_to_an_ended_loop():
     loop = asyncio.new_event_loop()
     loop.close()
     with pytest.raises(Unavailable, match="stopping"):
@@ -50,7 +50,7 @@ def test_a_loop_that_has_ended():
     CompletionQueue(loop).call(lambda: None)
 
 
-def test_steps_come_in_order_and_work_comes_back_on_the_loop():
+def test_steps_run_in_order_and_results_arrive_on_the_loop():
     async def live() -> list[object]:
         completions = CompletionQueue(asyncio.get_running_loop())
         readers = WorkerPool(completions)

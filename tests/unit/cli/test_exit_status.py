@@ -40,7 +40,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("kind", every_error())
-def test_every_error_has_a_line_and_a_code(kind, capsys):
+def test_errors_have_a_line_and_an_exit_code(kind, capsys):
     code = exit_status.report_error(make(kind))
     out, err = capsys.readouterr()
     assert code == EXPECTED.get(kind, code)
@@ -50,12 +50,12 @@ def test_every_error_has_a_line_and_a_code(kind, capsys):
     assert err.count("\n") == 1
 
 
-def test_text_of_several_lines_is_told_in_one(capsys):
+def test_multi_line_text_is_joined(capsys):
     exit_status.report_error(errors.ConfigError("first\n  second\n\tthird"))
     assert capsys.readouterr().err == "polybus: first second third\n"
 
 
-def test_an_unexpected_error_hints_at_the_traceback(capsys, monkeypatch):
+def test_unexpected_error_mentions_the_traceback_variable(capsys, monkeypatch):
     monkeypatch.delenv("POLYBUS_DEBUG", raising=False)
     assert exit_status.report_error(ZeroDivisionError("oops")) == 1
     err = capsys.readouterr().err
@@ -67,12 +67,12 @@ def test_an_unexpected_error_hints_at_the_traceback(capsys, monkeypatch):
     assert "ZeroDivisionError: oops\npolybus: unexpected ZeroDivisionError: oops\n" in err
 
 
-def test_ctrl_c_is_quiet(capsys):
+def test_ctrl_c_prints_nothing(capsys):
     assert exit_status.report_error(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == ""
 
 
-def test_an_exit_keeps_its_code(capsys):
+def test_exit_code_is_kept(capsys):
     assert exit_status.report_error(SystemExit(7)) == 7
     assert exit_status.report_error(SystemExit("text")) == 1
     assert capsys.readouterr().err == ""

@@ -58,25 +58,25 @@ def reply(server: socket.socket, data: bytes) -> threading.Thread:
         (b"", errors.ConnectionLost),
     ],
 )
-def test_answers_that_are_errors(server, path, answer, kind):
+def test_error_answers_raise(server, path, answer, kind):
     thread = reply(server, answer)
     with pytest.raises(kind):
         ask(path, "stats")
     thread.join()
 
 
-def test_a_long_answer_in_many_pieces(server, path):
+def test_long_answer_arrives_in_pieces(server, path):
     thread = reply(server, b'{"ok": "' + b"x" * 3_000_000 + b'"}\n')
     assert ask(path, "stats") == "x" * 3_000_000
     thread.join()
 
 
-def test_a_bus_that_says_nothing(server, path):
+def test_bus_that_does_not_answer(server, path):
     with pytest.raises(errors.ConnectionLost, match=r"no answer in 0\.05 s"):
         ask(path, "stats", timeout_s=0.05)
 
 
-def test_an_answer_without_end(server, path, monkeypatch):
+def test_endless_answer_is_an_error(server, path, monkeypatch):
     monkeypatch.setattr(admin_client, "MAX_ANSWER_BYTES", 1000)
     thread = reply(server, b"x" * 2000)
     with pytest.raises(errors.PeerError, match="has no end"):
@@ -84,7 +84,7 @@ def test_an_answer_without_end(server, path, monkeypatch):
     thread.join()
 
 
-def test_nobody_there(path):
+def test_no_bus_listens(path):
     for place in (path, path / "deeper", Path("/" + "x" * 200)):
         with pytest.raises(errors.NotConnected):
             ask(place, "stats")
@@ -93,7 +93,7 @@ def test_nobody_there(path):
         ask(path, "stats")
 
 
-def test_a_user_without_a_bus_finds_the_machines(tmp_path, monkeypatch):
+def test_user_without_a_bus_uses_the_bus_of_root(tmp_path, monkeypatch):
     monkeypatch.setattr(socket_path, "ROOT_RUNTIME", tmp_path / "system")
     own = tmp_path / "own" / "polybus"
     environ = {"XDG_RUNTIME_DIR": str(tmp_path / "own")}

@@ -20,18 +20,18 @@ def bind(path: Path) -> socket.socket:
     return sock
 
 
-def test_nothing_there(tmp_path):
+def test_free_path(tmp_path):
     with socket_files.claimed_path(tmp_path / "a.sock"):
         bind(tmp_path / "a.sock").close()
 
 
-def test_a_stale_socket_is_replaced(tmp_path):
-    bind(tmp_path / "a.sock").close()  # the file stays, nobody listens
+def test_stale_socket_is_replaced(tmp_path):
+    bind(tmp_path / "a.sock").close()  # the file stays, no process listens
     with socket_files.claimed_path(tmp_path / "a.sock"):
         assert not (tmp_path / "a.sock").exists()
 
 
-def test_a_socket_somebody_answers_on_is_an_error(tmp_path):
+def test_socket_with_a_listener_is_an_error(tmp_path):
     with bind(tmp_path / "a.sock") as owner:
         owner.listen()
         with (
@@ -42,7 +42,7 @@ def test_a_socket_somebody_answers_on_is_an_error(tmp_path):
     assert (tmp_path / "a.sock").exists()
 
 
-def test_a_listener_too_busy_to_accept_counts_as_living(tmp_path):
+def test_busy_listener_counts_as_running(tmp_path):
     with bind(tmp_path / "a.sock") as owner, socket.socket(socket.AF_UNIX) as waiting:
         owner.listen(0)
         waiting.connect(str(tmp_path / "a.sock"))  # fills the backlog
@@ -50,7 +50,7 @@ def test_a_listener_too_busy_to_accept_counts_as_living(tmp_path):
             pass
 
 
-def test_a_file_that_is_no_socket_is_not_touched(tmp_path):
+def test_file_that_is_not_a_socket_is_kept(tmp_path):
     (tmp_path / "a.sock").write_text("precious")
     with (
         pytest.raises(AddressError, match="no socket is in the way"),
@@ -60,7 +60,7 @@ def test_a_file_that_is_no_socket_is_not_touched(tmp_path):
     assert (tmp_path / "a.sock").read_text() == "precious"
 
 
-def test_no_folder(tmp_path):
+def test_missing_socket_folder(tmp_path):
     with (
         pytest.raises(AddressError, match="No such file"),
         socket_files.claimed_path(tmp_path / "gone" / "a.sock"),
@@ -68,7 +68,7 @@ def test_no_folder(tmp_path):
         pass
 
 
-def test_two_who_start_together_do_not_remove_each_others_socket(tmp_path):
+def test_concurrent_starts_do_not_remove_each_others_socket(tmp_path):
     """Eight threads race for one stale socket: exactly one gets it, and keeps it."""
     path = tmp_path / "a.sock"
     bind(path).close()
@@ -95,7 +95,7 @@ def test_two_who_start_together_do_not_remove_each_others_socket(tmp_path):
     owners[0].close()
 
 
-def test_a_folder_somebody_keeps_locked_does_not_hold_us_up_for_ever(tmp_path, monkeypatch):
+def test_locked_folder_times_out(tmp_path, monkeypatch):
     monkeypatch.setattr(socket_files, "CLAIM_TIMEOUT_S", 0.05)
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -109,7 +109,7 @@ def test_a_folder_somebody_keeps_locked_does_not_hold_us_up_for_ever(tmp_path, m
         os.close(fd)
 
 
-def test_only_our_own_file_is_removed(tmp_path):
+def test_only_the_own_socket_file_is_removed(tmp_path):
     path = tmp_path / "a.sock"
     bind(path).close()
     ours = socket_files.identify(path)

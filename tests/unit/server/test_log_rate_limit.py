@@ -40,7 +40,7 @@ def passed(
     return count
 
 
-def test_the_first_of_a_second_pass_and_the_rest_are_counted(clock):
+def test_lines_over_the_rate_are_counted(clock):
     gate = LogRateLimiter(20, clock)
     assert passed(gate, "connection refused", 1000, "warning") == 20
     assert gate.summaries() == []  # the second is not over
@@ -49,7 +49,7 @@ def test_the_first_of_a_second_pass_and_the_rest_are_counted(clock):
     assert gate.summaries() == []
 
 
-def test_another_event_or_level_has_its_own_count(clock):
+def test_events_and_levels_are_counted_separately(clock):
     gate = LogRateLimiter(2, clock)
     assert passed(gate, "a", 5) == 2
     assert passed(gate, "b", 5) == 2
@@ -67,7 +67,7 @@ def test_another_event_or_level_has_its_own_count(clock):
         ),
     ],
 )
-def test_no_flood_hides_another_reason_quota_or_user(clock, flood, other):
+def test_reasons_quotas_and_users_are_counted_separately(clock, flood, other):
     gate = LogRateLimiter(2, clock)
     assert passed(gate, "refused", 1000, "warning", **flood, topic="x") == 2
     assert passed(gate, "refused", 1, "warning", **other, topic="x") == 1
@@ -76,12 +76,12 @@ def test_no_flood_hides_another_reason_quota_or_user(clock, flood, other):
     assert (dict(kind.facts), held_back) == (flood, 998)
 
 
-def test_where_somebody_calls_from_makes_no_difference(clock):
+def test_peers_are_not_counted_separately(clock):
     gate = LogRateLimiter(2, clock)
     assert sum(passed(gate, "closed", 1, peer=f"127.0.0.1:{port}") for port in range(100)) == 2
 
 
-def test_a_new_second_lets_lines_through_again(clock):
+def test_next_second_admits_lines_again(clock):
     gate = LogRateLimiter(2, clock)
     assert passed(gate, "a", 5) == 2
     clock.now += 1
@@ -90,20 +90,20 @@ def test_a_new_second_lets_lines_through_again(clock):
     assert gate.summaries() == [(EventKind("info", "a"), 6)]  # nothing held back is forgotten
 
 
-def test_a_quiet_event_has_no_summary(clock):
+def test_event_below_the_rate_has_no_summary(clock):
     gate = LogRateLimiter(2, clock)
     assert passed(gate, "a", 2) == 2
     clock.now += 1
     assert gate.summaries() == []
 
 
-def test_the_summary_itself_always_passes(clock):
+def test_summary_is_never_suppressed(clock):
     gate = LogRateLimiter(1, clock)
     passed(gate, "a", 5)
     assert passed(gate, "a", 1, repeated=4) == 1
 
 
-def test_tracebacks_are_counted_by_the_minute(clock):
+def test_traceback_window_is_a_minute(clock):
     gate = LogRateLimiter(2, clock)
     assert passed(gate, "unexpected error", 3, "error", exc_info=ValueError()) == 2
     clock.now += 2
@@ -112,13 +112,13 @@ def test_tracebacks_are_counted_by_the_minute(clock):
     assert gate.summaries() == [(EventKind("error", "unexpected error"), 4)]
 
 
-def test_at_the_end_all_is_told(clock):
+def test_close_reports_all_suppressed_lines(clock):
     gate = LogRateLimiter(1, clock)
     passed(gate, "a", 3)
     assert gate.summaries(final=True) == [(EventKind("info", "a"), 2)]
 
 
-def test_events_with_changing_text_do_not_grow_the_table(clock):
+def test_number_of_event_kinds_is_bounded(clock):
     gate = LogRateLimiter(5, clock)
     count = sum(passed(gate, f"event {i}", 1) for i in range(MAX_KINDS + 500))
     assert count == MAX_KINDS + 5

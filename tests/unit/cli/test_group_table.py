@@ -21,11 +21,11 @@ from polybus.cli.group_table import quantile_ms, show_groups
         ({"1": 1, "inf": 99}, 0.5, math.inf),
     ],
 )
-def test_a_share_of_all_took_at_most(histogram, share, bound_ms):
+def test_latency_percentiles_from_the_histogram(histogram, share, bound_ms):
     assert quantile_ms(histogram, share) == bound_ms
 
 
-def test_a_group_is_a_row_and_so_is_each_of_its_shards(capsys):
+def test_groups_and_their_shards_are_rows(capsys):
     counts = {"lag": 3, "lag_s": 1.25, "acked": 7, "emitted": 9, "redelivered": 2}
     counts["dead_lettered"] = 1
     shards = [{"shard": 0, "owner": "a", **counts}, {"shard": 1, "owner": None, **counts}]

@@ -32,7 +32,7 @@ def hold_in_child(folder) -> subprocess.Popen[str]:
     return child
 
 
-def test_a_second_owner_is_told_who_the_first_is(tmp_path):
+def test_second_owner_gets_the_pid_of_the_first(tmp_path):
     with hold_in_child(tmp_path) as child:
         with pytest.raises(DataFolderInUse) as caught:
             FolderLock(tmp_path)
@@ -43,7 +43,7 @@ def test_a_second_owner_is_told_who_the_first_is(tmp_path):
         child.wait()
 
 
-def test_a_killed_owner_leaves_no_lock(tmp_path):
+def test_killed_owner_releases_the_lock(tmp_path):
     with hold_in_child(tmp_path) as child:
         child.kill()
         child.wait()
@@ -51,20 +51,20 @@ def test_a_killed_owner_leaves_no_lock(tmp_path):
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
 
 
-def test_given_back_it_can_be_taken_again(tmp_path):
+def test_released_lock_can_be_taken_again(tmp_path):
     with FolderLock(tmp_path):
         pass
     with FolderLock(tmp_path), pytest.raises(DataFolderInUse):
         FolderLock(tmp_path)
 
 
-def test_a_pid_of_an_earlier_owner_is_not_mistaken(tmp_path):
+def test_pid_of_an_earlier_owner_is_not_reported(tmp_path):
     (tmp_path / "lock").write_text("123456789012\n")
     with FolderLock(tmp_path):
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
 
 
-def test_a_planted_link_is_not_followed(tmp_path):
+def test_symbolic_link_as_lock_file_is_refused(tmp_path):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")
     with pytest.raises(ConfigError, match="cannot be locked"):
@@ -72,6 +72,6 @@ def test_a_planted_link_is_not_followed(tmp_path):
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_no_folder_no_lock(tmp_path):
+def test_missing_folder_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot be locked: No such file"):
         FolderLock(tmp_path / "gone")

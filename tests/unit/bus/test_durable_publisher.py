@@ -1,4 +1,4 @@
-"""What is published to durable topics on its way to the disk: counted, bounded, answered once."""
+"""Uncommitted messages of durable topics: counted, bounded, answered once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stored(bus: MemoryBus, topic: int) -> list[bytes]:
 # --- rqueue --------------------------------------------------------------------
 
 
-def test_a_commit_that_fails_is_counted_and_logged(bus: MemoryBus):
+def test_failed_commit_is_counted_and_logged(bus: MemoryBus):
     bus.make("t")
     bus.store.fail_with = StoreFull("no space left")
     bus.connect().deliver(publish(b"t", b"x") * 3)
@@ -70,7 +70,7 @@ def test_a_commit_that_fails_is_counted_and_logged(bus: MemoryBus):
     assert bus.stats("dropped") == {"store_full": 3}
 
 
-def test_a_topic_over_its_bytes_takes_no_more(bus: MemoryBus):
+def test_topic_over_max_bytes_refuses_messages(bus: MemoryBus):
     topic = bus.make("t", max_bytes=2000)
     writer = bus.connect()
     for _ in range(5):
@@ -80,7 +80,7 @@ def test_a_topic_over_its_bytes_takes_no_more(bus: MemoryBus):
     assert bus.stats("dropped") == {"limit_reached": 5 - len(stored(bus, topic.number))}
 
 
-def test_too_much_on_its_way_and_it_is_not_read_from(bus: MemoryBus):
+def test_publisher_over_max_uncommitted_bytes_is_paused(bus: MemoryBus):
     topic = bus.make("t")
     writer = bus.connect()
     sent = 0
@@ -92,7 +92,7 @@ def test_too_much_on_its_way_and_it_is_not_read_from(bus: MemoryBus):
     assert writer.unread
     bus.commit(1)
     bus.turn()
-    assert not writer.reading  # more than half is still on its way
+    assert not writer.reading  # more than half is uncommitted
     bus.settle()
     assert writer.reading
     assert not writer.unread
@@ -100,14 +100,14 @@ def test_too_much_on_its_way_and_it_is_not_read_from(bus: MemoryBus):
     assert stored(bus, topic.number)[-1] == b"left where it is"
 
 
-def test_empty_messages_weigh_something_too(bus: MemoryBus):
+def test_empty_messages_count_towards_uncommitted_bytes(bus: MemoryBus):
     bus.make("t")
     writer = bus.connect()
     writer.deliver(publish(b"t") * 2000)
     assert not writer.reading
 
 
-def test_what_one_has_on_its_way_holds_up_nobody_else(bus: MemoryBus):
+def test_uncommitted_bytes_pause_only_their_publisher(bus: MemoryBus):
     bus.make("t")
     greedy, other = bus.connect(), bus.connect()
     greedy.deliver(MUCH)
@@ -117,7 +117,7 @@ def test_what_one_has_on_its_way_holds_up_nobody_else(bus: MemoryBus):
 
 
 @pytest.mark.parametrize("first", ["disk", "reader"])
-def test_waiting_for_the_disk_and_for_a_full_reader_at_once(bus: MemoryBus, first: str):
+def test_publisher_waits_for_disk_and_full_reader_at_once(bus: MemoryBus, first: str):
     """It is read from again when it waits for neither."""
     topic = bus.make("t")
     slow = bus.connect(appetite=0)
@@ -146,7 +146,7 @@ def test_waiting_for_the_disk_and_for_a_full_reader_at_once(bus: MemoryBus, firs
 
 
 @pytest.mark.parametrize("how", ["hang_up", "shut_down"])
-def test_what_was_sent_before_a_hangup_is_kept(bus: MemoryBus, how: str):
+def test_messages_sent_before_a_hangup_are_stored(bus: MemoryBus, how: str):
     topic = bus.make("t")
     writer = bus.connect()
     writer.deliver(MUCH)
@@ -158,7 +158,7 @@ def test_what_was_sent_before_a_hangup_is_kept(bus: MemoryBus, how: str):
 # --- Freud ---------------------------------------------------------------------
 
 
-def test_a_produce_is_answered_with_its_id_after_the_commit(bus: MemoryBus):
+def test_produce_is_answered_with_its_id_after_the_commit(bus: MemoryBus):
     topic = bus.make("t")
     client = bus.connect_freud()
     client.deliver(produce(b"t", b"a") + produce(b"t", b"b"))
@@ -186,7 +186,7 @@ def test_answers_keep_the_order_of_requests(bus: MemoryBus):
     assert listed.payload.endswith(b"t")
 
 
-def test_it_is_stored_though_nobody_reads_it(bus: MemoryBus):
+def test_message_without_subscribers_is_stored(bus: MemoryBus):
     topic = bus.make("t")
     client = bus.connect_freud()
     client.deliver(produce(b"t", b"a"))
@@ -195,7 +195,7 @@ def test_it_is_stored_though_nobody_reads_it(bus: MemoryBus):
     assert stored(bus, topic.number) == [b"a"]
 
 
-def test_a_commit_that_fails_is_an_error_and_the_next_goes_on(bus: MemoryBus):
+def test_failed_commit_is_an_error_and_the_next_succeeds(bus: MemoryBus):
     bus.make("t")
     client = bus.connect_freud()
     bus.store.fail_with = StoreFull("no space left")
@@ -210,7 +210,7 @@ def test_a_commit_that_fails_is_an_error_and_the_next_goes_on(bus: MemoryBus):
     assert [number(one) for one in answers(client)] == [1]
 
 
-def test_a_half_close_while_committing_is_answered_and_nothing_is_done_twice(bus: MemoryBus):
+def test_half_close_during_a_commit_is_answered_once(bus: MemoryBus):
     topic = bus.make("t")
     client = bus.connect_freud()
     client.deliver(produce(b"t", b"a"))
@@ -222,7 +222,7 @@ def test_a_half_close_while_committing_is_answered_and_nothing_is_done_twice(bus
     assert stored(bus, topic.number) == [b"a"]
 
 
-def test_an_end_while_committing_does_nothing_twice(bus: MemoryBus):
+def test_disconnect_during_a_commit_stores_once(bus: MemoryBus):
     topic = bus.make("t")
     client = bus.connect_freud()
     client.deliver(produce(b"t", b"a"))
@@ -234,7 +234,7 @@ def test_an_end_while_committing_does_nothing_twice(bus: MemoryBus):
     assert answers(client) == []
 
 
-def test_one_that_fails_when_nobody_is_there_to_be_told_is_counted(bus: MemoryBus):
+def test_failed_commit_of_a_gone_connection_is_counted(bus: MemoryBus):
     bus.make("t")
     client = bus.connect_freud()
     bus.store.fail_with = StoreFull("no space left")
@@ -244,7 +244,7 @@ def test_one_that_fails_when_nobody_is_there_to_be_told_is_counted(bus: MemoryBu
     assert bus.stats("dropped") == {"store_full": 2}
 
 
-def test_a_topic_that_goes_while_committing(bus: MemoryBus):
+def test_topic_dropped_during_a_commit(bus: MemoryBus):
     topic = bus.make("t")
     client = bus.connect_freud()
     client.deliver(produce(b"t", b"a"))
@@ -253,7 +253,7 @@ def test_a_topic_that_goes_while_committing(bus: MemoryBus):
     assert [one.code for one in answers(client)] == [DOESNT_EXIST]
 
 
-def test_create_does_nothing_and_delete_is_not_allowed(bus: MemoryBus):
+def test_freud_create_and_delete_do_not_apply_to_a_durable_topic(bus: MemoryBus):
     topic = bus.make("t")
     client = bus.connect_freud()
     client.deliver(create(b"t") + delete(b"t"))

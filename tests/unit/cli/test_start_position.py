@@ -9,7 +9,7 @@ from polybus.errors import UsageError
 
 
 @pytest.mark.parametrize("text", ["earliest", "latest", "@0", "@2026-01-31", "@2026-01-31T12:00Z"])
-def test_words_and_times_are_the_buss_to_resolve(text):
+def test_words_and_times_are_resolved_by_the_bus(text):
     assert parse_start(text) == text
 
 
@@ -32,7 +32,7 @@ def test_times(text, milliseconds):
 
 
 @pytest.mark.parametrize("text", ["@2023-11-14T22:13:20", "@2023-11-14"])
-def test_a_time_without_a_zone_is_the_machines(text, monkeypatch):
+def test_time_without_zone_is_local(text, monkeypatch):
     import time
 
     monkeypatch.setenv("TZ", "UTC-2")  # two hours east of Greenwich
@@ -46,6 +46,6 @@ def test_a_time_without_a_zone_is_the_machines(text, monkeypatch):
 @pytest.mark.parametrize(
     "text", ["", "x", "-1", "1.5", "@", "@x", "@-1", "@2023-13-01", "²", str(2**63), "@1900-01-01"]
 )
-def test_everything_else_is_told(text):
+def test_other_positions_are_errors(text):
     with pytest.raises(UsageError, match="earliest, latest"):
         parse_start(text)

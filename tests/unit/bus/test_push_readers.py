@@ -1,4 +1,4 @@
-"""Push readers of durable topics: what they get, when, and who waits for whom.
+"""Push readers of durable topics: order, start, catch-up and back-pressure.
 
 The disk and the threads that read are steps here, so every interleaving can be driven.
 """
@@ -71,7 +71,7 @@ def full_reader(bus: MemoryBus, writer: MemoryPipe) -> MemoryPipe:
 # --- after the commit, from the end ------------------------------------------
 
 
-def test_a_message_is_seen_after_its_commit_and_not_before(bus: MemoryBus):
+def test_message_is_visible_only_after_its_commit(bus: MemoryBus):
     bus.make("t")
     reader, writer = reader_of(bus), bus.connect()
     writer.deliver(publish(b"t", b"x"))
@@ -86,7 +86,7 @@ def test_a_message_is_seen_after_its_commit_and_not_before(bus: MemoryBus):
     assert bodies(reader) == [b"x"]
 
 
-def test_the_publisher_gets_its_own_messages_like_everybody(bus: MemoryBus):
+def test_publisher_gets_its_own_messages(bus: MemoryBus):
     bus.make("t")
     both = reader_of(bus)
     both.deliver(publish(b"t", b"x"))
@@ -94,7 +94,7 @@ def test_the_publisher_gets_its_own_messages_like_everybody(bus: MemoryBus):
     assert bytes(both.taken) == notification(b"t", b"x")
 
 
-def test_one_buffer_is_one_commit_a_topic(bus: MemoryBus):
+def test_one_buffer_is_one_commit_per_topic(bus: MemoryBus):
     bus.make("t")
     bus.make("u")
     writer = bus.connect()
@@ -102,7 +102,7 @@ def test_one_buffer_is_one_commit_a_topic(bus: MemoryBus):
     assert len(bus.store.waiting) == 2
 
 
-def test_it_begins_at_the_end_as_of_its_subscribe(bus: MemoryBus):
+def test_reader_starts_at_the_end_as_of_its_subscribe(bus: MemoryBus):
     bus.make("t")
     writer = bus.connect()
     writer.deliver(publish(b"t", b"before"))
@@ -113,7 +113,7 @@ def test_it_begins_at_the_end_as_of_its_subscribe(bus: MemoryBus):
     assert bodies(reader) == [b"after"]
 
 
-def test_who_comes_while_the_tail_is_behind_gets_nothing_older(bus: MemoryBus):
+def test_reader_that_joins_while_the_tail_is_behind_gets_no_older_messages(bus: MemoryBus):
     bus.make("t")
     first, writer = reader_of(bus), bus.connect()
     writer.deliver(publish(b"t", b"one"))
@@ -126,7 +126,7 @@ def test_who_comes_while_the_tail_is_behind_gets_nothing_older(bus: MemoryBus):
     assert bodies(second) == [b"two"]
 
 
-def test_a_read_that_goes_beyond_where_somebody_joins_costs_it_nothing(bus: MemoryBus):
+def test_read_past_a_joining_readers_start_loses_nothing(bus: MemoryBus):
     """The read was asked for before it joined, and is done after the next commit."""
     bus.make("t")
     first, writer = reader_of(bus), bus.connect()
@@ -142,7 +142,7 @@ def test_a_read_that_goes_beyond_where_somebody_joins_costs_it_nothing(bus: Memo
     assert bodies(second) == [b"two"]
 
 
-def test_what_is_read_for_those_who_have_left_does_not_reach_those_who_came(bus: MemoryBus):
+def test_rows_read_for_former_readers_do_not_reach_new_ones(bus: MemoryBus):
     bus.make("t")
     first, writer = reader_of(bus), bus.connect()
     writer.deliver(publish(b"t", b"old"))
@@ -157,7 +157,7 @@ def test_what_is_read_for_those_who_have_left_does_not_reach_those_who_came(bus:
     assert bodies(second) == [b"new"]
 
 
-def test_news_between_a_read_that_found_nothing_and_its_outcome(
+def test_commit_between_an_empty_read_and_its_result_is_read(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ):
     bus.make("t")
@@ -177,7 +177,7 @@ def test_news_between_a_read_that_found_nothing_and_its_outcome(
     assert bodies(reader) == [b"one", b"two"]
 
 
-def test_joining_where_everything_was_trimmed(bus: MemoryBus):
+def test_join_of_a_completely_trimmed_topic(bus: MemoryBus):
     topic = bus.make("t")
     reader_of(bus)
     writer = bus.connect()
@@ -192,7 +192,7 @@ def test_joining_where_everything_was_trimmed(bus: MemoryBus):
     assert bodies(second) == [b"two"]
 
 
-def test_many_shards_are_read_in_the_order_of_ids(bus: MemoryBus):
+def test_shards_are_read_in_id_order(bus: MemoryBus):
     bus.make("t", shards=4)
     reader, writer = reader_of(bus), bus.connect()
     for number in range(20):
@@ -204,7 +204,7 @@ def test_many_shards_are_read_in_the_order_of_ids(bus: MemoryBus):
 # --- full readers -------------------------------------------------------------
 
 
-def test_a_full_reader_blocks_nobody_and_gets_everything_in_order(bus: MemoryBus):
+def test_full_reader_blocks_no_other_and_gets_all_in_order(bus: MemoryBus):
     bus.make("t")
     writer = bus.connect()
     slow, quick = full_reader(bus, writer), reader_of(bus)
@@ -223,7 +223,7 @@ def test_a_full_reader_blocks_nobody_and_gets_everything_in_order(bus: MemoryBus
     assert bodies(slow)[-1] == bodies(quick)[-1] == b"last"
 
 
-def test_one_that_has_caught_up_is_among_the_others_again(bus: MemoryBus):
+def test_caught_up_reader_joins_the_tail(bus: MemoryBus):
     bus.make("t")
     writer = bus.connect()
     slow = full_reader(bus, writer)
@@ -237,7 +237,7 @@ def test_one_that_has_caught_up_is_among_the_others_again(bus: MemoryBus):
     assert bus.reads == 1  # the tail's alone
 
 
-def test_several_stragglers_each_at_its_own_pace(bus: MemoryBus):
+def test_readers_behind_the_tail_advance_independently(bus: MemoryBus):
     bus.make("t")
     writer = bus.connect()
     slow = [reader_of(bus, appetite=0) for _ in range(3)]
@@ -255,7 +255,7 @@ def test_several_stragglers_each_at_its_own_pace(bus: MemoryBus):
         assert bodies(reader) == sent
 
 
-def test_a_straggler_whose_next_messages_were_trimmed_goes_on_behind_them(bus: MemoryBus):
+def test_reader_behind_the_tail_skips_trimmed_messages(bus: MemoryBus):
     topic = bus.make("t")
     writer = bus.connect()
     slow = full_reader(bus, writer)
@@ -270,7 +270,7 @@ def test_a_straggler_whose_next_messages_were_trimmed_goes_on_behind_them(bus: M
 
 
 @pytest.mark.parametrize("goodbye", [remove(b"t"), deregister()])
-def test_unsubscribing_while_behind(bus: MemoryBus, goodbye: bytes):
+def test_unsubscribe_of_a_reader_behind_the_tail(bus: MemoryBus, goodbye: bytes):
     topic = bus.make("t")
     writer = bus.connect()
     slow = full_reader(bus, writer)
@@ -286,7 +286,7 @@ def test_unsubscribing_while_behind(bus: MemoryBus, goodbye: bytes):
 
 
 @pytest.mark.parametrize("how", ["hang_up", "shut_down"])
-def test_leaving_while_behind_and_while_joining(bus: MemoryBus, how: str):
+def test_disconnect_of_joining_and_behind_readers(bus: MemoryBus, how: str):
     topic = bus.make("t")
     writer = bus.connect()
     slow, quick = full_reader(bus, writer), reader_of(bus)
@@ -301,7 +301,7 @@ def test_leaving_while_behind_and_while_joining(bus: MemoryBus, how: str):
     assert bus.durable.push_readers.count(topic) == 1
 
 
-def test_one_that_may_no_longer_read_gets_nothing_of_what_it_missed():
+def test_revoked_reader_behind_the_tail_gets_no_more():
     bus = MemoryBus(LIMITS, durable=True)
     bus.make("t")
     writer = bus.connect()
@@ -315,7 +315,7 @@ def test_one_that_may_no_longer_read_gets_nothing_of_what_it_missed():
 
 
 @pytest.mark.parametrize("is_behind", [False, True])
-def test_what_a_reader_cannot_be_sent_is_counted(is_behind: bool):
+def test_unsent_messages_of_a_durable_reader_are_counted(is_behind: bool):
     """One byte a PART, and more bytes than a message may have PARTs."""
     name = "t" * 255
     bus = MemoryBus(LIMITS, RqueueLimits(max_payload=282), durable=True)
@@ -331,7 +331,7 @@ def test_what_a_reader_cannot_be_sent_is_counted(is_behind: bool):
     assert bus.stats("dropped") == {"too_large": 1}
 
 
-def test_a_slow_reader_is_cut_as_everywhere(bus: MemoryBus):
+def test_slow_reader_of_a_durable_topic_is_cut(bus: MemoryBus):
     bus.make("t")
     writer = bus.connect()
     slow = full_reader(bus, writer)
@@ -342,7 +342,7 @@ def test_a_slow_reader_is_cut_as_everywhere(bus: MemoryBus):
     assert bus.stats("dropped") == {"slow_consumer": 2}
 
 
-def test_a_read_that_fails_is_tried_again_with_the_next_commit(
+def test_failed_read_is_retried_with_the_next_commit(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ):
     bus.make("t")
@@ -371,7 +371,7 @@ def test_a_read_that_fails_is_tried_again_with_the_next_commit(
 # --- names that change --------------------------------------------------------
 
 
-def test_a_name_that_is_read_already_becomes_durable(bus: MemoryBus):
+def test_subscribed_name_becomes_durable(bus: MemoryBus):
     reader, writer = reader_of(bus), bus.connect()
     writer.deliver(publish(b"t", b"at once"))
     assert bodies(reader) == [b"at once"]
@@ -382,7 +382,7 @@ def test_a_name_that_is_read_already_becomes_durable(bus: MemoryBus):
     assert bodies(reader) == [b"at once", b"kept"]
 
 
-def test_a_dropped_topic_is_silent_and_its_name_goes_on_without_a_log(bus: MemoryBus):
+def test_name_of_a_dropped_topic_is_ephemeral_again(bus: MemoryBus):
     topic = bus.make("t")
     writer = bus.connect()
     slow, quick = full_reader(bus, writer), reader_of(bus)
@@ -403,13 +403,13 @@ def test_a_dropped_topic_is_silent_and_its_name_goes_on_without_a_log(bus: Memor
     assert bodies(slow)[-1] == bodies(quick)[-1] == b"ephemeral"
 
 
-def test_created_again_under_its_readers(bus: MemoryBus):
+def test_topic_created_again_is_read_by_existing_subscribers(bus: MemoryBus):
     topic = bus.make("t")
     writer = bus.connect()
     slow, quick = full_reader(bus, writer), reader_of(bus)
     writer.deliver(publish(b"t", b"old"))
     bus.commit()
-    bus.turn()  # a read of the old one is under way
+    bus.turn()  # a read of the old topic is in progress
     bus.drop(topic)
     again = bus.make("t")
     writer.deliver(publish(b"t", b"new"))
@@ -420,7 +420,7 @@ def test_created_again_under_its_readers(bus: MemoryBus):
     assert bus.store.bounds(again.number).next_id == 5
 
 
-def test_a_commit_that_comes_too_late_for_its_topic_is_counted(bus: MemoryBus):
+def test_commit_after_its_topic_was_dropped_is_counted(bus: MemoryBus):
     topic = bus.make("t")
     bus.connect().deliver(publish(b"t", b"x") * 3)
     bus.drop(topic)
@@ -431,7 +431,7 @@ def test_a_commit_that_comes_too_late_for_its_topic_is_counted(bus: MemoryBus):
 # --- parts --------------------------------------------------------------------
 
 
-def test_parts_are_put_together_before_they_enter(bus: MemoryBus):
+def test_parts_are_assembled_before_they_are_stored(bus: MemoryBus):
     topic = bus.make("t")
     writer = bus.connect()
     writer.deliver(publish_part(b"t", bytes(16), 1, 2, b"world"))
@@ -512,7 +512,7 @@ def is_run_of(got: list[int], spans: list[tuple[int, int]]) -> bool:
 
 @settings(max_examples=300)
 @given(STEPS, st.sampled_from((1, 3, push_readers.CHUNK_ROWS)))
-def test_each_reader_gets_the_log_from_where_it_began(steps, chunk_rows):
+def test_each_reader_gets_the_log_from_its_start(steps, chunk_rows):
     world = World()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(push_readers, "CHUNK_ROWS", chunk_rows)

@@ -36,7 +36,7 @@ def test_rounded(count, text):
     assert round_count(count) == text
 
 
-def test_a_number_is_never_cut_by_a_narrow_terminal(monkeypatch, capsys):
+def test_narrow_terminal_does_not_cut_numbers(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     print_table(("acked", "emitted", "redelivered"), [(1234567, 7654321, 1111111)])
@@ -45,7 +45,7 @@ def test_a_number_is_never_cut_by_a_narrow_terminal(monkeypatch, capsys):
         assert number in shown
 
 
-def test_a_terminal_gets_fewer_columns_rounded_and_a_pipe_gets_all(monkeypatch, capsys):
+def test_terminal_gets_rounded_values_and_a_pipe_exact_ones(monkeypatch, capsys):
     rows: list[dict[str, object]] = [{"topic": "t", "acked": 1234567, "emitted": 7}, {"topic": "u"}]
     columns, short = ("topic", "acked", "emitted"), {"topic": "topic", "done": "acked"}
     print_fields(columns, short, rows)

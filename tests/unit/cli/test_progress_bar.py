@@ -20,7 +20,7 @@ print("done")
 """
 
 
-def test_a_line_now_and_then(capsys):
+def test_progress_lines_in_a_pipe(capsys):
     now_s = [0.0]
     told = _lines("copying", clock=lambda: now_s[0])
     for second in range(12):
@@ -32,12 +32,12 @@ def test_a_line_now_and_then(capsys):
     assert LINE_EVERY_S == 5.0
 
 
-def test_a_quick_command_says_nothing_in_a_pipe():
+def test_quick_command_prints_no_progress_in_a_pipe():
     done = subprocess.run([sys.executable, "-c", SHOWS], capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"done\n", b"")
 
 
-def test_a_bar_on_a_terminal():
+def test_progress_bar_on_a_terminal():
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-c", SHOWS],

@@ -1,4 +1,4 @@
-"""`acl.toml`: what is written can be read, what is broken is told, a write is all or nothing."""
+"""`acl.toml`: round trips, errors for invalid files, atomic writes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "acl.toml"
 
 
-def test_no_file_is_no_rules(path):
+def test_missing_file_has_no_rules(path):
     assert read_rules(path) == ()
 
 
-def test_what_is_written_is_read(path):
+def test_written_rules_are_read(path):
     kept = (StoredRule(RULE), StoredRule(OTHER, by=1000))
     write_rules(path, kept)
     assert read_rules(path) == kept
@@ -43,7 +43,7 @@ def test_what_is_written_is_read(path):
 
 
 @given(WORD, WORD.filter(lambda word: "," not in word))
-def test_any_rule_survives(tmp_path_factory, service: str, pattern: str):
+def test_any_rule_survives_a_round_trip(tmp_path_factory, service: str, pattern: str):
     path = tmp_path_factory.mktemp("acl") / "acl.toml"
     kept = (StoredRule(Rule.from_words("allow", f"service:{service}", "produce", pattern)),)
     write_rules(path, kept)
@@ -68,7 +68,7 @@ def test_any_rule_survives(tmp_path_factory, service: str, pattern: str):
         ("[[acl]]\nrule = 'allow user:a produce x'\n" * 4097, "4096 are allowed"),
     ],
 )
-def test_a_broken_file_is_told_in_one_line(path, text: str, says: str):
+def test_invalid_acl_file_is_one_clear_line(path, text: str, says: str):
     path.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError) as caught:
         read_rules(path)
@@ -77,13 +77,13 @@ def test_a_broken_file_is_told_in_one_line(path, text: str, says: str):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path):
+def test_unreadable_acl_file_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="Is a directory"):
         read_rules(tmp_path)
 
 
 @pytest.mark.parametrize("step", ["fsync", "rename"])
-def test_a_write_that_fails_leaves_the_old_file(path, step: str, monkeypatch: pytest.MonkeyPatch):
+def test_failed_write_leaves_the_old_file(path, step: str, monkeypatch: pytest.MonkeyPatch):
     write_rules(path, (StoredRule(RULE),))
 
     def full(*_: object) -> None:
@@ -96,7 +96,7 @@ def test_a_write_that_fails_leaves_the_old_file(path, step: str, monkeypatch: py
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_a_killed_write_left_behind_is_replaced(path):
+def test_leftover_of_a_killed_write_is_replaced(path):
     path.with_name("acl.toml.new").write_text("half a fi")
     write_rules(path, (StoredRule(RULE),))
     assert read_rules(path) == (StoredRule(RULE),)

@@ -1,4 +1,4 @@
-"""What systemd is told."""
+"""Messages to systemd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Log:
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_states_are_told(tmp_path, abstract):
+def test_states_are_sent_to_systemd(tmp_path, abstract):
     name = f"polybus-test-{os.getpid()}" if abstract else str(tmp_path / "notify.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"\0{name}" if abstract else name)
@@ -34,14 +34,14 @@ def test_states_are_told(tmp_path, abstract):
         assert log.events == []
 
 
-def test_nobody_asked_nobody_is_told():
+def test_without_notify_socket_nothing_is_sent():
     log = Log()
     SystemdNotifier({}, log).ready(1)
     SystemdNotifier({"NOTIFY_SOCKET": ""}, log).ready(1)
     assert log.events == []
 
 
-def test_a_manager_that_is_gone_is_a_line_in_the_log(tmp_path):
+def test_unreachable_service_manager_is_logged(tmp_path):
     log = Log()
     SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}, log).ready(1)
     SystemdNotifier({"NOTIFY_SOCKET": "x" * 500}, log).ready(1)

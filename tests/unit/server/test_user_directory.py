@@ -47,7 +47,7 @@ def database() -> Database:
     return Database()
 
 
-def test_names_and_numbers_of_this_host():
+def test_uid_and_gid_of_known_names():
     me = pwd.getpwuid(os.getuid())
     assert uid_of(me.pw_name) == os.getuid()
     assert gid_of(grp.getgrgid(me.pw_gid).gr_name) == me.pw_gid
@@ -57,17 +57,17 @@ def test_names_and_numbers_of_this_host():
 
 
 @pytest.mark.parametrize("name", [NO_SUCH, "", "a\0b", "a:b", "é" * 300])
-def test_names_that_are_not_there(name: str):
+def test_unknown_names(name: str):
     assert uid_of(name) is None
     assert gid_of(name) is None
 
 
 @pytest.mark.parametrize("uid", [54321, 2**32 - 2])
-def test_a_uid_without_an_entry_is_in_no_group(uid: int):
+def test_uid_without_an_entry_has_no_groups(uid: int):
     assert account_of(uid) == UserAccount(None, frozenset())
 
 
-def test_it_is_asked_once_a_minute(database):
+def test_lookups_are_cached_for_a_minute(database):
     now = 0.0
     directory = UserDirectory(lambda: now, database.look_up)
     assert directory.groups_of(5) == SEVEN
@@ -79,7 +79,7 @@ def test_it_is_asked_once_a_minute(database):
     assert database.asked == [5, 5]
 
 
-def test_a_database_that_hangs_holds_nobody_up(database):
+def test_hanging_database_does_not_block_the_loop(database):
     directory = UserDirectory(time.monotonic, database.look_up)
     database.open.clear()
     begun = time.monotonic()
@@ -91,7 +91,7 @@ def test_a_database_that_hangs_holds_nobody_up(database):
     assert len(database.asked) == len(set(database.asked))
 
 
-def test_an_old_answer_serves_while_a_new_one_is_awaited(database):
+def test_expired_answer_is_used_during_a_lookup(database):
     now = 0.0
     directory = UserDirectory(lambda: now, database.look_up)
     directory.groups_of(5)
@@ -101,7 +101,7 @@ def test_an_old_answer_serves_while_a_new_one_is_awaited(database):
     database.open.set()
 
 
-def test_a_database_that_fails_is_asked_again(database):
+def test_failed_lookup_is_repeated(database):
     directory = UserDirectory(time.monotonic, database.look_up)
     assert directory.groups_of(13) is None
     assert directory.groups_of(13) is None

@@ -1,4 +1,4 @@
-"""The folders of a bus: where they are, and whom they are trusted with."""
+"""The folders of a bus: their paths, modes and owners."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sticky(tmp_path: Path) -> Path:
     return folder
 
 
-def test_where_the_sockets_are(tmp_path):
+def test_runtime_folder(tmp_path):
     assert socket_path.runtime_folder({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == Path(
         "/run/user/7/polybus"
     )
@@ -40,7 +40,7 @@ def test_where_the_sockets_are(tmp_path):
     assert socket_path.runtime_folder({"XDG_RUNTIME_DIR": ""}, 0) == Path("/run/polybus")
 
 
-def test_where_the_data_is():
+def test_data_folder():
     assert folders.data_folder({"XDG_STATE_HOME": "/s", "HOME": "/h"}, 7) == Path("/s/polybus")
     assert folders.data_folder({"HOME": "/h"}, 7) == Path("/h/.local/state/polybus")
     assert folders.data_folder({"HOME": "/root"}, 0) == Path("/var/lib/polybus")
@@ -48,14 +48,14 @@ def test_where_the_data_is():
         folders.data_folder({}, 7)
 
 
-def test_modes_follow_who_runs_the_bus():
+def test_modes_depend_on_the_bus_user():
     assert folders.socket_mode(0) == 0o666
     assert folders.socket_mode(7) == 0o600
     assert folders.socket_folder_mode(0) == 0o755
     assert folders.socket_folder_mode(7) == 0o700
 
 
-def test_a_data_folder_is_made_private_with_all_above_it(tmp_path):
+def test_data_folder_is_created_private_with_parents(tmp_path):
     folder = tmp_path / "a" / "b" / "data"
     before = os.umask(0o000)
     try:
@@ -67,7 +67,7 @@ def test_a_data_folder_is_made_private_with_all_above_it(tmp_path):
     assert mode(folder) == 0o700
 
 
-def test_the_umask_does_not_lock_us_out(tmp_path):
+def test_umask_does_not_change_folder_modes(tmp_path):
     before = os.umask(0o777)
     try:
         folders.prepare_runtime(tmp_path / "run", ME)
@@ -76,7 +76,7 @@ def test_the_umask_does_not_lock_us_out(tmp_path):
     assert mode(tmp_path / "run") == folders.socket_folder_mode(ME)
 
 
-def test_a_folder_that_is_fine_is_left_as_it_is(tmp_path):
+def test_valid_folder_is_unchanged(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     folder.chmod(0o750)
@@ -85,7 +85,7 @@ def test_a_folder_that_is_fine_is_left_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("bits", [0o770, 0o707, 0o722])
-def test_a_folder_others_write_in_is_refused(tmp_path, bits):
+def test_folder_writable_by_others_is_refused(tmp_path, bits):
     folder = tmp_path / "data"
     folder.mkdir()
     folder.chmod(bits)
@@ -94,31 +94,31 @@ def test_a_folder_others_write_in_is_refused(tmp_path, bits):
     folder.chmod(0o700)
 
 
-def test_somebody_elses_folder_is_refused(tmp_path):
+def test_folder_of_another_user_is_refused(tmp_path):
     (tmp_path / "run").mkdir(0o700)
     with pytest.raises(ConfigError, match=f"belongs to uid {ME}, and this bus runs as uid 54321"):
         folders.prepare_runtime(tmp_path / "run", SOMEONE)
 
 
-def test_in_a_sticky_temp_folder_it_works(sticky):
+def test_sticky_parent_is_accepted(sticky):
     folders.prepare_runtime(sticky / "polybus-7", ME)
     assert (sticky / "polybus-7").is_dir()
 
 
-def test_where_anyone_could_swap_the_folder_it_is_refused(tmp_path):
+def test_world_writable_parent_is_refused(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match=r"anyone may replace it: chmod \+t"):
         folders.prepare_runtime(tmp_path / "polybus-7", ME)
 
 
-def test_a_link_to_our_own_folder_is_fine(tmp_path):
+def test_link_to_an_own_folder_is_accepted(tmp_path):
     (tmp_path / "disk").mkdir(0o700)
     (tmp_path / "data").symlink_to(tmp_path / "disk")
     folders.prepare_data(tmp_path / "data", ME)
 
 
 @pytest.mark.skipif(ME != 0, reason="only root can give files away")
-def test_a_link_planted_by_somebody_else_is_refused(sticky, tmp_path):
+def test_link_of_another_user_is_refused(sticky, tmp_path):
     (tmp_path / "ours").mkdir(0o700)
     link = sticky / "polybus-0"
     link.symlink_to(tmp_path / "ours")
@@ -127,7 +127,7 @@ def test_a_link_planted_by_somebody_else_is_refused(sticky, tmp_path):
         folders.prepare_runtime(link, ME)
 
 
-def test_a_dangling_link_and_a_file_are_refused(tmp_path):
+def test_dangling_link_and_file_are_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "file").write_text("precious")
     for name in ("link", "file"):
@@ -138,13 +138,13 @@ def test_a_dangling_link_and_a_file_are_refused(tmp_path):
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_a_runtime_folder_is_not_conjured_up_in_a_missing_one(tmp_path):
+def test_runtime_folder_needs_its_parent(tmp_path):
     with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR"):
         folders.prepare_runtime(tmp_path / "gone" / "polybus", ME)
     assert not (tmp_path / "gone").exists()
 
 
-def test_the_folder_of_a_listed_socket_is_made_or_left_alone(tmp_path):
+def test_folder_of_a_configured_socket_is_created_or_unchanged(tmp_path):
     folders.prepare_listed(tmp_path / "new", ME)
     assert mode(tmp_path / "new") == folders.socket_folder_mode(ME)
     (tmp_path / "old").mkdir()

@@ -14,7 +14,7 @@ class Process:
         self.used = 5000
 
 
-def test_what_was_freed_is_given_back_once_it_is_much():
+def test_freed_memory_is_returned_above_a_threshold():
     process = Process()
     freed = HeapTrimmer(lambda: process.used, process.give_back)
     for number, (used, given) in enumerate(
@@ -33,7 +33,7 @@ def test_what_was_freed_is_given_back_once_it_is_much():
     assert process.given == 2
 
 
-def test_it_is_looked_for_seldom():
+def test_memory_is_checked_seldom():
     process = Process()
     freed = HeapTrimmer(lambda: process.used, process.give_back)
     for tenth in range(10 * round(EVERY_S)):
@@ -42,5 +42,5 @@ def test_it_is_looked_for_seldom():
     assert process.given == 1
 
 
-def test_it_is_the_real_process_that_is_looked_at():
+def test_memory_of_the_real_process_is_checked():
     HeapTrimmer().trim_if_due(0.0)

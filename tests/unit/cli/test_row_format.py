@@ -44,17 +44,17 @@ def test_formats(form, shaped):
     assert parse_format(form, "topic")(batch(b"one", b"\xff", key="key")) == shaped
 
 
-def test_a_message_without_a_key_has_an_empty_one():
+def test_missing_key_is_formatted_empty():
     assert parse_format("<%k>", "t")(batch(b"x")) == b"<>"
 
 
 @pytest.mark.parametrize("form", ["%q", "%", "a%", "\\q", "\\", "\\x4"])
-def test_what_a_format_has_not_is_told(form):
+def test_unknown_format_field_is_an_error(form):
     with pytest.raises(UsageError, match="in a format"):
         parse_format(form, "t")
 
 
-def test_json_is_one_object_a_line():
+def test_json_is_one_object_per_line():
     lines = format_json(batch("ü".encode(), b"\xff", key="k")).decode().splitlines()
     assert json.loads(lines[0]) == {
         "id": 1,
@@ -70,7 +70,7 @@ def test_json_is_one_object_a_line():
     assert "body" not in json.loads(lines[1])
 
 
-def test_json_has_headers_where_there_are_some():
+def test_json_has_headers_if_present():
     (line,) = format_json(batch(b"x", headers=[("a", b"1"), ("b", b"\xff")])).splitlines()
     assert json.loads(line)["headers"] == [
         {"name": "a", "value": "1"},

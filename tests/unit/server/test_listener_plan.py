@@ -33,7 +33,7 @@ def refusal(*listen: str) -> str:
     return str(caught.value)
 
 
-def test_nothing_listed_is_everything_at_its_default():
+def test_default_listeners_without_listen():
     assert planned() == [
         "freud unix:/run/polybus/freud.sock",
         "gsb tcp://127.0.0.1:6569",
@@ -45,7 +45,7 @@ def test_nothing_listed_is_everything_at_its_default():
     ]
 
 
-def test_only_what_is_listed_and_the_admin_socket():
+def test_listed_addresses_and_the_admin_socket_only():
     assert planned("rqueue=tcp://127.0.0.1:1", "rqueue=unix:/x/r.sock") == [
         "rqueue tcp://127.0.0.1:1",
         "rqueue unix:/x/r.sock",
@@ -53,12 +53,12 @@ def test_only_what_is_listed_and_the_admin_socket():
     ]
 
 
-def test_the_admin_socket_can_be_put_elsewhere_or_left_out():
+def test_admin_socket_can_be_moved_or_left_out():
     assert planned("admin=unix:/x/a.sock") == ["admin unix:/x/a.sock"]
     assert planned("rqueue=tcp://127.0.0.1:1", admin=False) == ["rqueue tcp://127.0.0.1:1"]
 
 
-def test_localhost_is_every_loopback_that_the_host_has(monkeypatch):
+def test_localhost_expands_to_all_loopback_addresses(monkeypatch):
     monkeypatch.setattr(listener_plan, "_is_here", lambda host, family: True)
     both = ["rqueue tcp://127.0.0.1:1", "rqueue tcp://[::1]:1"]
     assert planned("rqueue=tcp://localhost:1", admin=False) == both
@@ -68,18 +68,20 @@ def test_localhost_is_every_loopback_that_the_host_has(monkeypatch):
     assert "asked for twice" in said
 
 
-def test_a_loopback_is_there_if_it_can_be_bound():
+def test_loopback_exists_if_it_can_be_bound():
     assert listener_plan._is_here("127.0.0.1", socket.AF_INET)
-    assert not listener_plan._is_here("192.0.2.1", socket.AF_INET)  # nobody's, by RFC 5737
+    assert not listener_plan._is_here(
+        "192.0.2.1", socket.AF_INET
+    )  # assigned to no host by RFC 5737
 
 
-def test_a_relative_socket_path_is_made_absolute(monkeypatch, tmp_path):
+def test_relative_socket_path_becomes_absolute(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert planned("rqueue=unix:r.sock", admin=False) == [f"rqueue unix:{tmp_path}/r.sock"]
 
 
 @pytest.mark.parametrize("name", ["console", "RQUEUE", "", "x"])
-def test_what_is_not_built_is_an_unknown_dialect(name):
+def test_unknown_dialect_is_refused(name):
     said = refusal(f"{name}=tcp://127.0.0.1:1")
     known = "freud, gsb, native, pirate, rqueue, admin"
     assert said == f"--listen: unknown dialect {name!r}: this bus has {known}"
@@ -101,49 +103,49 @@ def test_what_is_not_built_is_an_unknown_dialect(name):
         ("rqueue=unix:/" + "a" * 200, "at most 107 bytes"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(listen, says):
+def test_invalid_listener_is_refused_with_the_reason(listen, says):
     assert says in refusal(listen)
 
 
-def test_insecure_must_be_said_and_then_holds():
+def test_insecure_must_be_set_explicitly():
     assert planned("rqueue=tcp://0.0.0.0:1", admin=False, insecure=True) == [
         "rqueue tcp://0.0.0.0:1"
     ]
 
 
-def test_beyond_loopback_with_tls_is_fine():
+def test_tls_beyond_loopback_is_accepted():
     environ = {"POLYBUS_TLS_CERTIFICATE": "/c.pem", "POLYBUS_TLS_KEY": "/k.pem"}
     settings = load(None, environ, {"listen": Flag("--listen", ("rqueue=tls://0.0.0.0:1",))})
     assert str(plan_listeners(settings, RUNTIME)[0].address) == "tls://0.0.0.0:1"
 
 
-def test_one_address_cannot_be_asked_for_twice_but_port_0_can():
+def test_duplicate_address_is_refused_except_port_0():
     assert "asked for twice" in refusal("rqueue=tcp://127.0.0.1:1", "rqueue=tcp://127.0.0.1:1")
     assert "asked for twice" in refusal("rqueue=unix:/x", "admin=unix:/x")
     assert len(planned("rqueue=tcp://127.0.0.1:0", "rqueue=tcp://127.0.0.1:0", admin=False)) == 2
 
 
-def test_a_runtime_folder_with_too_long_a_path_is_told():
+def test_too_long_runtime_path_is_an_error():
     with pytest.raises(UsageError, match="at most 107 bytes"):
         plan_listeners(loaded(), Path("/" + "d" * 100))
 
 
 @pytest.mark.parametrize("url", ["memory:", "lmdb:/x"])
-def test_an_engine_is_taken_as_it_is(url):
+def test_engine_url_is_used_unchanged(url):
     assert plan_serve(loaded(engine=url), {"XDG_RUNTIME_DIR": "/run"}).engine == url
 
 
-def test_the_store_is_in_the_data_folder_by_default():
+def test_default_store_is_in_the_data_folder():
     program = plan_serve(loaded(data=Path("/srv/bus")), {"XDG_RUNTIME_DIR": "/run"})
     assert (program.data, program.engine) == (Path("/srv/bus"), "lmdb:/srv/bus/store")
 
 
-def test_an_engine_that_is_still_to_come():
+def test_planned_engine_is_refused():
     with pytest.raises(UsageError, match="--engine: engine 'nats://a,b' is still to come"):
         plan_serve(loaded(engine="nats://a,b"), {"XDG_RUNTIME_DIR": "/run"})
 
 
-def test_an_unknown_engine_is_told_apart():
+def test_unknown_engine_is_refused():
     with pytest.raises(UsageError, match="unknown engine 'redis:'"):
         plan_serve(loaded(engine="redis:"), {"XDG_RUNTIME_DIR": "/run"})
 
