@@ -25,8 +25,10 @@ from tests.mutants.store import plant  # noqa: E402
 from tests.mutants.verdicts import GREEN, STALE, is_caught, verdict  # noqa: E402
 from tests.rig.patching import DoesNotApply, Patch  # noqa: E402
 
-TESTS = tuple(
-    f"tests/unit/bus/test_{name}.py" for name in ("keeping", "pulling", "durable_following")
+TESTS = (
+    "tests/unit/bus/test_durable_publisher.py",
+    "tests/unit/bus/test_push_readers.py",
+    "tests/unit/freud/test_durable_pull_reader.py",
 )
 
 FOLLOWING = mutants(

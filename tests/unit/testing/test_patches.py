@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig import points, sabotage
-from tests.rig.patching import PACKAGE, DoesNotApply, Edit, Patch, patched_copy
+from tests.rig.patching import PACKAGE, ROOT, DoesNotApply, Edit, Patch, patched_copy
 
 MUTANTS = Path(__file__).parents[2] / "mutants"
 
@@ -51,6 +51,16 @@ def test_kill_points_apply_also_under_each_sabotage(tmp_path):
 
 def test_mutants_apply():
     assert not stale(all_mutants())
+
+
+def test_suites_of_mutants_exist():
+    """A mutant whose tests are gone would be noticed by none of them."""
+    missing = set()
+    for file in MUTANTS.glob("*.py"):
+        module = vars(import_module(f"tests.mutants.{file.stem}"))
+        suites = [module.get("TESTS", ()), *module.get("SUITES", {}).values()]
+        missing |= {path for suite in suites for path in suite if not (ROOT / path).exists()}
+    assert not missing
 
 
 @pytest.mark.parametrize("old", ["no such text", "import"])
