@@ -234,6 +234,17 @@ def test_disconnect_during_a_commit_stores_once(bus: MemoryBus):
     assert answers(client) == []
 
 
+def test_freud_client_over_max_uncommitted_bytes_is_paused(bus: MemoryBus):
+    topic = bus.make("t")
+    client = bus.connect_freud()
+    count = 3 * MAX_UNCOMMITTED // 1000
+    for _ in range(count):
+        client.deliver(produce(b"t", bytes(1000)))
+    assert len(bus.store.waiting) * 1000 <= MAX_UNCOMMITTED
+    bus.settle()
+    assert len(stored(bus, topic.number)) == count
+
+
 def test_failed_commit_of_a_gone_connection_is_counted(bus: MemoryBus):
     bus.make("t")
     client = bus.connect_freud()
