@@ -129,7 +129,7 @@ $(KERNEL_STAMP): $(VENV_STAMP) setup.py $(KERNEL_FILES)
 	@$(PYTHON_IN_VENV) setup.py -q build_ext --inplace $(if $(filter setup.py,$?),--force)
 	@touch $@
 
-# Sessions of Spark start in half the time with it (spark/class_data_sharing.py), and work without.
+# Sessions of Spark start in half the time with it (spark/spark_session.py), and work without.
 $(CLASSES_STAMP): $(VENV_STAMP) | $(KERNEL_STAMP)
 	@! command -v java >/dev/null || { \
 	  echo "polybus: laying out Spark's classes (once; half a minute)"; \

@@ -16,9 +16,9 @@ import pytest
 
 from polybus.errors import Conflict, DoesNotExist, InvalidTopic, StageGone, TooLarge, UsageError
 from polybus.native import Client
-from polybus.spark.sink import epoch_publication, sink_writers
-from polybus.spark.sink.sink_writers import BatchWriter, SinkOptions, StreamWriter, stage_rows
-from polybus.spark.sink.task_stage import LeaseRenewer, StagedRows, TaskStage
+from polybus.spark.sink import sink_writers
+from polybus.spark.sink.sink_writers import MAX_STAGES, BatchWriter, SinkOptions, StreamWriter
+from polybus.spark.sink.task_stage import StagedRows, TaskStage
 from tests.rig.native_bus import NativeBus
 from tests.rig.observer import until
 
@@ -119,7 +119,7 @@ def test_failed_task_discards_its_stage(client, settings, monkeypatch):
         raise RuntimeError("the query has failed")
 
     with pytest.raises(RuntimeError):
-        stage_rows(settings, broken())
+        BatchWriter(settings).write(broken())
     (stage,) = opened
     with pytest.raises(StageGone):
         client.act("stage.renew", stage=stage)
@@ -167,14 +167,14 @@ def test_permanent_error_is_raised_by_the_driver(client, settings, given, error)
 
 
 def test_too_many_tasks_for_one_publish(settings):
-    many = [StagedRows(f"{n:016x}", None) for n in range(epoch_publication.MAX_STAGES + 1)]
+    many = [StagedRows(f"{n:016x}", None) for n in range(MAX_STAGES + 1)]
     with pytest.raises(TooLarge, match=r"coalesce\(890\)"):
         BatchWriter(settings).commit(many)
 
 
 def test_most_tasks_of_one_publish(client, settings, query):
-    full = stage_rows(settings, iter([rows(b"a")])).stage
-    empty = [client.act("stage.new")["stage"] for _ in range(epoch_publication.MAX_STAGES - 1)]
+    full = BatchWriter(settings).write(iter([rows(b"a")])).stage
+    empty = [client.act("stage.new")["stage"] for _ in range(MAX_STAGES - 1)]
     messages = [StagedRows(stage, query) for stage in (full, *empty)]
     StreamWriter(settings).commit(messages, 0)
     assert published(client, settings.topic) == [b"a"]
@@ -269,24 +269,23 @@ def _port_rows(*bodies: bytes) -> pa.RecordBatch:
     )
 
 
-def test_lease_is_renewed_while_the_task_runs():
-    times = count()
-    renewing = LeaseRenewer(lambda: next(times), 0.001)
-    until(lambda: next(times) > 10, "renewals")
-    renewing.end()
-    assert not renewing._thread.is_alive()
+def test_lease_is_renewed_until_the_task_ends(client, settings, monkeypatch):
+    renewals = count()
+    real = Client.act
 
-
-def test_failed_renewal_is_retried():
-    seen: list[int] = []
-
-    def fail() -> None:
-        seen.append(1)
+    def fail_to_renew(self: Client, action: str, **fields: object):
+        """Count renewals and let each fail: the next one must be tried."""
+        if action != "stage.renew":
+            return real(self, action, **fields)
+        next(renewals)
         raise StageGone("gone")
 
-    renewing = LeaseRenewer(fail, 0.001)
-    until(lambda: len(seen) > 3, "tries")
-    renewing.end()
+    monkeypatch.setattr(Client, "act", fail_to_renew)
+    with staging_of(client, lease_s=0.03) as staging:
+        staging.put(str(settings.topic), _port_rows(b"a"))
+        until(lambda: next(renewals) > 10, "renewals")
+    assert staging._renewer is not None
+    assert not staging._renewer.is_alive()
 
 
 def test_task_outlives_its_first_lease(client, settings):

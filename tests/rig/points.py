@@ -55,11 +55,20 @@ SPARK = Points(
     {
         "spark/sink/sink_writers.py": (
             (
-                "class StreamWriter(DataSourceStreamArrowWriter):\n",
-                "class StreamWriter(DataSourceStreamArrowWriter):\n"
+                "class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):\n",
+                "class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):\n"
                 "    def __getstate__(self):\n"  # Spark pickles the writer when it plans an epoch
                 "        passing('planned')\n"
                 "        return self.__dict__\n\n",
+            ),
+            before(
+                '    try:\n        client.act("stage.publish", stages=stages, **stamped)\n',
+                "publishing",
+            ),
+            (
+                'check whether its rows were published"\n        ) from None\n',
+                'check whether its rows were published"\n        ) from None\n'
+                "    passing('published')\n",
             ),
         ),
         "spark/sink/task_stage.py": (
@@ -72,19 +81,10 @@ SPARK = Points(
             ),
             before("            self._stage = self._client.stage(self._lease_s)\n", "begun"),
         ),
-        "spark/sink/epoch_publication.py": (
-            before(
-                '    try:\n        client.act("stage.publish", stages=stages, **stamped)\n',
-                "publishing",
-            ),
-            (
-                'check whether its rows were published"\n        ) from None\n',
-                'check whether its rows were published"\n        ) from None\n'
-                "    passing('published')\n",
-            ),
-        ),
         "spark/source/partition_reader.py": (
-            after("                    yield builder.build_batch(one.topic, batch)\n", "reading"),
+            after(
+                "                    yield builder.build_batch(wanted.topic, batch)\n", "reading"
+            ),
         ),
         "spark/archive/parquet_files.py": (
             after("        self._pending, self._bytes, self._rows = [], 0, 0\n", "mid-file"),
@@ -97,8 +97,8 @@ SPARK = Points(
             ),
         ),
         "spark/archive/archive_committer.py": (
-            after("        files = [one.file for one in written]\n", "archiving"),
-            before("        self.rows += sum(one.rows for one in files)\n", "archived"),
+            after("            files = [one.file for one in new]\n", "archiving"),
+            before("            self.rows += sum(file.rows for file in files)\n", "archived"),
         ),
         "spark/archive/file_compaction.py": (
             before(

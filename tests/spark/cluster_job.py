@@ -13,14 +13,14 @@ from pyspark.sql.functions import udf
 from pyspark.sql.types import StringType
 
 import polybus.spark
-from polybus.spark import class_data_sharing
+from polybus.spark.spark_session import class_archive_flags
 
 SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "600m",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    + class_data_sharing.load_flags(),
+    + class_archive_flags(),
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
     "spark.cores.max": "2",

@@ -178,7 +178,7 @@ def test_archive_and_running_bus_are_required(spark, bus, tmp_path):
 class Log:
     """Access with ids 10, 12, 14… at offsets 0, 1, 2…"""
 
-    def read(self, topic, shard, start, end, max_rows=0):
+    def read(self, topic, shard, start, end):
         yield pa.RecordBatch.from_pydict({"id": [10 + 2 * n for n in range(start, end)]})
 
 

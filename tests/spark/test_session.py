@@ -13,12 +13,12 @@ import pyspark
 import pytest
 
 from polybus.errors import ConfigError
-from polybus.spark.class_data_sharing import load_flags
 from polybus.spark.spark_session import (
     LONGEST_FOLDER,
     SOCKETS,
     STARTUP,
     check_java,
+    class_archive_flags,
     lacks_executors,
     socket_settings,
 )
@@ -68,12 +68,15 @@ def test_missing_java_is_reported_with_a_remedy(tmp_path, monkeypatch):
 
 def test_class_archive_of_another_java_is_ignored(tmp_path):
     archive = tmp_path / "spark.jsa"
-    assert load_flags(archive) == ""
+    assert class_archive_flags(archive) == ""
     archive.write_bytes(b"of another Java")
     java = shutil.which("java")
     assert java is not None
     output = subprocess.run(
-        [java, *load_flags(archive).split(), "-version"], capture_output=True, text=True, check=True
+        [java, *class_archive_flags(archive).split(), "-version"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert archive.name not in output.stdout + output.stderr
 

@@ -304,7 +304,7 @@ class StaleTopicList:
 
 def test_topic_dropped_after_the_pattern_matched_is_skipped(bus, produce, topic):
     produce(f"{topic}.a", 1)
-    access = StaleTopicList(open_log_access(bus.url), f"{topic}.b")
+    access: Any = StaleTopicList(open_log_access(bus.url), f"{topic}.b")
     assert set(TopicSelection(f"{topic}.*").shards(access)) == {f"{topic}.a"}
     with pytest.raises(DoesNotExist):
         TopicSelection(f"{topic}.b").shards(access)

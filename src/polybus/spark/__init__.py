@@ -20,10 +20,10 @@ try:
 except ImportError:
     raise MissingExtra("Spark", "spark") from None
 
-from polybus.spark.catalog.spark_table import table
 from polybus.spark.data_source import PolybusSource
 from polybus.spark.source import column_pruning
 from polybus.spark.spark_session import session
+from polybus.spark.spark_table import table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -40,17 +40,19 @@ class PolybusSource(DataSource):
             return StreamReader(SparkOptions(self.options, SOURCE_OPTIONS), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from polybus.spark.sink.sink_writers import batch_writer
+        from polybus.spark.sink.sink_writers import BatchWriter, parse_options
 
         with hide_traceback():
             if overwrite:
                 raise UsageError("a topic cannot be overwritten; use .mode('append')")
-            return batch_writer(SparkOptions(self.options, SINK_OPTIONS), schema)
+            options = SparkOptions(self.options, SINK_OPTIONS)
+            return BatchWriter(parse_options(options, schema, is_stream=False))
 
     def streamWriter(  # noqa: N802  # Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        from polybus.spark.sink.sink_writers import stream_writer
+        from polybus.spark.sink.sink_writers import StreamWriter, parse_options
 
         with hide_traceback():
-            return stream_writer(SparkOptions(self.options, SINK_OPTIONS), schema)
+            options = SparkOptions(self.options, SINK_OPTIONS)
+            return StreamWriter(parse_options(options, schema, is_stream=True))

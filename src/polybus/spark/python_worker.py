@@ -18,14 +18,13 @@ from contextlib import contextmanager
 
 from polybus.errors import PolybusError
 
-RUNTIME, WORKER = "SPARK_PYTHON_RUNTIME", "PYTHON_WORKER"
+QUERY_ID = "sql.streaming.queryId"  # property of a task: the id of its streaming query
 _request_count = 0
-WITHOUT_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # Spark reads it when a worker fails
 
 
 def is_worker() -> bool:
     """Return whether Spark started this process as a Python worker."""
-    return os.environ.get(RUNTIME) == WORKER
+    return os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER"
 
 
 def note_request() -> None:
@@ -45,5 +44,5 @@ def hide_traceback() -> Iterator[None]:
     try:
         yield
     except PolybusError:
-        os.environ[WITHOUT_TRACEBACK] = "1"
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # Spark reads it when a worker fails
         raise

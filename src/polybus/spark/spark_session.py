@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polybus.errors import ConfigError, NotConnected
-from polybus.spark import class_data_sharing
 from polybus.spark.source import column_pruning
 from polybus.spark.stderr_filter import hold_stderr
 
@@ -57,6 +56,12 @@ LOCAL = {
 # other side acknowledges the first, and that acknowledgement is delayed.
 SOCKETS = "spark.python.unix.domain.socket"
 LONGEST_FOLDER = 60  # a socket's path has at most 107 bytes; Spark appends 42
+# Spark loads about twenty thousand classes before its first query is done, and Java parses and
+# verifies each of them in every process: five to eight seconds of CPU time. `make setup` writes an
+# archive of the parsed classes of a typical query, which halves the start of a session. Java
+# compares its version and class path with the archive, and ignores one that does not match.
+CLASS_ARCHIVE = Path(sys.prefix) / "share" / "polybus" / "spark.jsa"
+SILENTLY = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 # First on the path of workers; they start in a third of the time with it.
 STARTUP = Path(__file__).with_name("startup")
 VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -93,7 +98,7 @@ def session(
     if is_local and _has_own_workers():
         values.update(socket_settings())
     values.update(settings or {})
-    values[DRIVERS_JAVA] = f"{values[DRIVERS_JAVA]} {class_data_sharing.load_flags()}".strip()
+    values[DRIVERS_JAVA] = f"{values[DRIVERS_JAVA]} {class_archive_flags()}".strip()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master or "local[*]")
@@ -107,6 +112,11 @@ def session(
         raise
     column_pruning.install(spark)
     return spark
+
+
+def class_archive_flags(archive: Path = CLASS_ARCHIVE) -> str:
+    """Return Java options that use the class archive; empty if it does not exist."""
+    return f"-XX:SharedArchiveFile={archive} {SILENTLY}" if archive.is_file() else ""
 
 
 def _has_own_workers() -> bool:
@@ -171,22 +181,19 @@ def check_master(master: str) -> None:
     """Raise `ConfigError` for an invalid master, `NotConnected` if no standalone master answers."""
     if FORM.fullmatch(master) is None:
         raise ConfigError(f"invalid Spark master {master!r}: expected {FORMS}")
-    if master.startswith(STANDALONE):
-        _check_answers(master)
-
-
-def _check_answers(master: str) -> None:
-    """Check that at least one of several standby masters accepts connections."""
-    error_cause: Exception | None = None
+    if not master.startswith(STANDALONE):
+        return
+    # One of several standby masters is enough.
+    cause: Exception | None = None
     for place in master.removeprefix(STANDALONE).split(","):
         host, _, port = place.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
             return
         except (OSError, OverflowError) as error:
-            error_cause = error
+            cause = error
     raise NotConnected(
-        f"no Spark master answers at {master} ({error_cause}): start it, or correct the URL"
+        f"no Spark master answers at {master} ({cause}): start it, or correct the URL"
     )
 
 

@@ -7,31 +7,31 @@ from tests.rig.patching import Edit, Patch
 SINK = "spark/sink/sink_writers.py"
 SOURCE = "spark/archive/archive_source.py"
 PARTS = "spark/pipelines/stats/partial_sums.py"
-TRANSACTION = "def _transaction(settings: SinkOptions) -> str | None:\n"
+CHECK_PARTS = (
+    "def _check_parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:\n"
+)
 PUBLISH_ALONE = """def _publish_alone(client, done):
-    from pyspark import TaskContext
-
     context = TaskContext.get()
     if done.stage is not None and context is not None:
         stamp = {
             "producer": f"{done.query}/{context.partitionId()}",
             "counter": int(context.getLocalProperty("streaming.sql.batchId") or 0) + 1,
         }
-        epoch_publication._publish(client, [done.stage], stamp=stamp, run={"id": done.query})
+        _publish(client, [done.stage], stamp=stamp, run={"id": done.query})
     return StagedRows(None, done.query, done.rows)
 
 
 """
-STAGED = "StagedRows(stage.finish(), query_id(), stage.rows)"
+STAGED = "StagedRows(stage.finish(), query, stage.rows)"
 
 SABOTAGES = [
     # Each task publishes its own stage; the driver publishes nothing.
     Patch(
         "tasks-publish",
         SINK,
-        f"        return {STAGED}\n",
-        f"        return _publish_alone(get_client(settings.bus), {STAGED})\n",
-        (Edit(SINK, TRANSACTION, PUBLISH_ALONE + TRANSACTION),),
+        f"            return {STAGED}\n",
+        f"            return _publish_alone(get_client(self._settings.bus), {STAGED})\n",
+        (Edit(SINK, CHECK_PARTS, PUBLISH_ALONE + CHECK_PARTS),),
     ),
     # A first batch that is planned again begins where "latest" is then.
     Patch(
@@ -56,13 +56,13 @@ SABOTAGES = [
         (
             Edit(
                 SOURCE,
-                "        if wanted.start > end and self._task.strict:\n",
-                "        if False:\n",
+                "            if wanted.start > end and self._strict:\n",
+                "            if False:\n",
             ),
             Edit(
                 "spark/archive/manifest.py",
-                "        if start == end or (gaps and start > end):\n",
-                "        if True:\n",
+                "                if start != end and not (gaps and start > end):\n",
+                "                if False:\n",
             ),
         ),
     ),

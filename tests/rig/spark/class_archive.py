@@ -1,4 +1,4 @@
-"""Make the class archive that Spark sessions start from (`spark/class_data_sharing.py`).
+"""Make the class archive that Spark sessions start from (`CLASS_ARCHIVE`).
 
     python -m tests.rig.spark.class_archive
 
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark import SparkContext
 
 import polybus.spark
-from polybus.spark.class_data_sharing import ARCHIVE, dump_flags
-from polybus.spark.spark_session import DRIVERS_JAVA
+from polybus.spark.spark_session import CLASS_ARCHIVE, DRIVERS_JAVA, SILENTLY
 from tests.rig.native_bus import NativeBus
 from tests.rig.spark.query_driver import SETTINGS, SOURCE, Copy, run
 
@@ -27,17 +26,19 @@ END_S = 120.0
 
 
 def main() -> None:
-    ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
-    ARCHIVE.unlink(missing_ok=True)  # Java cannot use and write an archive in one process
-    with tempfile.TemporaryDirectory(dir=ARCHIVE.parent) as folder:
-        made = Path(folder) / ARCHIVE.name
-        settings = {**SETTINGS, DRIVERS_JAVA: f"{SETTINGS[DRIVERS_JAVA]} {dump_flags(made)}"}
+    CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
+    CLASS_ARCHIVE.unlink(missing_ok=True)  # Java cannot use and write an archive in one process
+    with tempfile.TemporaryDirectory(dir=CLASS_ARCHIVE.parent) as folder:
+        made = Path(folder) / CLASS_ARCHIVE.name
+        # Java writes the archive when it exits.
+        flags = f"{SETTINGS[DRIVERS_JAVA]} -XX:ArchiveClassesAtExit={made} {SILENTLY}"
+        settings = {**SETTINGS, DRIVERS_JAVA: flags}
         session = polybus.spark.session("local[2]", name="classes", settings=settings)
         with NativeBus() as bus:
             run_queries(session, bus, Path(folder))
         session.stop()
         _end_java()
-        made.replace(ARCHIVE)
+        made.replace(CLASS_ARCHIVE)
 
 
 def run_queries(session: SparkSession, bus: NativeBus, folder: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import pyspark
 
-from polybus.spark import class_data_sharing
+from polybus.spark.spark_session import class_archive_flags
 from tests.rig.observer import until
 
 HOME = Path(pyspark.__file__).parent
@@ -45,7 +45,7 @@ class ClusterProcess:
             "SPARK_HOME": str(HOME),
             "SPARK_LOCAL_IP": HOST,
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": f"{JAVA} {class_data_sharing.load_flags()}",
+            "SPARK_DAEMON_JAVA_OPTS": f"{JAVA} {class_archive_flags()}",
             "PYSPARK_PYTHON": sys.executable,
         }
         command = [str(HOME / "bin" / "spark-class"), kind, "--host", HOST, "--webui-port", "0"]

@@ -41,12 +41,32 @@ class ArchiveCommitter:
         self._tidy(topic)
 
     def add(self, written: Iterable[WrittenFile]) -> list[str]:
-        """Commit the files of a batch. Returns the topics that have grown."""
+        """Commit the files of a batch, topic by topic. Returns the topics that have grown.
+
+        Raises `Damaged` if the driver does not see a task's file.
+        """
         by_topic: dict[str, list[WrittenFile]] = defaultdict(list)
         for one in written:
+            path = self._folder.path / one.file.path
+            if not path.is_file() or path.stat().st_size != one.file.size_bytes:
+                raise Damaged(
+                    f"{path} is not the file that its task wrote: the archive must be one folder "
+                    "shared by the driver and all tasks"
+                )
             by_topic[one.topic].append(one)
-        for topic, files in sorted(by_topic.items()):
-            self._add(topic, files)
+        for topic, new in sorted(by_topic.items()):
+            self._locks.take(topic)
+            # A shard's last row decides later whether a log is the archived one (check_same_log).
+            lasts: dict[int, LastRow] = {}
+            for one in new:
+                for shard, last in one.lasts.items():
+                    lasts[shard] = max(last, lasts.get(shard, last))
+            files = [one.file for one in new]
+            with explain_write_errors(self._folder.path):
+                manifest = read_manifest(self._folder, topic)
+                commit_manifest(self._folder, manifest.added(files, lasts, gaps=self._gaps))
+            self.rows += sum(file.rows for file in files)
+            self.size_bytes += sum(file.size_bytes for file in files)
             self._tidy(topic)
         return sorted(by_topic)
 
@@ -57,23 +77,6 @@ class ArchiveCommitter:
 
     def end(self) -> None:
         self._locks.release()
-
-    def _add(self, topic: str, written: list[WrittenFile]) -> None:
-        """Commit the files of one topic."""
-        self._locks.take(topic)
-        for one in written:
-            _check_written(self._folder, one)
-        lasts: dict[int, LastRow] = {}
-        # A shard's last row decides later whether a log is the archived one (check_same_log).
-        for one in sorted(written, key=lambda one: one.file.last_ns):
-            for shard, last in one.lasts.items():
-                lasts[shard] = max(last, lasts.get(shard, last))
-        files = [one.file for one in written]
-        with explain_write_errors(self._folder.path):
-            manifest = read_manifest(self._folder, topic)
-            commit_manifest(self._folder, manifest.added(files, lasts, gaps=self._gaps))
-        self.rows += sum(one.rows for one in files)
-        self.size_bytes += sum(one.size_bytes for one in files)
 
     def _tidy(self, topic: str) -> None:
         now_s = time.time()
@@ -113,16 +116,6 @@ def _raise_other_log(topic: str, why: str) -> None:
         f"topic {topic!r} of this bus is not the archived topic ({why}): "
         "give another folder, or another bus"
     )
-
-
-def _check_written(folder: ArchiveFolder, written: WrittenFile) -> None:
-    """Raise `Damaged` if the driver does not see a task's file."""
-    path = folder.path / written.file.path
-    if not path.is_file() or path.stat().st_size != written.file.size_bytes:
-        raise Damaged(
-            f"{path} is not the file that its task wrote: the archive must be one folder shared by "
-            "the driver and all tasks"
-        )
 
 
 def remove_unlisted(folder: ArchiveFolder, topic: str, now_s: float) -> None:

@@ -43,7 +43,7 @@ class ArchiveFolder:
     def check(self) -> None:
         """Raise `WrongFormat` if the folder is not an archive of this version."""
         try:
-            found = json.loads((self.path / MARK).read_text())
+            mark = json.loads((self.path / MARK).read_text())
         except FileNotFoundError:
             raise WrongFormat(
                 f"{self.path} is not an archive: {MARK} is missing; "
@@ -51,11 +51,11 @@ class ArchiveFolder:
             ) from None
         except (ValueError, OSError) as error:
             raise WrongFormat(f"{self.path} is not an archive: {MARK}: {error}") from None
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+        if not isinstance(mark, dict) or mark.get("format") != FORMAT:
             raise WrongFormat(f"{self.path} is not an archive: {MARK} has another format")
-        if found.get("version") != VERSION:
+        if mark.get("version") != VERSION:
             raise WrongFormat(
-                f"{self.path} is an archive of version {found.get('version')}, this polybus "
+                f"{self.path} is an archive of version {mark.get('version')}, this polybus "
                 f"supports version {VERSION}: use the polybus that wrote it, or another folder"
             )
 
@@ -148,7 +148,24 @@ class TopicLocks:
         if topic in self._held:
             return
         with explain_write_errors(self._folder.path):
-            self._held[topic] = self._locked(topic)
+            folder = self._folder.manifests(topic)
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / LOCK_FILE).open("a+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                owner = file.read().strip() or "another process"
+                file.close()
+                raise DataFolderInUse(
+                    f"topic {topic!r} is being archived to {self._folder.path} by {owner}: "
+                    "stop that process, or use another folder"
+                ) from None
+            # Only for error messages; the lock itself is the flock.
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            self._held[topic] = file
 
     @property
     def held(self) -> list[str]:
@@ -158,23 +175,3 @@ class TopicLocks:
         for file in self._held.values():
             file.close()
         self._held.clear()
-
-    def _locked(self, topic: str) -> TextIOWrapper:
-        folder = self._folder.manifests(topic)
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK_FILE).open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "another process"
-            file.close()
-            raise DataFolderInUse(
-                f"topic {topic!r} is being archived to {self._folder.path} by {owner}: "
-                "stop that process, or use another folder"
-            ) from None
-        # Only for error messages; the lock itself is the flock.
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        return file

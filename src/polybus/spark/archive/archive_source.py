@@ -22,6 +22,7 @@ from polybus.spark.archive.parquet_files import TopicFileWriter, WrittenFile
 from polybus.spark.python_worker import hide_traceback
 from polybus.spark.source.partitions import OffsetRange, Partition
 from polybus.spark.source.query_position import QueryPosition
+from polybus.spark.source.read_bounds import Offsets
 from polybus.spark.source.stream_reader import StreamReader
 from polybus.spark.source.topic_schema import SCHEMA
 from polybus.spark.spark_options import SOURCE_OPTIONS, SparkOptions
@@ -32,7 +33,7 @@ ARROW_FILES = pa.schema([pa.field("written", pa.utf8(), nullable=False)])
 OPTIONS = (*SOURCE_OPTIONS, "folder", "tasks")
 # The most rows of a task; files are also limited by their size.
 MOST_ROWS = 2_000_000
-# fewer rows get no task and file of their own; archiving them takes a third of a second
+# Fewer rows get no task and file of their own; archiving them takes a third of a second.
 FEW_ROWS = 250_000
 
 
@@ -80,37 +81,34 @@ class ArchiveStreamReader(StreamReader):
 
     def _readable_ranges(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
         """Return the unarchived parts of the ranges. The log may be trimmed before them."""
-        topics = {one.topic for one in ranges}
-        starts = {topic: self._starts(topic) for topic in topics}
-        ends = {topic: self._archived(topic, shards) for topic, shards in starts.items()}
-        for one in ranges:
-            self._check_follows(one, ends[one.topic].get(one.shard, 0))
-        unarchived = [
-            one._replace(start=max(one.start, ends[one.topic].get(one.shard, 0))) for one in ranges
-        ]
-        return super()._readable_ranges([one for one in unarchived if one.rows > 0])
-
-    def _starts(self, topic: str) -> dict[int, int]:
-        return {n: one.start for n, one in self._available.shards(topic).items()}
-
-    def _check_follows(self, wanted: OffsetRange, end: int) -> None:
-        if wanted.start > end and self._task.strict:
-            raise Conflict(
-                f"this checkpoint belongs to another archive: it continues at offset "
-                f"{wanted.start} in shard {wanted.shard} of topic {wanted.topic!r}, which is "
-                f"archived up to {end} here; use another --checkpoint"
-            )
+        ends: Offsets = {}
+        for topic in {wanted.topic for wanted in ranges}:
+            in_log = self._shards(topic, known=True)
+            ends[topic] = self._archived(topic, {n: one.start for n, one in in_log.items()})
+        unarchived = []
+        for wanted in ranges:
+            end = ends[wanted.topic].get(wanted.shard, 0)
+            if wanted.start > end and self._strict:
+                raise Conflict(
+                    f"this checkpoint belongs to another archive: it continues at offset "
+                    f"{wanted.start} in shard {wanted.shard} of topic {wanted.topic!r}, which is "
+                    f"archived up to {end} here; use another --checkpoint"
+                )
+            if wanted.end > end:
+                unarchived.append(wanted._replace(start=max(wanted.start, end)))
+        return super()._readable_ranges(unarchived)
 
     def _cut(self, ranges: list[OffsetRange]) -> list[Partition]:
         return plan_tasks(ranges, self._tasks)
 
     def _write(self, partition: Partition) -> Iterator[WrittenFile]:
-        parts = self._task.ranges(partition)
-        for topic, ranges in groupby(parts, key=lambda one: one[0].topic):
+        """Write the rows of a partition, topic by topic. Yields the files that are on disk."""
+        parts = self._task.read_ranges(partition)
+        for topic, ranges in groupby(parts, key=lambda part: part[0].topic):
             writer = TopicFileWriter(self._folder, topic)
             try:
-                for one, batches in ranges:
-                    yield from writer.add(one, batches)
+                for wanted, batches in ranges:
+                    yield from writer.add(wanted, batches)
                 yield from writer.finish()
             except BaseException:
                 writer.discard()
@@ -119,16 +117,17 @@ class ArchiveStreamReader(StreamReader):
 
 def plan_tasks(ranges: list[OffsetRange], tasks: int) -> list[Partition]:
     """Return partitions of equal size, as many as tasks run at a time: few, large files."""
-    total = sum(one.rows for one in ranges)
+    total = sum(wanted.rows for wanted in ranges)
     parts = max(-(-total // MOST_ROWS), min(tasks, -(-total // FEW_ROWS)), 1)
     partitions: list[list[OffsetRange]] = [[] for _ in range(parts)]
     seen = 0
-    for one in sorted(ranges):
-        while one.rows > 0:
+    for wanted in sorted(ranges):
+        start = wanted.start
+        while start < wanted.end:
             part = seen * parts // total
             room = -(-total * (part + 1) // parts) - seen
-            piece = one._replace(end=min(one.end, one.start + room))
+            piece = wanted._replace(start=start, end=min(wanted.end, start + room))
             partitions[part].append(piece)
             seen += piece.rows
-            one = one._replace(start=piece.end)
+            start = piece.end
     return [Partition(tuple(part)) for part in partitions if part]

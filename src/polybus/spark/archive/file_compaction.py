@@ -110,13 +110,18 @@ def write_merged(folder: ArchiveFolder, merge: FileMerge) -> ArchivedFile:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
+    shards: dict[int, OffsetSpan] = {}
+    for file in merge.files:
+        for shard, span in file.shards.items():
+            known = shards.get(shard, span)
+            shards[shard] = OffsetSpan(min(known.start, span.start), max(known.end, span.end))
     return replace(
         first,
         path=str(path.relative_to(folder.path)),
         size_bytes=path.stat().st_size,
         first_ns=min(one.first_ns for one in merge.files),
         last_ns=max(one.last_ns for one in merge.files),
-        shards=_joined(merge.files),
+        shards=shards,
     )
 
 
@@ -139,12 +144,3 @@ def _copy(folder: ArchiveFolder, files: Sequence[ArchivedFile], sink: pa.NativeF
 
 def _as_written(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).cast(ARROW)
-
-
-def _joined(files: Sequence[ArchivedFile]) -> dict[int, OffsetSpan]:
-    shards: dict[int, OffsetSpan] = {}
-    for file in files:
-        for shard, span in file.shards.items():
-            known = shards.get(shard, span)
-            shards[shard] = OffsetSpan(min(known.start, span.start), max(known.end, span.end))
-    return shards

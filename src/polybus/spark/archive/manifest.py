@@ -23,6 +23,7 @@ from polybus.spark.archive.archive_folder import OWN, TOPICS, VERSION, sync_fold
 
 if TYPE_CHECKING:
     from polybus.spark.archive.archive_folder import ArchiveFolder
+
 DIGITS = 20
 KEPT_MANIFESTS = 8  # older ones are kept for inspection
 
@@ -137,12 +138,23 @@ class Manifest:
         self, files: Iterable[ArchivedFile], lasts: Mapping[int, LastRow], *, gaps: bool = False
     ) -> Manifest:
         """Return the next manifest with these files. Raises `Conflict` if they do not follow."""
-        new = sorted(files, key=_sort_key)
+        # The day first: times of a shard never go back, but today's file may begin with a lower
+        # shard than yesterday's file that the same task wrote.
+        new = sorted(
+            files,
+            key=lambda file: (file.date, min((n, span.start) for n, span in file.shards.items())),
+        )
         shards = dict(self.shards)
         for file in new:
             for shard, span in file.shards.items():
                 known = shards.setdefault(shard, OffsetSpan(span.start, span.start))
-                self._check_follows(shard, known.end, span.start, gaps=gaps)
+                end, start = known.end, span.start
+                if start != end and not (gaps and start > end):
+                    raise Conflict(
+                        f"topic {self.topic!r}, shard {shard} is archived up to {end}, and the "
+                        f"batch begins at {start}: another run adds to this archive, or the "
+                        "checkpoint belongs to another one"
+                    )
                 shards[shard] = OffsetSpan(known.start, max(known.end, span.end))
         return replace(
             self,
@@ -168,14 +180,6 @@ class Manifest:
         """Return the next manifest with only these of the replaced files."""
         replaced = tuple(one for one in self.replaced if one.path in kept)
         return replace(self, number=self.number + 1, replaced=replaced)
-
-    def _check_follows(self, shard: int, end: int, start: int, *, gaps: bool) -> None:
-        if start == end or (gaps and start > end):
-            return
-        raise Conflict(
-            f"topic {self.topic!r}, shard {shard} is archived up to {end}, and the batch begins at "
-            f"{start}: another run adds to this archive, or the checkpoint belongs to another one"
-        )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -204,15 +208,6 @@ class Manifest:
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Damaged(f"a manifest of the archive is damaged: {error!r}") from None
-
-
-def _sort_key(file: ArchivedFile) -> tuple[str, tuple[int, int]]:
-    """Return the sort key of a file: the day first.
-
-    Times of a shard never go back, but today's file may begin with a lower shard than yesterday's
-    file that the same task wrote.
-    """
-    return file.date, min((shard, span.start) for shard, span in file.shards.items())
 
 
 def list_archived_topics(folder: ArchiveFolder) -> list[str]:

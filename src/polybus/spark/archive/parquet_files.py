@@ -41,7 +41,7 @@ DELTAS = dict.fromkeys(NUMBERS, "DELTA_BINARY_PACKED")
 FEW_VALUES = ["shard", "shard_key"]
 BOUNDED = [*NUMBERS, *FEW_VALUES]  # columns with statistics
 ROWS = StructType([one for one in SCHEMA.fields if one.name != "topic"])
-ARROW = pa.schema(pa.field(one.name, COLUMNS[one.name][0], one.nullable) for one in ROWS.fields)
+ARROW = pa.schema(pa.field(one.name, COLUMNS[one.name], one.nullable) for one in ROWS.fields)
 
 
 class WrittenFile(NamedTuple):
@@ -79,9 +79,11 @@ class TopicFileWriter:
                 # A manifest stores one range per file and shard, so a gap needs another file.
                 if date in self._open and not self._open[date].is_contiguous(wanted.shard, piece):
                     yield self._open.pop(date).close()
-                draft = self._draft(date)
-                draft.add(wanted.shard, piece, self._builder.build_batch(self._topic, piece))
-                if draft.is_full:
+                if date not in self._open:
+                    self._open[date] = ParquetFileWriter(self._folder, self._topic, date)
+                shaped = self._builder.build_batch(self._topic, piece)
+                self._open[date].add(wanted.shard, piece, shaped)
+                if self._open[date].is_full:
                     yield self._open.pop(date).close()
 
     def finish(self) -> Iterator[WrittenFile]:
@@ -89,13 +91,8 @@ class TopicFileWriter:
             yield self._open.pop(next(iter(self._open))).close()
 
     def discard(self) -> None:
-        for draft in self._open.values():
-            draft.discard()
-
-    def _draft(self, date: str) -> ParquetFileWriter:
-        if date not in self._open:
-            self._open[date] = ParquetFileWriter(self._folder, self._topic, date)
-        return self._open[date]
+        for file in self._open.values():
+            file.discard()
 
 
 class ParquetFileWriter:
@@ -199,9 +196,6 @@ def by_date(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         if times[-1].as_py() // NS_PER_DAY != day:
             later = pc.greater_equal(times, pa.scalar((day + 1) * NS_PER_DAY, pa.int64()))
             end = pc.index(later, True).as_py()
-        yield _date(day), batch.slice(at, end - at)
+        date = datetime.fromtimestamp(day * 86_400, UTC).date().isoformat()
+        yield date, batch.slice(at, end - at)
         at = end
-
-
-def _date(day: int) -> str:
-    return datetime.fromtimestamp(day * 86_400, UTC).date().isoformat()

@@ -37,46 +37,33 @@ MAX_MESSAGE_BYTES = 64 << 20
 MAX_PIECE_BYTES = 4 << 20
 
 
-# --- schema checks
-
-
 def check_schema(schema: StructType, topic: str | None) -> None:
     """Raise `UsageError` that names the invalid column and how to fix it."""
     for field in schema.fields:
-        if field.name in IGNORED_COLUMNS:
+        name, given = field.name, field.dataType.simpleString()
+        if name in IGNORED_COLUMNS:
             continue
-        if field.name not in ALLOWED:
+        if name not in ALLOWED:
             raise UsageError(
-                f"column {field.name!r} cannot be written: "
+                f"column {name!r} cannot be written: "
                 f"select only {', '.join(ALLOWED)} (drop it, or rename it to one of these)"
             )
-        _check_type(field.name, field.dataType.simpleString())
+        # varchar(10), char(10) and collated strings arrive as strings.
+        plain = given.split("(")[0].replace("varchar", "string").replace("char", "string")
+        if plain.split(" collate ")[0] not in ALLOWED[name]:
+            raise UsageError(
+                f"column {name} is {given}: cast it to {' or '.join(ALLOWED[name])}, "
+                f"for example .withColumn('{name}', col('{name}').cast('{ALLOWED[name][0]}'))"
+            )
     if "body" not in schema.names:
         raise UsageError(
             "there is no column body: rename one, for example .select('value as body')"
         )
-    _check_target(schema, topic)
-
-
-def _check_type(name: str, given: str) -> None:
-    allowed = ALLOWED[name]
-    plain = given.split("(")[0].replace("varchar", "string").replace("char", "string")
-    if plain.split(" collate ")[0] not in allowed:
-        raise UsageError(
-            f"column {name} is {given}: cast it to {' or '.join(allowed)}, "
-            f"for example .withColumn('{name}', col('{name}').cast('{allowed[0]}'))"
-        )
-
-
-def _check_target(schema: StructType, topic: str | None) -> None:
-    """Check that each row has a target topic.
-
-    The source's own column `topic` is never null. A nullable one was computed by the query.
-    """
     if "topic" not in schema.names:
         if topic is None:
             raise UsageError("no target topic: give .option('topic', NAME), or a column topic")
         return
+    # The source's own column `topic` is never null. A nullable one was computed by the query.
     is_from_source = not schema["topic"].nullable and set(IGNORED_COLUMNS) <= set(schema.names)
     if topic is not None and is_from_source:
         raise UsageError(
@@ -85,96 +72,73 @@ def _check_target(schema: StructType, topic: str | None) -> None:
         )
 
 
-# --- batches of a task
-
-
 def build_batches(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield topics and batches in the order of the rows. Each batch fits into one put."""
     if rows.num_rows == 0:
         return
     columns = {name: rows.column(name) for name in rows.schema.names if name in ALLOWED}
     targets = columns.pop("topic", None)
-    batch = _batch(columns)
+    batch = _message_batch(columns)
     if targets is None:
         assert topic is not None  # check_schema requires it
-        parts: Iterator[tuple[str, pa.RecordBatch]] = iter([(topic, batch)])
-    else:
-        parts = _by_topic(batch, _filled(targets, topic))
-    for name, part in parts:
+        yield from ((topic, piece) for piece in split_batch(batch))
+        return
+    targets = _cast(targets, pa.utf8())
+    if targets.null_count:
+        if topic is None:
+            raise UsageError(
+                "a topic is null: fill it in, or give .option('topic', NAME) for such rows"
+            )
+        targets = pc.fill_null(targets, topic)
+    # Sorting dictionary indices is cheaper than comparing names row by row. The sort is stable, so
+    # rows of a topic keep their order.
+    encoded = targets.dictionary_encode()
+    names: list[str] = encoded.dictionary.to_pylist()
+    if len(names) > 1:
+        batch = batch.take(pc.array_sort_indices(encoded.indices))
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(encoded.indices).to_pylist()}
+    start = 0
+    for index, name in enumerate(names):
+        part = batch.slice(start, counts[index])
         yield from ((name, piece) for piece in split_batch(part))
+        start += counts[index]
 
 
-def _batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
-    body = columns["body"]
+def _message_batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    """Return a batch of the native port; raises if a row is not a valid message."""
+    body, keys, headers = columns["body"], columns.get("shard_key"), columns.get("headers")
     if body.null_count:
         raise UsageError(
             "a body is null: write only rows that have one, .filter('body is not null')"
         )
-    _check_size(body)
-    keys = columns.get("shard_key")
+    # Bodies that are small together need not be measured one by one.
+    if body.nbytes > MAX_MESSAGE_BYTES:
+        largest = pc.max(pc.binary_length(body)).as_py()
+        if largest > MAX_MESSAGE_BYTES:
+            raise TooLarge(
+                f"a body must have at most {MAX_MESSAGE_BYTES} bytes, got {largest}: split it, or "
+                "write a reference to it"
+            )
     arrays = {
         "shard_key": pa.nulls(len(body), pa.utf8()) if keys is None else _cast(keys, pa.utf8()),
         "body": _cast(body, pa.binary()),
     }
-    if "headers" in columns:
-        arrays["headers"] = _headers(columns["headers"])
+    if headers is not None:
+        if headers.items.null_count:
+            raise UsageError(
+                "a header's value is null: leave it out, for example "
+                ".withColumn('headers', map_filter('headers', lambda _, v: v.isNotNull()))"
+            )
+        # Field names of a map's entries may differ; only the types matter.
+        kinds = headers.type.key_type, headers.type.item_type
+        is_plain = kinds == (pa.utf8(), pa.binary())
+        arrays["headers"] = headers if is_plain else headers.cast(HEADERS_TYPE)
     return pa.record_batch(list(arrays.values()), names=list(arrays))
-
-
-def _check_size(body: pa.Array) -> None:
-    if body.nbytes <= MAX_MESSAGE_BYTES:
-        return  # no single body can exceed the limit
-    largest = pc.max(pc.binary_length(body)).as_py()
-    if largest > MAX_MESSAGE_BYTES:
-        raise TooLarge(
-            f"a body must have at most {MAX_MESSAGE_BYTES} bytes, got {largest}: split it, or "
-            "write a reference to it"
-        )
 
 
 def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Convert a column without a copy if its buffers already fit, as those of strings do."""
     return column if column.type == wanted else column.cast(wanted)
-
-
-def _headers(column: pa.Array) -> pa.Array:
-    if column.items.null_count:
-        raise UsageError(
-            "a header's value is null: leave it out, for example "
-            ".withColumn('headers', map_filter('headers', lambda _, v: v.isNotNull()))"
-        )
-    kinds = column.type.key_type, column.type.item_type
-    return column if kinds == (pa.utf8(), pa.binary()) else column.cast(HEADERS_TYPE)
-
-
-def _filled(targets: pa.Array, topic: str | None) -> pa.Array:
-    """Return the target topics with nulls replaced by option `topic`."""
-    targets = _cast(targets, pa.utf8())
-    if not targets.null_count:
-        return targets
-    if topic is None:
-        raise UsageError(
-            "a topic is null: fill it in, or give .option('topic', NAME) for such rows"
-        )
-    return pc.fill_null(targets, topic)
-
-
-def _by_topic(batch: pa.RecordBatch, targets: pa.Array) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield one batch per topic. The sort is stable, so rows of a topic keep their order."""
-    # Sorting dictionary indices is cheaper than comparing names row by row.
-    encoded = targets.dictionary_encode()
-    names: list[str] = encoded.dictionary.to_pylist()
-    if len(names) == 1:
-        yield names[0], batch
-        return
-    sorted_rows = batch.take(pc.array_sort_indices(encoded.indices))
-    counts: dict[int, int] = {
-        one["values"]: one["counts"] for one in pc.value_counts(encoded.indices).to_pylist()
-    }
-    start = 0
-    for index, name in enumerate(names):
-        yield name, sorted_rows.slice(start, counts[index])
-        start += counts[index]
 
 
 def split_batch(rows: pa.RecordBatch, max_bytes: int = MAX_PIECE_BYTES) -> Iterator[pa.RecordBatch]:

@@ -7,13 +7,11 @@ waits for the slowest task of its job and does not renew it. A running task rene
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from polybus.errors import PolybusError
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from polybus.native import Client, Stage
 
 LEASE_S = 86_400.0  # the longest time between the end of a task and the end of its job
-QUERY_ID = "sql.streaming.queryId"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +36,23 @@ class StagedRows(WriterCommitMessage):
     fault: tuple[str, str] | None = None
 
 
-def query_id() -> str | None:
-    """Return the id of the streaming query of this task; None in a batch write."""
-    context = TaskContext.get()
-    return context.getLocalProperty(QUERY_ID) if context else None
-
-
 class TaskStage:
-    """The stage of one task, opened at the first put."""
+    """The stage of one task, opened at the first put. A thread renews its lease until the end."""
 
     def __init__(self, client: Client, *, lease_s: float = LEASE_S) -> None:
         self._client = client
         self._lease_s = lease_s
         self._stage: Stage | None = None
-        self._renewer: LeaseRenewer | None = None
+        self._renewer: Thread | None = None
+        self._has_ended = Event()
         self.rows = 0
 
     def put(self, topic: str, rows: pa.RecordBatch) -> None:
-        self._open().put_rows_nowait(topic, rows)
+        if self._stage is None:
+            self._stage = self._client.stage(self._lease_s)
+            self._renewer = Thread(target=self._renew_lease, name="polybus-lease", daemon=True)
+            self._renewer.start()
+        self._stage.put_rows_nowait(topic, rows)
         self.rows += rows.num_rows
 
     def finish(self) -> str | None:
@@ -80,40 +76,15 @@ class TaskStage:
         except PolybusError:
             pass
 
-    def _open(self) -> Stage:
-        if self._stage is None:
-            self._stage = self._client.stage(self._lease_s)
-            name = self._stage.name
-            self._renewer = LeaseRenewer(
-                lambda: self._client.act("stage.renew", stage=name, lease_s=self._lease_s),
-                self._lease_s / 3,
-            )
-        return self._stage
-
     def _stop_renewal(self) -> None:
+        self._has_ended.set()
         if self._renewer is not None:
-            self._renewer.end()
+            self._renewer.join()
 
-
-class LeaseRenewer:
-    """Thread that renews a lease. A failed renewal is ignored: the next one may succeed, and a lost
-    stage is reported by the next put or by the publish.
-    """
-
-    def __init__(self, renew: Callable[[], object], every_s: float) -> None:
-        self._renew = renew
-        self._every_s = every_s
-        self._over = Event()
-        self._thread = Thread(target=self._run, name="polybus-lease", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(self._every_s):
+    def _renew_lease(self) -> None:
+        assert self._stage is not None
+        while not self._has_ended.wait(self._lease_s / 3):
             try:
-                self._renew()
+                self._client.act("stage.renew", stage=self._stage.name, lease_s=self._lease_s)
             except PolybusError:
-                pass
+                pass  # the next one may succeed; the next put or the publish reports a lost stage

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from polybus.errors import DoesNotExist
 from polybus.spark.python_worker import hide_traceback
 from polybus.spark.source import topic_schema
 from polybus.spark.source.partition_reader import PartitionReader
-from polybus.spark.source.partitions import Partition, plan_partitions, ranges_between
+from polybus.spark.source.partitions import OffsetRange, Partition, plan_partitions
 from polybus.spark.source.read_bounds import (
     EARLIEST,
     LATEST,
-    Offsets,
     ReadBound,
     TopicSelection,
     clamp_offset,
@@ -41,38 +41,31 @@ class BatchReader(DataSourceReader):
         strict = options.flag("failOnDataLoss", default=True)
         self._task = PartitionReader(options.bus, schema, strict, options.archive)
 
+    @hide_traceback()
     def partitions(self) -> list[Partition]:
-        with hide_traceback():
-            starts, ends = self._resolve_bounds()
-            return plan_partitions(ranges_between(starts, ends), self._rows_per_partition)
+        access, strict = self._task.access, self._task.strict
+        topics = self._wanted.shards(access)
+        if not topics:
+            raise DoesNotExist(
+                f"no durable topic matches {self._wanted.text!r}: correct option topic"
+            )
+        for bound in (self._start, self._end):
+            bound.check(topics)
+        ranges = []
+        for topic, shards in topics.items():
+            starts = self._start.resolve_offsets(access, topic, shards)
+            ends = self._end.resolve_offsets(access, topic, shards)
+            for shard, in_log in shards.items():
+                start, end = starts[shard], ends[shard]
+                # An empty range cannot lose messages.
+                fails = strict and start != end
+                start = clamp_offset(topic, shard, start, in_log, strict=fails)
+                # The start alone reports trimmed offsets.
+                end = clamp_offset(topic, shard, max(end, in_log.start), in_log, strict=fails)
+                if start < end:
+                    ranges.append(OffsetRange(topic, shard, start, end))
+        return plan_partitions(ranges, self._rows_per_partition)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
         return self._task.read(partition)
-
-    def _resolve_bounds(self) -> tuple[Offsets, Offsets]:
-        access, strict = self._task.access, self._task.strict
-        topics = self._wanted.shards(access)
-        if not topics:
-            raise self._wanted.no_match_error()
-        starts: Offsets = {}
-        ends: Offsets = {}
-        for bound in (self._start, self._end):
-            bound.check(topics)
-        for topic, shards in topics.items():
-            first, last = (
-                one.resolve_offsets(access, topic, shards) for one in (self._start, self._end)
-            )
-            # An empty range cannot lose messages.
-            fails = {shard: strict and first[shard] != last[shard] for shard in shards}
-            starts[topic] = {
-                shard: clamp_offset(topic, shard, first[shard], in_log, strict=fails[shard])
-                for shard, in_log in shards.items()
-            }
-            ends[topic] = {
-                shard: clamp_offset(
-                    topic, shard, max(last[shard], in_log.start), in_log, strict=fails[shard]
-                )
-                for shard, in_log in shards.items()
-            }
-        return starts, ends

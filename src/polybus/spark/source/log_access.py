@@ -9,9 +9,10 @@ Within a shard ids grow with offsets, so `first_with_id` finds an id by bisectio
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from polybus.errors import DoesNotExist, Trimmed
 from polybus.model.arrow import batch_of
@@ -33,7 +34,6 @@ CHUNK_ROWS = 16_384
 CHUNK_BYTES = 4 << 20
 # Long enough for a restart of the bus.
 RECONNECT_OPTIONS = ClientOptions(connect_timeout_s=20.0)
-NO_BOUND = 0
 
 
 class ShardOffsets(NamedTuple):
@@ -43,18 +43,21 @@ class ShardOffsets(NamedTuple):
     end: int
 
 
-class LogAccess(Protocol):
+class LogAccess(ABC):
     """How a query reads topics."""
 
+    @abstractmethod
     def list_topics(self, pattern: str) -> list[str]:
         """Return the names of the durable topics that a pattern matches."""
 
+    @abstractmethod
     def shards(self, topic: str) -> dict[int, ShardOffsets]:
         """Return the offsets of each shard.
 
         Raises `DoesNotExist` if there is no such topic, `WrongKind` if it is ephemeral.
         """
 
+    @abstractmethod
     def find_time(self, topic: str, shard: int, timestamp_ns: int) -> int:
         """Return the first offset whose timestamp is not before this time; the end if there is
         none.
@@ -62,15 +65,11 @@ class LogAccess(Protocol):
 
     def find_id(self, topic: str, shard: int, wanted: int) -> int:
         """Return the first offset whose id is >= `wanted`; the end if there is none."""
+        return first_with_id(self, topic, shard, self.shards(topic)[shard], wanted)
 
+    @abstractmethod
     def read(
-        self,
-        topic: str,
-        shard: int,
-        start: int,
-        end: int,
-        max_rows: int = NO_BOUND,
-        columns: Collection[str] | None = None,
+        self, topic: str, shard: int, start: int, end: int, columns: Collection[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield batches of `polybus.model.arrow.READ_SCHEMA`.
 
@@ -78,13 +77,14 @@ class LogAccess(Protocol):
         `start` was trimmed.
         """
 
+    @abstractmethod
     def report_progress(
         self, query: str, name: str, topic: str, offsets: Mapping[int, int]
     ) -> None:
         """Report the position of a query, which the topic's statistics show as lag."""
 
 
-class BusLogAccess:
+class BusLogAccess(LogAccess):
     """Reads through the native port of a running bus."""
 
     def __init__(self, url: str) -> None:
@@ -100,19 +100,10 @@ class BusLogAccess:
     def find_time(self, topic: str, shard: int, timestamp_ns: int) -> int:
         return self._client.find(topic, timestamp_ns, shard)
 
-    def find_id(self, topic: str, shard: int, wanted: int) -> int:
-        return first_with_id(self, topic, shard, self.shards(topic)[shard], wanted)
-
     def read(
-        self,
-        topic: str,
-        shard: int,
-        start: int,
-        end: int,
-        max_rows: int = NO_BOUND,
-        columns: Collection[str] | None = None,
+        self, topic: str, shard: int, start: int, end: int, columns: Collection[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        batches = self._client.read(topic, shard, start, end, max_rows=max_rows, columns=columns)
+        batches = self._client.read(topic, shard, start, end, columns=columns)
         try:
             yield from batches
         finally:
@@ -126,7 +117,7 @@ class BusLogAccess:
         self._client.act("query.progress", query=query, name=name, topic=topic, offsets=by_shard)
 
 
-class StoreLogAccess:
+class StoreLogAccess(LogAccess):
     """Reads the files of a store, whether or not its bus is running. Reports no progress."""
 
     def __init__(self, url: str) -> None:
@@ -140,32 +131,27 @@ class StoreLogAccess:
         return [name for name in self._numbers if wanted.matches(name.encode())]
 
     def shards(self, topic: str) -> dict[int, ShardOffsets]:
-        shards = self._ask(topic, self._store.bounds).shards
-        return {number: ShardOffsets(one.start, one.end) for number, one in enumerate(shards)}
+        shards = self._call(topic, self._store.bounds).shards
+        return {number: ShardOffsets(shard.start, shard.end) for number, shard in enumerate(shards)}
 
     def find_time(self, topic: str, shard: int, timestamp_ns: int) -> int:
-        return self._ask(topic, lambda number: self._store.find(number, shard, timestamp_ns))
-
-    def find_id(self, topic: str, shard: int, wanted: int) -> int:
-        return first_with_id(self, topic, shard, self.shards(topic)[shard], wanted)
+        return self._call(topic, lambda number: self._store.find(number, shard, timestamp_ns))
 
     def read(
-        self,
-        topic: str,
-        shard: int,
-        start: int,
-        end: int,
-        max_rows: int = NO_BOUND,
-        columns: Collection[str] | None = None,  # ignored: the files hold all columns together
+        self, topic: str, shard: int, start: int, end: int, columns: Collection[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        left = max_rows or end - start
-        while start < end and left > 0:
-            rows = self._ask(topic, self._chunk(shard, start, end, min(left, CHUNK_ROWS)))
+        # `columns` is ignored: a block of the store holds all columns together.
+        def read_chunk(number: int) -> Rows:
+            return self._store.read(
+                number, shard, start, end, max_rows=CHUNK_ROWS, max_bytes=CHUNK_BYTES
+            )
+
+        while start < end:
+            rows = self._call(topic, read_chunk)
             if not rows.count:
                 return
             batch = batch_of(rows)
             start = batch.column("offset")[-1].as_py() + 1
-            left -= rows.count
             yield batch
 
     def report_progress(
@@ -173,21 +159,16 @@ class StoreLogAccess:
     ) -> None:
         pass
 
-    def _chunk(self, shard: int, start: int, end: int, rows: int) -> Callable[[int], Rows]:
-        return lambda number: self._store.read(
-            number, shard, start, end, max_rows=rows, max_bytes=CHUNK_BYTES
-        )
-
-    def _ask(self, topic: str, call: Callable[[int], Answer]) -> Answer:
-        """Call `ask` with the topic's number.
+    def _call(self, topic: str, method: Callable[[int], Answer]) -> Answer:
+        """Call a method of the store with the topic's number.
 
         Retries once with fresh numbers: the topic may have been dropped and created again.
         """
         try:
-            return call(self._number(topic))
+            return method(self._number(topic))
         except DoesNotExist:
             self._numbers = {}
-            return call(self._number(topic))
+            return method(self._number(topic))
 
     def _number(self, topic: str) -> int:
         if topic not in self._numbers:
@@ -213,12 +194,12 @@ def open_log_access(url: str, archive: str | None = None) -> LogAccess:
     with _lock:
         if key not in _open:
             _open[key] = StoreLogAccess(url) if is_store_url(url) else BusLogAccess(url)
-        found = _open[key]
+        access = _open[key]
     if archive is None:
-        return found
+        return access
     from polybus.spark.archive.archive_log_access import ArchiveLogAccess  # imports this module
 
-    return ArchiveLogAccess(found, archive)
+    return ArchiveLogAccess(access, archive)
 
 
 def first_with_id(
@@ -229,14 +210,12 @@ def first_with_id(
     while low < high:
         middle = (low + high) // 2
         try:
-            is_before = _id_at(access, topic, shard, middle) < wanted
-        except Trimmed:  # trimmed after the caller read the bounds
-            is_before = True
-        low, high = (middle + 1, high) if is_before else (low, middle)
+            batches = list(access.read(topic, shard, middle, middle + 1))
+        except Trimmed:
+            batches = []
+        # A missing row was trimmed after the caller read the bounds, so the id is after it.
+        if not batches or batches[0].column("id")[0].as_py() < wanted:
+            low = middle + 1
+        else:
+            high = middle
     return low
-
-
-def _id_at(access: LogAccess, topic: str, shard: int, offset: int) -> int:
-    for batch in access.read(topic, shard, offset, offset + 1):
-        return int(batch.column("id")[0].as_py())
-    raise Trimmed(f"topic {topic!r}, shard {shard}: there is no message at offset {offset}", offset)

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from polybus.errors import DoesNotExist, PolybusError, Trimmed
 from polybus.spark import python_worker
-from polybus.spark.python_worker import hide_traceback
+from polybus.spark.python_worker import QUERY_ID, hide_traceback
 from polybus.spark.source.log_access import LogAccess, open_log_access
 from polybus.spark.source.read_bounds import trimmed_error
 from polybus.spark.source.topic_schema import BatchBuilder
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from polybus.spark.source.partitions import OffsetRange, Partition
 
-QUERY_ID = "sql.streaming.queryId"
 DESCRIPTION = "spark.job.description"  # begins with the query's name, if the query has one
 NAME = re.compile(r"^(?!id = )([^\n<]+?)\s*(?:\n|<br/>)\s*id = ")
 
@@ -45,82 +44,56 @@ class PartitionReader:
         python_worker.note_request()
         builder = BatchBuilder(self.schema)
         with hide_traceback():
-            for one, batches in self.ranges(partition, builder.needed_columns):
+            for wanted, batches in self.read_ranges(partition, builder.needed_columns):
                 for batch in batches:
-                    yield builder.build_batch(one.topic, batch)
+                    yield builder.build_batch(wanted.topic, batch)
 
-    def ranges(
+    def read_ranges(
         self, partition: Partition, columns: Collection[str] | None = None
     ) -> Iterator[tuple[OffsetRange, Iterator[pa.RecordBatch]]]:
         """Yield each range with its rows, without gaps. Batches have at least `columns`."""
-        access = self.access
-        _announce_query(access, partition)
-        for one in partition.ranges:
-            yield one, self._rows(access, one, columns)
+        access, context = self.access, TaskContext.get()
+        if partition.announced_topics and context is not None:
+            # Tasks know the query's name; the driver's Python process does not.
+            match = NAME.match(context.getLocalProperty(DESCRIPTION) or "")
+            name = match[1] if match else context.getLocalProperty(QUERY_ID) or ""
+            try:
+                for topic in partition.announced_topics:
+                    access.report_progress(partition.query, name, topic, {})
+            except PolybusError:
+                pass  # lag is only informative; reading continues
+        for wanted in partition.ranges:
+            yield wanted, self._read_range(access, wanted, columns)
 
-    def _rows(
+    def _read_range(
         self, access: LogAccess, wanted: OffsetRange, columns: Collection[str] | None
     ) -> Iterator[pa.RecordBatch]:
-        at = wanted.start
+        """Yield the rows of a range. Lost rows raise `Trimmed`, or are skipped unless `strict`."""
+        topic, shard, at = wanted.topic, wanted.shard, wanted.start
         while at < wanted.end:
             try:
-                for batch in access.read(
-                    wanted.topic, wanted.shard, at, wanted.end, columns=columns
-                ):
-                    at = self._check_contiguous(wanted, at, batch)
+                for batch in access.read(topic, shard, at, wanted.end, columns):
+                    offsets = batch.column("offset")
+                    first, last = offsets[0].as_py(), offsets[-1].as_py()
+                    # Offsets of a shard are dense, so first, last and count show any gap.
+                    if first != at or last - first + 1 != batch.num_rows:
+                        self._check_loss(wanted, at, last)
+                    at = last + 1
                     yield batch
-                # The log ends before the range, so the rest is lost.
-                if at < wanted.end:
-                    self._check_loss(wanted, at, wanted.end)
-                    return
+                resumes = wanted.end  # the log ends before the range, so the rest is lost
             except Trimmed as error:
-                start = max(error.start, _start_of(access, wanted))
-                self._check_loss(wanted, at, start)
-                # The position must advance even if the bus reports a start that is not after it.
-                at = max(at + 1, start)
+                try:
+                    resumes = max(error.start, access.shards(topic)[shard].start)
+                except DoesNotExist:
+                    resumes = max(error.start, wanted.end)
             except DoesNotExist:
-                self._check_loss(wanted, at, wanted.end)
-                return
-
-    def _check_contiguous(self, wanted: OffsetRange, at: int, batch: pa.RecordBatch) -> int:
-        """Return the offset after the batch. Messages must not be missing before it or in it."""
-        offsets = batch.column("offset")
-        first, last = offsets[0].as_py(), offsets[-1].as_py()
-        # Offsets of a shard are dense, so first, last and count show any gap.
-        if first != at or last - first + 1 != batch.num_rows:
-            self._check_loss(wanted, at, last)
-        return int(last) + 1
+                resumes = wanted.end
+            if at < wanted.end:
+                self._check_loss(wanted, at, resumes)
+                # The position must advance even if the bus reports a start that is not after it.
+                at = max(at + 1, resumes)
 
     def _check_loss(self, wanted: OffsetRange, start: int, end: int) -> None:
         """Raise `Trimmed` for offsets `start` to `end` if `failOnDataLoss` is set."""
         if self.strict:
             raise trimmed_error(wanted.topic, wanted.shard, start, end)
-
-
-def _start_of(access: LogAccess, wanted: OffsetRange) -> int:
-    """Return the first offset of the range's shard; the range's end if the topic was dropped."""
-    try:
-        return access.shards(wanted.topic)[wanted.shard].start
-    except DoesNotExist:
-        return wanted.end
-
-
-def _announce_query(access: LogAccess, partition: Partition) -> None:
-    """Report the query's name to the bus. Tasks know the name; the driver's Python process does
-    not.
-    """
-    context = TaskContext.get()
-    if not partition.announced_topics or context is None:
-        return
-    name = _query_name(context.getLocalProperty(DESCRIPTION) or "")
-    name = name or context.getLocalProperty(QUERY_ID) or ""
-    for topic in partition.announced_topics:
-        try:
-            access.report_progress(partition.query, name, topic, {})
-        except PolybusError:
-            return  # lag is only informative; reading continues
-
-
-def _query_name(description: str) -> str:
-    found = NAME.match(description)
-    return found[1] if found else ""

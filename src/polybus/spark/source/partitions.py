@@ -7,7 +7,7 @@ determine the rows of a batch: it may be planned again with other partitions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,31 +68,23 @@ def plan_partitions(
 ) -> list[Partition]:
     """Return at least one partition: without any, Spark would create one of its own."""
     most = rows_per_partition or MOST_ROWS
-    cut = [piece for one in ranges for piece in _cut(one, most)]
-    if most < FEW_ROWS:
-        return [Partition((piece,)) for piece in cut] or [Partition()]
-    return list(_group_ranges(cut)) or [Partition()]
-
-
-def _cut(whole: OffsetRange, rows: int) -> Iterator[OffsetRange]:
-    """Yield pieces of about the same size, none with more than `rows`."""
-    pieces = -(-whole.rows // rows)
-    for piece in range(pieces):
-        start = whole.start + whole.rows * piece // pieces
-        end = whole.start + whole.rows * (piece + 1) // pieces
-        yield whole._replace(start=start, end=end)
-
-
-def _group_ranges(ranges: Iterable[OffsetRange]) -> Iterator[Partition]:
-    """Yield partitions of neighbouring short ranges."""
-    group: list[OffsetRange] = []
-    for one in ranges:
-        if group and one.rows + sum(each.rows for each in group) > FEW_ROWS:
-            yield Partition(tuple(group))
-            group = []
-        group.append(one)
-    if group:
-        yield Partition(tuple(group))
+    groups: list[list[OffsetRange]] = []
+    room = 0  # rows that still fit into the last group
+    for whole in ranges:
+        # Pieces of about the same size, none with more than `most` rows.
+        count = -(-whole.rows // most)
+        for n in range(count):
+            start = whole.start + whole.rows * n // count
+            end = whole.start + whole.rows * (n + 1) // count
+            piece = whole._replace(start=start, end=end)
+            if piece.rows <= room:
+                groups[-1].append(piece)
+                room -= piece.rows
+            else:
+                groups.append([piece])
+                # Small partitions are not shared if the user asked for them.
+                room = FEW_ROWS - piece.rows if most >= FEW_ROWS else 0
+    return [Partition(tuple(group)) for group in groups] or [Partition()]
 
 
 def limit_rows(ranges: Sequence[OffsetRange], max_rows: int) -> list[OffsetRange]:

@@ -68,9 +68,6 @@ class TopicSelection:
         patterns = (Pattern(pattern) for pattern in self.patterns)
         return name in self.names or any(one.matches(name.encode()) for one in patterns)
 
-    def no_match_error(self) -> DoesNotExist:
-        return DoesNotExist(f"no durable topic matches {self.text!r}: correct option topic")
-
 
 @dataclass(frozen=True)
 class ReadBound:
@@ -148,20 +145,19 @@ def trimmed_error(topic: str, shard: int, offset: int, start: int) -> Trimmed:
 def _time_ns(text: str, option: str) -> int:
     """Parse a time. Without a zone it is UTC: tasks and driver may be in different zones."""
     try:
-        milliseconds = int(text) if text.isascii() and text.isdigit() else _parsed_ms(text)
+        if text.isascii() and text.isdigit():
+            milliseconds = int(text)
+        else:
+            moment = datetime.fromisoformat(text)
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=UTC)
+            milliseconds = round(moment.timestamp() * 1000)
     except (ValueError, OverflowError):
         raise UsageError(
             f"option {option} must be a time like 2026-01-31T12:00:00Z, or milliseconds since "
             f"1970, got {text!r}"
         ) from None
     return min(max(0, milliseconds * NS_PER_MS), MAX_TIME_NS)
-
-
-def _parsed_ms(text: str) -> int:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1000)
 
 
 def _offsets(text: str, option: str) -> Offsets:
@@ -172,13 +168,14 @@ def _offsets(text: str, option: str) -> Offsets:
         raise UsageError(f"{form}, got {text[:64]!r}") from None
     if not isinstance(given, dict):
         raise UsageError(f"{form}, got {text[:64]!r}")
-    return {topic: _of_shards(shards, form) for topic, shards in given.items()}
-
-
-def _of_shards(given: object, form: str) -> dict[int, int]:
-    if not isinstance(given, dict):
-        raise UsageError(f"{form}: shards of a topic must be an object, got {given!r}")
-    for shard, offset in given.items():
-        if not (shard.isascii() and shard.isdigit() and type(offset) is int and offset >= 0):
-            raise UsageError(f"{form}: {shard!r}: {offset!r} is not a shard and an offset")
-    return {int(shard): offset for shard, offset in given.items()}
+    for shards in given.values():
+        if not isinstance(shards, dict):
+            raise UsageError(f"{form}: shards of a topic must be an object, got {shards!r}")
+        for shard, offset in shards.items():
+            # type(), because JSON's true is an int for isinstance.
+            if not (shard.isascii() and shard.isdigit() and type(offset) is int and offset >= 0):
+                raise UsageError(f"{form}: {shard!r}: {offset!r} is not a shard and an offset")
+    return {
+        topic: {int(shard): offset for shard, offset in shards.items()}
+        for topic, shards in given.items()
+    }

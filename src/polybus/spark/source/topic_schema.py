@@ -8,8 +8,6 @@ once for all batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
@@ -41,47 +39,25 @@ SCHEMA = StructType(
     ]
 )
 
-
 TIME, NANOSECONDS, MILLISECONDS = (pa.timestamp(unit, tz="UTC") for unit in ("us", "ns", "ms"))
 # The years of Python and SQL, 1 to 9999. A client may send any number as its time.
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 
-Column = Callable[[pa.RecordBatch], pa.Array]
-
+# Spark's column → its Arrow type.
+COLUMNS: dict[str, pa.DataType] = {
+    "topic": pa.utf8(),
+    "shard": pa.int32(),
+    "offset": pa.int64(),
+    "id": pa.int64(),
+    "timestamp": TIME,
+    "timestamp_ns": pa.int64(),
+    "insertion_time": TIME,
+    "shard_key": pa.utf8(),
+    "body": pa.binary(),
+    "headers": HEADERS_TYPE,
+}
 # Spark's column → the column of the log that it is computed from.
 STORED_NAMES = {"timestamp": "timestamp_ns", "insertion_time": "insertion_ms"}
-
-
-def _as_stored(name: str) -> Column:
-    return lambda batch: batch.column(name)
-
-
-def _timestamp(batch: pa.RecordBatch) -> pa.Array:
-    return batch.column("timestamp_ns").view(NANOSECONDS).cast(TIME, safe=False)
-
-
-def _insertion_time(batch: pa.RecordBatch) -> pa.Array:
-    times = batch.column("insertion_ms")
-    bounds = pc.min_max(times)
-    if bounds["min"].as_py() < FIRST_MS or bounds["max"].as_py() > LAST_MS:
-        times = pc.min_element_wise(pc.max_element_wise(times, FIRST_MS), LAST_MS)
-    return times.view(MILLISECONDS).cast(TIME, safe=False)
-
-
-# Spark's column → its Arrow type, and the function that makes it. A batch has no column for its
-# topic.
-COLUMNS: dict[str, tuple[pa.DataType, Column | None]] = {
-    "topic": (pa.utf8(), None),
-    "shard": (pa.int32(), _as_stored("shard")),
-    "offset": (pa.int64(), _as_stored("offset")),
-    "id": (pa.int64(), _as_stored("id")),
-    "timestamp": (TIME, _timestamp),
-    "timestamp_ns": (pa.int64(), _as_stored("timestamp_ns")),
-    "insertion_time": (TIME, _insertion_time),
-    "shard_key": (pa.utf8(), _as_stored("shard_key")),
-    "body": (pa.binary(), _as_stored("body")),
-    "headers": (HEADERS_TYPE, _as_stored("headers")),
-}
 
 
 def check_schema(schema: StructType) -> None:
@@ -104,9 +80,8 @@ class BatchBuilder:
     """Builds Spark batches with the columns of a schema."""
 
     def __init__(self, schema: StructType) -> None:
-        self._makers = [COLUMNS[field.name][1] for field in schema.fields]
         self._schema = pa.schema(
-            pa.field(field.name, COLUMNS[field.name][0], field.nullable) for field in schema.fields
+            pa.field(field.name, COLUMNS[field.name], field.nullable) for field in schema.fields
         )
         self._names: dict[str, pa.Array] = {}
         self.needed_columns = {
@@ -114,15 +89,24 @@ class BatchBuilder:
         }
 
     def build_batch(self, topic: str, rows: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [
-            self._name(topic, rows.num_rows) if make is None else make(rows)
-            for make in self._makers
-        ]
+        columns = []
+        for name in self._schema.names:
+            if name == "topic":
+                # A batch of the log has no column for its topic: slice a repeated name.
+                names = self._names.get(topic)
+                if names is None or len(names) < rows.num_rows:
+                    names = pa.repeat(pa.scalar(topic, pa.utf8()), rows.num_rows)
+                    self._names[topic] = names
+                column = names[: rows.num_rows]
+            elif name == "timestamp":
+                column = rows.column("timestamp_ns").view(NANOSECONDS).cast(TIME, safe=False)
+            elif name == "insertion_time":
+                times = rows.column("insertion_ms")
+                bounds = pc.min_max(times)
+                if bounds["min"].as_py() < FIRST_MS or bounds["max"].as_py() > LAST_MS:
+                    times = pc.min_element_wise(pc.max_element_wise(times, FIRST_MS), LAST_MS)
+                column = times.view(MILLISECONDS).cast(TIME, safe=False)
+            else:
+                column = rows.column(name)
+            columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-    def _name(self, topic: str, count: int) -> pa.Array:
-        """Return a column with the topic's name, a slice of a cached one."""
-        known = self._names.get(topic)
-        if known is None or len(known) < count:
-            known = self._names[topic] = pa.repeat(pa.scalar(topic, pa.utf8()), count)
-        return known[:count]

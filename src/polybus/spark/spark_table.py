@@ -46,7 +46,10 @@ def table(spark: SparkSession, topic: str, **options: object) -> DataFrame:
 
     Raises `Trimmed` if messages between archive and log are lost, unless `failOnDataLoss` is false.
     """
-    given = {name: _text(value) for name, value in {"topic": topic, **options}.items()}
+    given = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in {"topic": topic, **options}.items()
+    }
     source_options = SparkOptions(given, SOURCE_OPTIONS)
     if source_options.archive is None:
         return spark.read.format(FORMAT).options(**given).load()
@@ -58,12 +61,13 @@ def table(spark: SparkSession, topic: str, **options: object) -> DataFrame:
     topics = wanted.find_topics(open_log_access(source_options.bus, source_options.archive))
     manifests = [read_manifest(folder, name) for name in topics]
     strict = source_options.flag("failOnDataLoss", default=True)
-    parts = [
-        _rows_from_archive(spark, folder, one, start, end, strict=strict)
-        for one in manifests
-        if one.files
+    archived = [
+        _rows_from_archive(spark, folder, manifest, start, end, strict=strict)
+        for manifest in manifests
+        if manifest.files
     ]
-    return reduce(DataFrame.unionByName, [*parts, _rows_from_log(spark, given, manifests, start)])
+    rows_in_log = _rows_from_log(spark, given, manifests, start)
+    return reduce(DataFrame.unionByName, [*archived, rows_in_log])
 
 
 def _rows_from_archive(
@@ -75,35 +79,27 @@ def _rows_from_archive(
     *,
     strict: bool,
 ) -> DataFrame:
-    """Return the archived rows between the bounds, read by Spark."""
-    files = [one for one in manifest.files if _may_have(one, manifest.topic, start, end)]
-    if start.default == LATEST or not files:
-        return spark.createDataFrame([], SCHEMA)
-    if strict:
-        _check_whole(manifest, start, end)
-    rows = spark.read.schema(ROWS).parquet(*(str(folder.path / one.path) for one in files))
-    rows = rows.withColumn("topic", f.lit(manifest.topic))
-    for condition in (
-        *_bound_conditions(start, manifest.topic),
-        *_bound_conditions(end, manifest.topic),
-    ):
-        rows = rows.where(condition)
-    return rows.select(*SCHEMA.names)
+    """Return the archived rows between the bounds, read by Spark.
 
-
-def _check_whole(manifest: Manifest, start: ReadBound, end: ReadBound) -> None:
-    """Raise `Trimmed` if the archive lacks rows between the bounds.
-
-    With bounds by time, only gaps between two files that overlap the bounds count.
+    Raises `Trimmed` if `strict` and the archive lacks some of them.
     """
     topic = manifest.topic
+    files = [file for file in manifest.files if _may_have(file, topic, start, end)]
+    if start.default == LATEST or not files:
+        return spark.createDataFrame([], SCHEMA)
     first, last = start.offsets.get(topic, {}), end.offsets.get(topic, {})
     by_time = (start.timestamp_ns, end.timestamp_ns) != (None, None)
-    for shard, lost, between in manifest.gaps():
-        if by_time and not all(_may_have(one, topic, start, end) for one in between):
+    for shard, lost, between in manifest.gaps() if strict else ():
+        # With bounds by time, only gaps between two files that overlap the bounds count.
+        if by_time and not all(_may_have(file, topic, start, end) for file in between):
             continue
         if lost.end > first.get(shard, 0) and lost.start < last.get(shard, lost.end):
             raise trimmed_error(topic, shard, *lost)
+    rows = spark.read.schema(ROWS).parquet(*(str(folder.path / file.path) for file in files))
+    rows = rows.withColumn("topic", f.lit(topic))
+    for condition in (*_bound_conditions(start, topic), *_bound_conditions(end, topic)):
+        rows = rows.where(condition)
+    return rows.select(*SCHEMA.names)
 
 
 def _may_have(file: ArchivedFile, topic: str, start: ReadBound, end: ReadBound) -> bool:
@@ -140,21 +136,20 @@ def _rows_from_log(
     options = {name: value for name, value in given.items() if name.lower() not in own}
     if start.default == LATEST:
         options["startingOffsets"] = LATEST
-    elif offsets := _log_starts(manifests, start):
-        options["startingOffsets"] = json.dumps(offsets)
+    else:
+        # The later one of the archive's end and the given start.
+        starts: Offsets = {
+            manifest.topic: {n: span.end for n, span in manifest.shards.items()}
+            for manifest in manifests
+        }
+        for topic, shards in start.offsets.items():
+            ends = starts.setdefault(topic, {})
+            ends.update({n: max(offset, ends.get(n, 0)) for n, offset in shards.items()})
+        starts = {topic: shards for topic, shards in starts.items() if shards}
+        if starts:
+            options["startingOffsets"] = json.dumps(starts)
     rows = spark.read.format(FORMAT).options(**options).load()
+    # The log is read from the archive's end, which may be before the starting time.
     for condition in _bound_conditions(start, "") if start.timestamp_ns is not None else ():
         rows = rows.where(condition)
     return rows
-
-
-def _log_starts(manifests: list[Manifest], start: ReadBound) -> Offsets:
-    starts = {one.topic: {n: span.end for n, span in one.shards.items()} for one in manifests}
-    for topic, shards in start.offsets.items():
-        ends = starts.setdefault(topic, {})
-        ends.update({n: max(offset, ends.get(n, 0)) for n, offset in shards.items()})
-    return {topic: shards for topic, shards in starts.items() if shards}
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

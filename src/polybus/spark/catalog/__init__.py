@@ -1,1 +1,0 @@
-"""Tables over archive and log."""
