@@ -18,15 +18,15 @@ from pathlib import Path
 
 import pytest
 
-from polybus.spark.pipelines.stats.report.histogram import Histogram
-from polybus.spark.pipelines.stats.report.report_data import (
+from polybus.spark.pipelines.stats.report_page import page
+from polybus.spark.pipelines.stats.topic_figures import (
     GroupSample,
+    Histogram,
     KeyCount,
     ShardCount,
     TimeWindow,
     TopicFigures,
 )
-from polybus.spark.pipelines.stats.report.report_page import page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TIMEOUT_S = 100

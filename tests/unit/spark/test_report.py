@@ -8,25 +8,26 @@ from html.parser import HTMLParser
 
 import pytest
 
-from polybus.spark.pipelines.stats.report import axis_scales, histogram, plots
-from polybus.spark.pipelines.stats.report.histogram import Histogram
-from polybus.spark.pipelines.stats.report.plots import Plot, Series, tag, text
-from polybus.spark.pipelines.stats.report.report_data import (
+from polybus.spark.pipelines.stats import plots
+from polybus.spark.pipelines.stats.plots import Plot, Series, tag, text
+from polybus.spark.pipelines.stats.report_page import page
+from polybus.spark.pipelines.stats.topic_figures import (
+    PER_DOUBLING,
     GroupSample,
+    Histogram,
     KeyCount,
     ShardCount,
     TimeWindow,
     TopicFigures,
     merge_windows,
 )
-from polybus.spark.pipelines.stats.report.report_page import page
 
 NASTY = "<script>alert(1)</script> \"&' \x00 \U0001f600"
 
 
 def bucket(value: float) -> int:
     """Return the bucket of a value; the same as `bucket_sql`."""
-    return 0 if value < 1 else 1 + math.floor(math.log2(value) * histogram.PER_DOUBLING)
+    return 0 if value < 1 else 1 + math.floor(math.log2(value) * PER_DOUBLING)
 
 
 def counted(values: list[float]) -> dict[int, int]:
@@ -67,7 +68,7 @@ def test_quantile_is_at_most_the_largest_value():
 
 @pytest.mark.parametrize("top", [0.0, 0.003, 1, 9.99, 10, 101, 7e9, math.inf])
 def test_steps_of_an_axis_reach_its_top_and_are_few(top):
-    steps = axis_scales.steps(top)
+    steps = plots.axis_steps(top)
     assert steps[0] == 0
     assert 2 <= len(steps) <= 6
     assert steps[-1] >= top or math.isinf(top)
@@ -75,7 +76,7 @@ def test_steps_of_an_axis_reach_its_top_and_are_few(top):
 
 @pytest.mark.parametrize("span_s", [0, 1, 59, 3600, 86_400, 40 * 86_400, 10_000 * 86_400])
 def test_moments_of_an_axis_are_between_its_ends_and_few(span_s):
-    moments = axis_scales.moments(1_790_000_003, 1_790_000_003 + span_s)
+    moments = plots.time_steps(1_790_000_003, 1_790_000_003 + span_s)
     assert all(1_790_000_003 <= one <= 1_790_000_003 + span_s for one in moments)
     assert len(moments) <= 30
 
@@ -94,7 +95,7 @@ def test_moments_of_an_axis_are_between_its_ends_and_few(span_s):
     ],
 )
 def test_short_numbers(value, shown):
-    assert axis_scales.short(value) == shown
+    assert plots.format_short(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_short_numbers(value, shown):
     [(5, "5 µs"), (1500, "1.5 ms"), (2.5e6, "2.5 s"), (600e6, "10 min"), (4 * 86_400e6, "4 d")],
 )
 def test_duration_units(us, shown):
-    assert axis_scales.duration(us) == shown
+    assert plots.format_duration(us) == shown
 
 
 # --- windows

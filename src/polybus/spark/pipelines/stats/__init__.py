@@ -1,1 +1,1 @@
-"""The pipeline `stats`."""
+"""The pipeline `stats`: partial sums of each batch, from them tables, and a report."""

@@ -83,7 +83,8 @@ class PartialSums:
             old = [part for part in parts if part.last < newest]
             if len(old) < MOST_FILES:
                 continue
-            path = self._path(kind, min(one.first for one in old), max(one.last for one in old))
+            first, last = min(part.first for part in old), max(part.last for part in old)
+            path = self._path(kind, first, last)
             replace_table(path, _summed(kind, old))
             for part in self._all(kind):
                 if part not in self._parts(kind):
@@ -94,22 +95,22 @@ class PartialSums:
 
     def _parts(self, kind: str) -> list[PartialSum]:
         """Return the files that do not lie within another."""
-        found = self._all(kind)
+        parts = self._all(kind)
         return [
-            one
-            for one in found
+            part
+            for part in parts
             if not any(
-                other.first <= one.first and one.last <= other.last and other[:2] != one[:2]
-                for other in found
+                other.first <= part.first and part.last <= other.last and other[:2] != part[:2]
+                for other in parts
             )
         ]
 
     def _all(self, kind: str) -> list[PartialSum]:
-        found = []
+        parts = []
         for path in sorted(self._folder.glob(f"*.{kind}.parquet")):
             first, _, last = path.name.partition(".")[0].partition("-")
-            found.append(PartialSum(int(first), int(last), path))
-        return found
+            parts.append(PartialSum(int(first), int(last), path))
+        return parts
 
 
 def _summed(kind: str, parts: Sequence[PartialSum]) -> pa.Table:
@@ -117,8 +118,8 @@ def _summed(kind: str, parts: Sequence[PartialSum]) -> pa.Table:
     kinds = [(name, "sum") for name in SUMS[kind]] + [(name, "max") for name in MOST[kind]]
     tables = [pq.read_table(part.path, schema=schema) for part in parts]
     whole = pa.concat_tables([schema.empty_table(), *tables])
-    found = whole.group_by(by).aggregate(kinds).rename_columns(schema.names)
-    return found.sort_by([(name, "ascending") for name in by])
+    sums = whole.group_by(by).aggregate(kinds).rename_columns(schema.names)
+    return sums.sort_by([(name, "ascending") for name in by])
 
 
 def replace_table(path: Path, table: pa.Table) -> None:

@@ -2,7 +2,7 @@
 
 Each batch of a stream is counted into partial sums (`partial_sums.py`) under the batch's number. A
 batch that is counted again after a kill replaces the same files. Tables and report are made of all
-sums at intervals and at the end (`stats_tables.py`, `report/`).
+sums at intervals and at the end (`stats_tables.py`, `report_page.py`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ from polybus.spark.pipelines.query_run import (
     ignore_progress,
     run_query,
 )
-from polybus.spark.pipelines.stats import group_samples, stats_tables
 from polybus.spark.pipelines.stats.partial_sums import PartialSums
-from polybus.spark.pipelines.stats.report.histogram import bucket_sql
-from polybus.spark.pipelines.stats.report.report_data import TopicFigures
-from polybus.spark.pipelines.stats.report.report_page import page
+from polybus.spark.pipelines.stats.report_page import page
+from polybus.spark.pipelines.stats.stats_tables import append_samples, sample_groups, write_tables
+from polybus.spark.pipelines.stats.topic_figures import TopicFigures, bucket_sql
 
-WHY = "stats writes tables and report there"
 MARK, REPORT, CHECKPOINT = "stats.json", "report.html", "_checkpoint"
 VERSION = 1
 EVERY_S, WINDOW_S = 10.0, 10
@@ -69,7 +67,7 @@ def stats(
 ) -> Summary:
     """Count messages over time: rates, sizes, latency, keys, groups; Parquet and a report."""
     activate_session(spark)
-    folder = preflight.check_folder(out, "--out", WHY)
+    folder = preflight.check_folder(out, "--out", "stats writes tables and report there")
     url = preflight.check_bus(bus)
     if archive is None:
         preflight.find_topics(url, topic)
@@ -100,7 +98,7 @@ def stats(
     topics = counter.write()
     summary.facts = {
         "topics": len(topics),
-        "messages in all": sum(one.messages for one in topics),
+        "messages in all": sum(topic_figures.messages for topic_figures in topics),
         "report": folder / REPORT,
     }
     return summary
@@ -166,10 +164,8 @@ class StatsCounter:
         self._parts.compact()
         now_s = time.time()
         names = set(self._parts.read("windows").column("topic").to_pylist())
-        samples = group_samples.append_samples(
-            self._folder, group_samples.sample_groups(self._bus, sorted(names), now_s)
-        )
-        topics = stats_tables.write_tables(self._folder, self._parts, self._window_s, samples)
+        samples = append_samples(self._folder, sample_groups(self._bus, sorted(names), now_s))
+        topics = write_tables(self._folder, self._parts, self._window_s, samples)
         with explain_write_errors(self._folder):
             write_durably(self._folder / REPORT, page(topics, self._bus, now_s))
         return topics

@@ -1,173 +1,178 @@
-"""Parquet tables and the figures of a report, from partial sums.
+"""Parquet tables and the figures of a report, from partial sums and samples of groups.
 
 windows.parquet   a row per topic and window: messages, bytes, percentiles of size and latency
 keys.parquet      the keys with the most messages of each topic
 shards.parquet    messages and bytes of each shard
 topics.parquet    a row per topic, with the share of the largest keys
+groups.parquet    a row per group and sample: its lag, and the time until messages are acked
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from polybus.spark.pipelines.stats import group_samples
+from polybus.errors import DoesNotExist
+from polybus.native import Client
 from polybus.spark.pipelines.stats.partial_sums import PartialSums, replace_table
-from polybus.spark.pipelines.stats.report.histogram import Histogram
-from polybus.spark.pipelines.stats.report.report_data import (
+from polybus.spark.pipelines.stats.topic_figures import (
     GroupSample,
+    Histogram,
     KeyCount,
     ShardCount,
     TimeWindow,
     TopicFigures,
+    find_quantile_bound,
 )
+from polybus.spark.source.log_access import RECONNECT_OPTIONS
+from polybus.store.engine_registry import is_store_url
 
 MOST_KEYS = 1000  # of a topic
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 TOP = 10
-SIZE, LATENCY = "size", "latency"
 US_PER_MS = 1000
-S = pa.timestamp("s", tz="UTC")
-
-Buckets = dict[tuple[str, int, str], dict[int, int]]
+# The oldest samples of groups are dropped beyond this number.
+MOST_SAMPLES = 200_000
+GROUP_COUNTS = ("lag", "acked", "emitted", "redelivered", "dead_lettered", "trimmed_unread")
+GROUP_SCHEMA = pa.schema(
+    [
+        ("at", pa.timestamp("ms", tz="UTC")),
+        ("topic", pa.utf8()),
+        ("group", pa.utf8()),
+        ("members", pa.int32()),
+        *((name, pa.int64()) for name in GROUP_COUNTS),
+        ("lag_s", pa.float64()),
+        ("ack_p50_ms", pa.float64()),
+        ("ack_p99_ms", pa.float64()),
+        ("ack_latency", pa.map_(pa.utf8(), pa.int64())),
+    ]
+)
 
 
 def write_tables(
     folder: Path, parts: PartialSums, window_s: int, samples: pa.Table
 ) -> list[TopicFigures]:
     """Write the tables. Returns the same figures for the report."""
-    windows = _windows(parts, window_s)
+    windows = _read_windows(parts, window_s)
     keys = parts.read("keys")
-    by_key = _sums(keys, ["topic", "shard_key"]).filter(pc.field("shard_key").is_valid())
-    by_shard = _sums(keys, ["topic", "shard"])
-    replace_table(folder / "windows.parquet", _windows_table(windows))
-    names = sorted({topic for topic, _ in windows})
-    largest = {name: _largest(by_key, name) for name in names}
-    figures = [
-        TopicFigures(
-            name,
-            [window for topic, window in windows if topic == name],
-            [KeyCount(row["shard_key"], row["messages"], row["bytes"]) for row in largest[name]],
-            *_count_keys(by_key, by_shard, name),
-            [
-                ShardCount(row["shard"], row["messages"], row["bytes"])
-                for row in _of(by_shard, name)
-            ],
-            [_group(row) for row in group_samples.select_topic(samples, name)],
+    by_key = _sum_by(keys, ["topic", "shard_key"]).filter(pc.field("shard_key").is_valid())
+    by_shard = _sum_by(keys, ["topic", "shard"])
+    figures: list[TopicFigures] = []
+    top: list[dict[str, Any]] = []
+    for topic in sorted(windows):
+        own_keys, own_shards, own_samples = (
+            table.filter(pc.field("topic") == topic) for table in (by_key, by_shard, samples)
         )
-        for name in names
-    ]
-    top = [row for one in largest.values() for row in one]
+        order = [("messages", "descending"), ("shard_key", "ascending")]
+        largest = own_keys.sort_by(order).slice(0, MOST_KEYS).to_pylist()
+        top += largest
+        keyed = pc.sum(own_keys.column("messages")).as_py() or 0
+        shards = own_shards.to_pylist()
+        figures.append(
+            TopicFigures(
+                topic,
+                windows[topic],
+                [KeyCount(row["shard_key"], row["messages"], row["bytes"]) for row in largest],
+                distinct_keys=own_keys.num_rows,
+                keyless=sum(row["messages"] for row in shards) - keyed,
+                shards=[ShardCount(row["shard"], row["messages"], row["bytes"]) for row in shards],
+                groups=[_group_sample(row) for row in own_samples.to_pylist()],
+            )
+        )
+    replace_table(folder / "windows.parquet", _windows_table(windows))
     replace_table(folder / "keys.parquet", pa.Table.from_pylist(top, schema=by_key.schema))
     replace_table(folder / "shards.parquet", by_shard)
     replace_table(folder / "topics.parquet", _topics_table(figures))
     return figures
 
 
-def _windows(parts: PartialSums, window_s: int) -> list[tuple[str, TimeWindow]]:
-    """Return the windows with their topics, in the order of time."""
-    buckets = _buckets(parts.read("buckets"))
-    found = []
-    for row in parts.read("windows").to_pylist():
-        place = row["topic"], row["start_s"]
-        sizes = Histogram(buckets[*place, SIZE], row["size_max"])
-        latencies = Histogram(buckets[*place, LATENCY], row["latency_us_max"])
-        window = TimeWindow(
-            row["start_s"], window_s, row["messages"], row["bytes"], sizes, latencies
-        )
-        found.append((row["topic"], window))
-    return found
-
-
-def _buckets(table: pa.Table) -> Buckets:
-    found: Buckets = defaultdict(dict)
+def _read_windows(parts: PartialSums, window_s: int) -> dict[str, list[TimeWindow]]:
+    """Return the windows of each topic, in the order of time."""
+    buckets: dict[tuple[str, int, str], dict[int, int]] = defaultdict(dict)
+    table = parts.read("buckets")
     columns = (table.column(name).to_pylist() for name in table.column_names)
-    for topic, start_s, kind, bucket, messages in zip(*columns, strict=False):
-        found[topic, start_s, kind][bucket] = messages
-    return found
+    for topic, start_s, kind, bucket, messages in zip(*columns, strict=True):
+        buckets[topic, start_s, kind][bucket] = messages
+    windows: dict[str, list[TimeWindow]] = defaultdict(list)
+    for row in parts.read("windows").to_pylist():
+        topic, start_s = row["topic"], row["start_s"]
+        window = TimeWindow(
+            start_s,
+            window_s,
+            row["messages"],
+            row["bytes"],
+            Histogram(buckets[topic, start_s, "size"], row["size_max"]),
+            Histogram(buckets[topic, start_s, "latency"], row["latency_us_max"]),
+        )
+        windows[topic].append(window)
+    return windows
 
 
-def _sums(keys: pa.Table, by: list[str]) -> pa.Table:
-    found = keys.group_by(by).aggregate([("messages", "sum"), ("bytes", "sum")])
+def _sum_by(keys: pa.Table, by: list[str]) -> pa.Table:
+    sums = keys.group_by(by).aggregate([("messages", "sum"), ("bytes", "sum")])
     order = [(name, "ascending") for name in by]
-    return found.rename_columns([*by, "messages", "bytes"]).sort_by(order)
+    return sums.rename_columns([*by, "messages", "bytes"]).sort_by(order)
 
 
-def _largest(by_key: pa.Table, topic: str) -> list[dict[str, Any]]:
-    own = by_key.filter(pc.field("topic") == topic)
-    order = [("messages", "descending"), ("shard_key", "ascending")]
-    found: list[dict[str, Any]] = own.sort_by(order).slice(0, MOST_KEYS).to_pylist()
-    return found
-
-
-def _of(table: pa.Table, topic: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = table.filter(pc.field("topic") == topic).to_pylist()
-    return found
-
-
-def _count_keys(by_key: pa.Table, by_shard: pa.Table, topic: str) -> tuple[int, int]:
-    """Return the number of keys, and the number of messages without a key."""
-    own = by_key.filter(pc.field("topic") == topic)
-    keyed = pc.sum(own.column("messages")).as_py() or 0
-    return own.num_rows, sum(row["messages"] for row in _of(by_shard, topic)) - keyed
-
-
-def _windows_table(windows: Sequence[tuple[str, TimeWindow]]) -> pa.Table:
-    rows = [
-        {
-            "topic": topic,
-            "start": one.start_s,
-            "seconds": one.width_s,
-            "messages": one.messages,
-            "bytes": one.bytes,
-            **{f"size_{n}": one.sizes.quantile(share) for n, share in SHARES.items()},
-            **{f"latency_ms_{n}": _ms(one.latencies, share) for n, share in SHARES.items()},
-        }
-        for topic, one in windows
-    ]
-    percentiles = [(f"{what}_{n}", pa.float64()) for what in ("size", "latency_ms") for n in SHARES]
-    counts = [(name, pa.int64()) for name in ("seconds", "messages", "bytes")]
-    schema = pa.schema([("topic", pa.utf8()), ("start", S), *counts, *percentiles])
-    return pa.Table.from_pylist(rows, schema=schema)
-
-
-def _ms(latency_us: Histogram, share: float) -> float | None:
-    found = latency_us.quantile(share)
-    return None if found is None else found / US_PER_MS
-
-
-def _group(row: dict[str, Any]) -> GroupSample:
-    counts = {name: row[name] for name in ("lag", "acked", "redelivered", "dead_lettered")}
+def _group_sample(row: Mapping[str, Any]) -> GroupSample:
     return GroupSample(
         row["at"].timestamp(),
         row["group"],
         members=row["members"],
+        lag=row["lag"],
         lag_s=row["lag_s"],
+        acked=row["acked"],
+        redelivered=row["redelivered"],
+        dead_lettered=row["dead_lettered"],
         ack_latency=dict(row["ack_latency"]),
-        **counts,
     )
 
 
-def _topics_table(figures: list[TopicFigures]) -> pa.Table:
-    rows = [
-        {
-            "topic": one.name,
-            "messages": one.messages,
-            "bytes": one.bytes,
-            "shards": len(one.shards),
-            "keys": one.distinct_keys,
-            "keyless": one.keyless,
-            "largest_key": one.keys[0].name if one.keys else None,
-            "largest_key_share": _share(one, 1),
-            f"top_{TOP}_share": _share(one, TOP),
+def _windows_table(windows: Mapping[str, Sequence[TimeWindow]]) -> pa.Table:
+    rows = []
+    for topic, of_topic in windows.items():
+        for window in of_topic:
+            row: dict[str, Any] = {
+                "topic": topic,
+                "start": window.start_s,
+                "seconds": window.width_s,
+                "messages": window.messages,
+                "bytes": window.bytes,
+            }
+            for name, share in SHARES.items():
+                latency_us = window.latencies.quantile(share)
+                row[f"size_{name}"] = window.sizes.quantile(share)
+                row[f"latency_ms_{name}"] = None if latency_us is None else latency_us / US_PER_MS
+            rows.append(row)
+    percentiles = [(f"{what}_{n}", pa.float64()) for what in ("size", "latency_ms") for n in SHARES]
+    counts = [(name, pa.int64()) for name in ("seconds", "messages", "bytes")]
+    start = ("start", pa.timestamp("s", tz="UTC"))
+    schema = pa.schema([("topic", pa.utf8()), start, *counts, *percentiles])
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _topics_table(figures: Iterable[TopicFigures]) -> pa.Table:
+    rows = []
+    for topic in figures:
+        total = max(1, topic.messages)
+        row = {
+            "topic": topic.name,
+            "messages": topic.messages,
+            "bytes": topic.bytes,
+            "shards": len(topic.shards),
+            "keys": topic.distinct_keys,
+            "keyless": topic.keyless,
+            "largest_key": topic.keys[0].name if topic.keys else None,
+            "largest_key_share": sum(key.messages for key in topic.keys[:1]) / total,
+            f"top_{TOP}_share": sum(key.messages for key in topic.keys[:TOP]) / total,
         }
-        for one in figures
-    ]
+        rows.append(row)
     counts = [(name, pa.int64()) for name in ("messages", "bytes", "shards", "keys", "keyless")]
     shares = [(name, pa.float64()) for name in ("largest_key_share", f"top_{TOP}_share")]
     text = [("largest_key", pa.utf8())]
@@ -175,5 +180,44 @@ def _topics_table(figures: list[TopicFigures]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _share(topic: TopicFigures, keys: int) -> float:
-    return sum(one.messages for one in topic.keys[:keys]) / max(1, topic.messages)
+# --- samples of consumer groups
+
+
+def sample_groups(bus: str, topics: Iterable[str], now_s: float) -> pa.Table:
+    """Return one sample of each group. Files of a store know no members and give no samples."""
+    rows: list[dict[str, Any]] = []
+    if is_store_url(bus):
+        return GROUP_SCHEMA.empty_table()
+    with Client(bus, RECONNECT_OPTIONS) as client:
+        for topic in topics:
+            try:
+                topic_stats = client.act("topic.stats", topic=topic)
+            except DoesNotExist:  # dropped after it was counted
+                continue
+            for group in topic_stats["groups"]:
+                row = {
+                    "at": int(now_s * 1000),
+                    "topic": topic,
+                    "group": group["group"],
+                    "members": len(group["members"]),
+                    **{name: group[name] for name in GROUP_COUNTS},
+                    "lag_s": float(group["lag_s"]),
+                    "ack_latency": sorted(
+                        group["ack_latency"].items(), key=lambda bucket: float(bucket[0])
+                    ),
+                }
+                for name, share in (("ack_p50_ms", 0.5), ("ack_p99_ms", 0.99)):
+                    bound = find_quantile_bound(group["ack_latency"], share)
+                    row[name] = None if bound is None else float(bound)
+                rows.append(row)
+    return pa.Table.from_pylist(rows, schema=GROUP_SCHEMA)
+
+
+def append_samples(folder: Path, new: pa.Table) -> pa.Table:
+    """Store new samples and return all of them, the oldest first."""
+    path = folder / "groups.parquet"
+    old = pq.read_table(path, schema=GROUP_SCHEMA) if path.exists() else GROUP_SCHEMA.empty_table()
+    samples = pa.concat_tables([old, new])
+    samples = samples.slice(max(0, samples.num_rows - MOST_SAMPLES))
+    replace_table(path, samples)
+    return samples
