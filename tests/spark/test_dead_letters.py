@@ -9,8 +9,8 @@ import pytest
 
 from polybus.errors import DoesNotExist, UsageError
 from polybus.model.arrow import HEADERS_TYPE
-from polybus.spark.pipelines.dead_letters import requeue
-from polybus.spark.pipelines.dead_letters.dead_letters_pipeline import dead_letters
+from polybus.spark.pipelines import requeue
+from polybus.spark.pipelines.dead_letters import dead_letters
 
 REASONS = ("ValueError: bad", "KeyError: 'x'", "handler took too long")
 LETTERS = 60

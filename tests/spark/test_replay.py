@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polybus.errors import Damaged, DoesNotExist, UsageError, WrongFormat
-from polybus.spark.pipelines.replay.replay_pipeline import replay
+from polybus.spark.pipelines.replay import replay
 
 ROWS, STEP = 200, 40
 

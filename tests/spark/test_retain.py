@@ -12,9 +12,9 @@ from polybus import pirate
 from polybus.errors import Conflict, Damaged, UsageError, WrongFormat
 from polybus.spark.archive.archive_folder import ArchiveFolder
 from polybus.spark.archive.manifest import Manifest, OffsetSpan, commit_manifest, read_manifest
-from polybus.spark.archive.trim_bounds import find_trimmable
 from polybus.spark.pipelines import archive, retain
-from polybus.spark.pipelines.dead_letters.requeue import find_holds
+from polybus.spark.pipelines.requeue import find_needed_markers
+from polybus.spark.pipelines.retain import find_trimmable
 from polybus.spark.source.log_access import ShardOffsets, first_with_id, open_log_access
 from tests.rig.native_bus import NativeBus
 
@@ -200,9 +200,7 @@ def test_marker_is_kept_as_long_as_its_letter(bus, client, topic):
         producer.produce(marked, bodies).result(PATIENCE_S)
 
     def first():
-        return {
-            n: one.offset for n, one in find_holds(access, marked, access.shards(marked)).items()
-        }
+        return find_needed_markers(access, marked, access.shards(marked))
 
     found = []
     for start in (0, 5, 8):
@@ -210,7 +208,7 @@ def test_marker_is_kept_as_long_as_its_letter(bus, client, topic):
         found.append(first())
     client.drop_topic(letters)
     assert (found, first()) == ([{0: 0}, {0: 2}, {0: 4}], {})
-    assert find_holds(access, letters, {0: ShardOffsets(0, 1)}) == {}
+    assert find_needed_markers(access, letters, {0: ShardOffsets(0, 1)}) == {}
 
 
 @pytest.mark.parametrize(
@@ -230,5 +228,5 @@ def test_lowest_hold_decides(groups, subscribers, end, by):
     }
     manifest = Manifest("t", shards={0: OffsetSpan(0, 8)})
     log: Any = Log()
-    found = find_trimmable(log, manifest, {0: ShardOffsets(3, 10)}, stats)
+    found = find_trimmable(log, manifest, {0: ShardOffsets(3, 10)}, stats, {})
     assert found == {0: (OffsetSpan(3, end), by)}

@@ -69,9 +69,9 @@ SABOTAGES = [
     # Dead letters that were re-queued are not known as such.
     Patch(
         "marks-off",
-        "spark/pipelines/dead_letters/requeue.py",
-        "        if not self._marked:\n            return letters\n",
-        "        if True:\n            return letters\n",
+        "spark/pipelines/requeue.py",
+        "        if self._marked:\n",
+        "        if False:\n",
     ),
     # The counts of a batch that is counted again are added to its former counts.
     Patch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.spark.pipelines.replay.replay_loop import MOST_GROWTH, PART_S, ReplayPace
+from polybus.spark.pipelines.replay import MOST_GROWTH, PART_S, ReplayPace
 
 RATE, MOST = 1000, 500_000
 SECOND = int(RATE * PART_S)

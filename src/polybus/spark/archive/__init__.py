@@ -20,5 +20,4 @@ number.
     archive_committer.py    driver: files → the next manifest
     file_compaction.py      small files → a large file
     archive_log_access.py   archive and log as one, for the source's option `archive`
-    trim_bounds.py          how far `retain` may trim a log
 """

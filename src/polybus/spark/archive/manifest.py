@@ -131,9 +131,6 @@ class Manifest:
                     )
                 last[shard] = file
 
-    def paths(self, shard: int, start: int, end: int) -> list[str]:
-        return [one.path for one in self.find_files(shard, start, end)]
-
     def added(
         self, files: Iterable[ArchivedFile], lasts: Mapping[int, LastRow], *, gaps: bool = False
     ) -> Manifest:

@@ -20,8 +20,8 @@ from polybus.spark.pipelines.query_run import Progress, Summary
 
 if TYPE_CHECKING:  # set by `_find_pipelines` at run time
     from polybus.spark.pipelines.archive import archive
-    from polybus.spark.pipelines.dead_letters.dead_letters_pipeline import dead_letters
-    from polybus.spark.pipelines.replay.replay_pipeline import replay
+    from polybus.spark.pipelines.dead_letters import dead_letters
+    from polybus.spark.pipelines.replay import replay
     from polybus.spark.pipelines.retain import retain
     from polybus.spark.pipelines.route import route
     from polybus.spark.pipelines.stats.stats_pipeline import stats

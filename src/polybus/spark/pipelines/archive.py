@@ -68,11 +68,20 @@ def archive(
         .option("checkpointLocation", kept)
         .queryName(f"archive {wanted.text}")
     )
-    with run.hold_topics(wanted.find_topics(open_log_access(source)), open_log_access(source)):
-        summary = run_query(query, once=once, every_s=every, tell=tell, rows=lambda: run.rows)
+    access = open_log_access(source)
+    with run.hold_topics(wanted.find_topics(access), access):
+        summary = run_query(
+            query, once=once, every_s=every, tell=tell, rows=lambda: run.committer.rows
+        )
         if once and summary.stopped_by is None:
-            run.compact_all()
-    summary.facts = {"bytes": run.size_bytes, "files in all": run.files_of(wanted)}
+            # No later batch can be merged with the small files of this run. Only topics that this
+            # run has locked: another run may add to the others.
+            few = file_compaction.FEW, file_compaction.TINY_BYTES
+            file_compaction.compact(spark, place, run.committer.topics, *few)
+    # Files of all runs: compaction merges those of earlier ones.
+    archived = [name for name in list_archived_topics(place) if wanted.covers(name)]
+    files = sum(len(read_manifest(place, name).files) for name in archived)
+    summary.facts = {"bytes": run.committer.size_bytes, "files in all": files}
     return summary
 
 
@@ -81,44 +90,23 @@ class ArchiveRun:
 
     def __init__(self, spark: SparkSession, folder: ArchiveFolder, *, gaps: bool) -> None:
         self._spark, self._folder = spark, folder
-        self._committer = ArchiveCommitter(folder, gaps=gaps)
         self._busy = Lock()
+        self.committer = ArchiveCommitter(folder, gaps=gaps)
 
     @contextmanager
     def hold_topics(self, topics: list[str], access: LogAccess) -> Iterator[None]:
         """Hold the locks of topics. Waits for a running batch before it releases them."""
         try:
             for topic in topics:
-                self._committer.begin(topic, access)
+                self.committer.begin(topic, access)
             yield
         finally:
             with self._busy:
-                self._committer.end()
+                self.committer.end()
 
     def add(self, batch: DataFrame, number: int) -> None:
         """Commit a batch. Spark calls this in its own thread."""
         with self._busy:
             written = [WrittenFile.parse(row.written) for row in batch.collect()]
-            grown = self._committer.add(written)
+            grown = self.committer.add(written)
             file_compaction.compact(self._spark, self._folder, grown)
-
-    def compact_all(self) -> None:
-        """Merge small files at the end of a run, when no later batch can be merged with them.
-
-        Only topics that this run has locked: another run may add to the others.
-        """
-        few = file_compaction.FEW, file_compaction.TINY_BYTES
-        file_compaction.compact(self._spark, self._folder, self._committer.topics, *few)
-
-    def files_of(self, wanted: TopicSelection) -> int:
-        """Return the number of files of all runs. Compaction merges files of earlier runs."""
-        topics = (one for one in list_archived_topics(self._folder) if wanted.covers(one))
-        return sum(len(read_manifest(self._folder, one).files) for one in topics)
-
-    @property
-    def rows(self) -> int:
-        return self._committer.rows
-
-    @property
-    def size_bytes(self) -> int:
-        return self._committer.size_bytes

@@ -8,7 +8,7 @@ unknown columns and wrong types are reported at once, in one line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -143,10 +143,6 @@ def literal(text: str) -> str:
     """Return a text as an SQL literal."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def in_condition(column: str, values: Sequence[str]) -> str:
-    return f"{column} IN ({', '.join(map(literal, values))})"
 
 
 def like_pattern(pattern: str) -> str:

@@ -3,15 +3,19 @@
 Before a trim, Spark reads the offsets from the files of the archive and compares them with the
 log, so the trimmed messages were in the archive a moment ago. The pipeline needs no checkpoint: a
 trimmed message is gone from the log, and a restarted run continues with the rest.
+
+A group counts from its first member, a Pirate subscriber from its subscription, and both until they
+are removed. A group or subscriber that is no longer in use therefore holds the log forever, on
+purpose.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from pyspark.sql import SparkSession
@@ -21,11 +25,14 @@ from polybus.errors import Damaged, UsageError
 from polybus.native import Client
 from polybus.spark.archive.archive_committer import check_same_log
 from polybus.spark.archive.archive_folder import ArchiveFolder
-from polybus.spark.archive.manifest import list_archived_topics, read_manifest
+from polybus.spark.archive.manifest import (
+    Manifest,
+    OffsetSpan,
+    list_archived_topics,
+    read_manifest,
+)
 from polybus.spark.archive.parquet_files import ROWS
-from polybus.spark.archive.trim_bounds import find_trimmable
 from polybus.spark.pipelines import pipeline_arguments, preflight
-from polybus.spark.pipelines.dead_letters import requeue
 from polybus.spark.pipelines.query_run import (
     OnProgress,
     Progress,
@@ -34,12 +41,16 @@ from polybus.spark.pipelines.query_run import (
     raise_own_errors,
     stop_on_signals,
 )
-from polybus.spark.source.log_access import RECONNECT_OPTIONS, BusLogAccess
+from polybus.spark.pipelines.requeue import MARKED, find_needed_markers
+from polybus.spark.source.log_access import (
+    RECONNECT_OPTIONS,
+    BusLogAccess,
+    LogAccess,
+    ShardOffsets,
+    first_with_id,
+)
 from polybus.spark.source.read_bounds import TopicSelection
 from polybus.store.engine_registry import is_store_url
-
-if TYPE_CHECKING:
-    from polybus.spark.archive.manifest import Manifest, OffsetSpan
 
 EVERY_S = 60.0
 
@@ -81,7 +92,8 @@ def retain(
             trimmer.trim_topics(wanted, tell)
             if once or stop.wait(every):
                 break
-    facts = {"topics": len(trimmer.topics), "held back by": trimmer.list_holders()}
+    holders = sorted(set().union(*trimmer.holders.values())) or ["none"]
+    facts = {"topics": len(trimmer.topics), "held back by": holders}
     return Summary(trimmer.rows, time.monotonic() - began_s, facts, stop.by)
 
 
@@ -92,7 +104,7 @@ class LogTrimmer:
         self._spark, self._folder = spark, folder
         self._client = Client(bus, RECONNECT_OPTIONS)
         self._log = BusLogAccess(bus)
-        self._holders: dict[str, set[str]] = {}
+        self.holders: dict[str, set[str]] = {}  # topic → what holds archived messages in its log
         self._kept: dict[str, int] = {}  # archived rows that are not trimmed
         self.topics: set[str] = set()
         self.rows = 0
@@ -101,15 +113,11 @@ class LogTrimmer:
         """Trim each archived topic once."""
         began_s, before = time.monotonic(), self.rows
         existing = set(self._log.list_topics("*"))
-        for topic in (one for one in list_archived_topics(self._folder) if wanted.covers(one)):
-            if topic in existing:
+        for topic in list_archived_topics(self._folder):
+            if topic in existing and wanted.covers(topic):
                 self._trim(read_manifest(self._folder, topic))
                 rate = (self.rows - before) / max(time.monotonic() - began_s, 1e-3)
                 tell(Progress(self.rows, rate, sum(self._kept.values())))
-
-    def list_holders(self) -> list[str]:
-        """Return what holds archived messages in the log."""
-        return sorted(set().union(*self._holders.values())) or ["none"]
 
     def _trim(self, manifest: Manifest) -> None:
         """Trim one topic, after its rows were found in the archive."""
@@ -117,12 +125,12 @@ class LogTrimmer:
         check_same_log(self._log, manifest)
         stats = self._client.topic_stats(topic)
         log = self._log.shards(topic)
-        markers = requeue.find_holds(self._log, topic, log)
-        found = find_trimmable(self._log, manifest, log, stats, markers)
-        kept = [((manifest.end(n) or 0) - span.end, by) for n, (span, by) in found.items()]
-        self._holders[topic] = {by for rows, by in kept if rows > 0}
+        markers = find_needed_markers(self._log, topic, log)
+        trimmable = find_trimmable(self._log, manifest, log, stats, markers)
+        kept = [((manifest.end(n) or 0) - span.end, by) for n, (span, by) in trimmable.items()]
+        self.holders[topic] = {by for rows, by in kept if rows > 0}
         self._kept[topic] = sum(max(0, rows) for rows, _ in kept)
-        spans = {shard: span for shard, (span, _) in found.items() if span.rows}
+        spans = {shard: span for shard, (span, _) in trimmable.items() if span.rows}
         if not spans:
             return
         # The files are read before each trim: the log may be the only other copy.
@@ -132,35 +140,65 @@ class LogTrimmer:
         self.rows += sum(span.rows for span in spans.values())
 
     def _check(self, manifest: Manifest, spans: dict[int, OffsetSpan]) -> None:
-        """Raise `Damaged` unless the files have each of these rows exactly once."""
-        files = {one for n, span in spans.items() for one in manifest.paths(n, *span)}
-        missing = [one for one in sorted(files) if not (self._folder.path / one).is_file()]
-        rows = {} if missing else self._count_offsets(files, spans)
+        """Raise `Damaged` unless the files have each of these rows exactly once.
+
+        Spark computes count, first, last and sum of the offsets that the files have of each shard.
+        """
+        files = {file.path for n, span in spans.items() for file in manifest.find_files(n, *span)}
+        paths = {name: self._folder.path / name for name in sorted(files)}
+        missing = [name for name, path in paths.items() if not path.is_file()]
+        counted: dict[int, tuple[int, ...]] = {}
+        if not missing:
+            rows = self._spark.read.schema(ROWS).parquet(*map(str, paths.values()))
+            shard_column, offset = f.col("shard"), f.col("offset")
+            within = [
+                (shard_column == n) & (offset >= span.start) & (offset < span.end)
+                for n, span in spans.items()
+            ]
+            numbers = f.count("*"), f.min(offset), f.max(offset), f.sum(offset)
+            found = rows.where(reduce(or_, within)).groupBy("shard").agg(*numbers).collect()
+            counted = {shard: tuple(values) for shard, *values in found}
         for shard, span in spans.items():
-            if rows.get(shard) != (span.rows, span.start, span.end - 1, _sum_offsets(span)):
-                why = f"{missing[0]} is missing" if missing else f"found {rows.get(shard)}"
+            total = (span.start + span.end - 1) * span.rows // 2
+            if counted.get(shard) != (span.rows, span.start, span.end - 1, total):
+                why = f"{missing[0]} is missing" if missing else f"found {counted.get(shard)}"
                 raise Damaged(
                     f"nothing was trimmed of topic {manifest.topic!r}: its archive must have "
                     f"offsets {span.start} to {span.end - 1} of shard {shard}, and does not "
                     f"({why}); restore its files"
                 )
 
-    def _count_offsets(
-        self, files: Iterable[str], spans: dict[int, OffsetSpan]
-    ) -> dict[int, tuple[int, int, int, int]]:
-        """Return count, first, last and sum of the offsets that the files have of each shard."""
-        rows = self._spark.read.schema(ROWS).parquet(
-            *(str(self._folder.path / one) for one in files)
-        )
-        place, offset = f.col("shard"), f.col("offset")
-        within = [
-            (place == n) & (offset >= span.start) & (offset < span.end) for n, span in spans.items()
-        ]
-        numbers = f.count("*"), f.min(offset), f.max(offset), f.sum(offset)
-        found = rows.where(reduce(or_, within)).groupBy("shard").agg(*numbers).collect()
-        return {row[0]: (row[1], row[2], row[3], row[4]) for row in found}
+
+class TrimHold(NamedTuple):
+    """The first offset that must be kept, and what it is kept for."""
+
+    offset: int
+    by: str
 
 
-def _sum_offsets(span: OffsetSpan) -> int:
-    """Return the sum of all offsets of a span."""
-    return (span.start + span.end - 1) * span.rows // 2
+def find_trimmable(
+    access: LogAccess,
+    manifest: Manifest,
+    log: Mapping[int, ShardOffsets],
+    stats: Mapping[str, Any],
+    needed_markers: Mapping[int, int],
+) -> dict[int, tuple[OffsetSpan, str]]:
+    """Return for each shard the offsets that may be trimmed, and the name of the lowest hold."""
+    topic = manifest.topic
+    trimmable = {}
+    for shard, in_log in log.items():
+        holds = [TrimHold(manifest.end(shard) or 0, "the archive")]
+        if shard in needed_markers:
+            letters = topic.removesuffix(MARKED)
+            holds.append(TrimHold(needed_markers[shard], f"dead letters of {letters}"))
+        for group in stats["groups"]:
+            # A group without a position in a shard will begin at 0.
+            lows = {one["shard"]: one["low"] for one in group["shards"]}
+            holds.append(TrimHold(lows.get(shard, 0), f"group {group['group']}"))
+        for subscriber in stats.get("subscribers", ()):
+            offset = first_with_id(access, topic, shard, in_log, subscriber["last"] + 1)
+            holds.append(TrimHold(offset, f"subscriber {subscriber['id']}"))
+        least = min(holds)  # compares by offset first
+        end = max(in_log.start, min(least.offset, in_log.end))
+        trimmable[shard] = OffsetSpan(in_log.start, end), least.by
+    return trimmable

@@ -42,10 +42,10 @@ def offsets_at(access: LogAccess, topic: str, place: str, shards: dict[int, Shar
     if wanted == LATEST:
         return {shard: in_log.end for shard, in_log in shards.items()}
     if isinstance(wanted, int):
-        found = {n: access.find_id(topic, n, wanted) for n in shards}
+        offsets = {n: access.find_id(topic, n, wanted) for n in shards}
     else:
-        found = {n: access.find_time(topic, n, parse_time_ns(place)) for n in shards}
-    return {n: min(max(offset, shards[n].start), shards[n].end) for n, offset in found.items()}
+        offsets = {n: access.find_time(topic, n, parse_time_ns(place)) for n in shards}
+    return {n: min(max(offset, shards[n].start), shards[n].end) for n, offset in offsets.items()}
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,10 @@ class ReplayPosition:
     rows: int = 0  # replayed by the parts before it
     version: int = field(default=VERSION)
 
-    def ranges(self, topic: str) -> list[OffsetRange]:
+    def ranges(self) -> list[OffsetRange]:
+        """Return the ranges of the part. Their topic is that of the replay, not repeated here."""
         return [
-            OffsetRange(topic, shard, self.at[shard], end)
+            OffsetRange("", shard, self.at[shard], end)
             for shard, end in self.to.items()
             if self.at[shard] < end
         ]
@@ -88,12 +89,12 @@ class ReplayCheckpoint:
 
     def plan(self, asked: Mapping[str, Any]) -> ReplayPlan | None:
         """Return the stored plan, None at first; raises `UsageError` if the arguments differ."""
-        found = self._read(PLAN)
-        if found is None:
+        stored = self._read(PLAN)
+        if stored is None:
             return None
         try:
-            ends = None if found["ends"] is None else _offsets(found["ends"])
-            plan = ReplayPlan(found["name"], found["asked"], _offsets(found["starts"]), ends)
+            ends = None if stored["ends"] is None else _offsets(stored["ends"])
+            plan = ReplayPlan(stored["name"], stored["asked"], _offsets(stored["starts"]), ends)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise Damaged(f"{self._folder / PLAN} is damaged; use another --checkpoint") from None
         for option, value in asked.items():
@@ -112,12 +113,12 @@ class ReplayCheckpoint:
         return plan
 
     def position(self, plan: ReplayPlan) -> ReplayPosition:
-        found = self._read(POSITION)
-        if found is None:
+        stored = self._read(POSITION)
+        if stored is None:
             return ReplayPosition(1, plan.starts, plan.starts)
         try:
-            at, to = _offsets(found["at"]), _offsets(found["to"])
-            return ReplayPosition(found["number"], at, to, found["rows"])
+            at, to = _offsets(stored["at"]), _offsets(stored["to"])
+            return ReplayPosition(stored["number"], at, to, stored["rows"])
         except (AttributeError, KeyError, TypeError, ValueError):
             raise Damaged(
                 f"{self._folder / POSITION} is damaged; use another --checkpoint"
@@ -128,8 +129,8 @@ class ReplayCheckpoint:
         at = {shard: position.at.get(shard, 0) for shard in ends} | position.at
         whole = replace(position, at=at, to={**at, **ends})
         to = dict(at)
-        for one in limit_rows(whole.ranges(""), max_rows):
-            to[one.shard] = one.end
+        for admitted in limit_rows(whole.ranges(), max_rows):
+            to[admitted.shard] = admitted.end
         part = replace(whole, to=to)
         self._write(POSITION, asdict(part))
         return part
@@ -137,16 +138,16 @@ class ReplayCheckpoint:
     def _read(self, name: str) -> dict[str, Any] | None:
         path = self._folder / name
         try:
-            found = json.loads(path.read_text())
+            content = json.loads(path.read_text())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             raise Damaged(f"{path} cannot be read: {error}; use another --checkpoint") from None
-        if not isinstance(found, dict) or found.get("version") != VERSION:
+        if not isinstance(content, dict) or content.get("version") != VERSION:
             raise Damaged(
                 f"{path} was written by another version of polybus; use another --checkpoint"
             )
-        return found
+        return content
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         with explain_write_errors(self._folder):

@@ -17,11 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql.functions import broadcast, count, lit
+from pyspark.sql.functions import broadcast
 
-from polybus.errors import AlreadyExists, Conflict, DoesNotExist
+from polybus.errors import AlreadyExists, DoesNotExist
 from polybus.native import Client
-from polybus.spark.archive.trim_bounds import TrimHold
 from polybus.spark.pipelines import message_sql
 from polybus.spark.source.log_access import RECONNECT_OPTIONS
 
@@ -34,7 +33,6 @@ SUFFIX, MARKED = ".dlq", ".requeued"
 PREFIX = "polybus."
 HEADER_NAMES = ("topic", "shard", "offset", "id", "group", "deliveries", "reason")
 REQUEUED = f"{PREFIX}requeued"  # header: how often this message was re-queued
-TRIES = 10
 # Columns for --where and --select, in addition to those of the message.
 COLUMNS = {
     "headers": "map_filter(headers, (k, v) -> k NOT IN ({ours}))",
@@ -52,37 +50,29 @@ OWN = ("body", "shard_key", "id", "timestamp", "insertion_time", "shard", "offse
 HIDDEN = ("polybus_shard", "polybus_offset", "polybus_id", "polybus_into", "polybus_times")
 
 
-def find_holds(
+def find_needed_markers(
     access: LogAccess, topic: str, shards: Mapping[int, ShardOffsets]
-) -> dict[int, TrimHold]:
-    """Return the first marker of each shard that is needed, if `topic` is a topic of markers.
+) -> dict[int, int]:
+    """Return the first offset of each shard whose marker is needed, if `topic` has markers.
 
     A marker is needed as long as its letter is in the log.
     """
-    letters = topic.removesuffix(MARKED)
     if not topic.endswith(SUFFIX + MARKED):
         return {}
     try:
-        in_log = access.shards(letters)
+        letters = access.shards(topic.removesuffix(MARKED))
     except DoesNotExist:
         return {}
-    by = f"dead letters of {letters}"
-    return {n: TrimHold(_first(access, topic, n, one, in_log), by) for n, one in shards.items()}
 
+    def first_needed(shard: int, in_log: ShardOffsets) -> int:
+        for batch in access.read(topic, shard, *in_log):
+            places = map(json.loads, batch.column("body").to_pylist())
+            for offset, place in zip(batch.column("offset").to_pylist(), places, strict=True):
+                if place["offset"] >= letters[place["shard"]].start:
+                    return int(offset)
+        return in_log.end
 
-def _first(
-    access: LogAccess,
-    topic: str,
-    shard: int,
-    in_log: ShardOffsets,
-    letters: Mapping[int, ShardOffsets],
-) -> int:
-    for batch in access.read(topic, shard, *in_log):
-        places = map(json.loads, batch.column("body").to_pylist())
-        for offset, place in zip(batch.column("offset").to_pylist(), places, strict=True):
-            if place["offset"] >= letters[place["shard"]].start:
-                return int(offset)
-    return in_log.end
+    return {shard: first_needed(shard, in_log) for shard, in_log in shards.items()}
 
 
 def as_letters(rows: DataFrame, topic: str) -> DataFrame:
@@ -123,7 +113,11 @@ class DeadLetterTopic:
         self.topic, self.markers = topic, topic + MARKED
         with Client(bus, RECONNECT_OPTIONS) as client:
             self._marked = _end(client, self.markers)
-        self.waiting = self._waiting()
+        self.waiting = as_letters(self._read(topic), topic)
+        if self._marked:
+            place = "from_json(cast(body AS string), 'shard int, offset long') AS marked"
+            marked = self._read(self.markers).selectExpr(place).selectExpr("marked.*")
+            self.waiting = self.waiting.join(broadcast(marked), ["shard", "offset"], "left_anti")
 
     def requeue(self, choice: LetterSelection) -> bool:
         """Publish messages and markers. Returns False, without effect, if another run did."""
@@ -136,36 +130,19 @@ class DeadLetterTopic:
             .option("transactionNumber", self._marked + 1)
         )
         with Client(self._bus, RECONNECT_OPTIONS) as client:
-            if not self._are_markers_as_seen(client):
-                return False
+            try:
+                client.create_topic(self.markers, shards=1)
+            except AlreadyExists:
+                pass
+            else:
+                # A topic that was dropped continues at its last offset when it is created again.
+                if _end(client, self.markers) != self._marked:
+                    return False
             writer.save()
             # The first new marker shows which run has published under this number.
-            start, end = self._marked, self._marked + 1
-            found = [
-                body
-                for batch in client.read(self.markers, 0, start, end)
-                for body in batch.column("body").to_pylist()
-            ]
-        return any(run.encode() in body for body in found)
-
-    def _are_markers_as_seen(self, client: Client) -> bool:
-        """Create the topic of markers. Returns False if there are more markers than before.
-
-        A topic that was dropped continues at its last offset when it is created again.
-        """
-        try:
-            client.create_topic(self.markers, shards=1)
-        except AlreadyExists:
-            return True
-        return _end(client, self.markers) == self._marked
-
-    def _waiting(self) -> DataFrame:
-        letters = as_letters(self._read(self.topic), self.topic)
-        if not self._marked:
-            return letters
-        place = "from_json(cast(body AS string), 'shard int, offset long') AS marked"
-        marked = self._read(self.markers).selectExpr(place).selectExpr("marked.*")
-        return letters.join(broadcast(marked), ["shard", "offset"], "left_anti")
+            batches = list(client.read(self.markers, 0, self._marked, self._marked + 1))
+        bodies = [body for batch in batches for body in batch.column("body").to_pylist()]
+        return any(run.encode() in body for body in bodies)
 
     def _read(self, topic: str) -> DataFrame:
         options = {"bus": self._bus, "topic": topic}
@@ -209,13 +186,3 @@ def _with_markers(messages: DataFrame, markers: str, run: str) -> DataFrame:
 
 def _struct(fields: dict[str, str]) -> str:
     return f"named_struct({', '.join(f'{message_sql.literal(k)}, {v}' for k, v in fields.items())})"
-
-
-def count_targets(letters: DataFrame) -> dict[str, int]:
-    """Return how many letters came from each topic."""
-    counts = letters.groupBy("from_topic").agg(count(lit(1)).alias("letters")).collect()
-    return {row["from_topic"]: row["letters"] for row in counts}
-
-
-def conflict_error(topic: str) -> Conflict:
-    return Conflict(f"other runs re-queue dead letters of {topic} at the same time; retry later")

@@ -9,23 +9,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
 
 import typer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
-from polybus.errors import DoesNotExist, UsageError
+from polybus.errors import Conflict, DoesNotExist, UsageError
 from polybus.spark.pipelines import message_sql, pipeline_arguments, preflight
-from polybus.spark.pipelines.dead_letters.requeue import (
-    SUFFIX,
-    TRIES,
-    DeadLetterTopic,
-    LetterSelection,
-    as_letters,
-    conflict_error,
-    count_targets,
-)
 from polybus.spark.pipelines.query_run import (
     OnProgress,
     Progress,
@@ -36,15 +28,14 @@ from polybus.spark.pipelines.query_run import (
     raise_own_errors,
     stop_on_signals,
 )
+from polybus.spark.pipelines.requeue import SUFFIX, DeadLetterTopic, LetterSelection, as_letters
 from polybus.spark.sink import message_batches
 from polybus.spark.source.log_access import open_log_access
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 EVERY_S = 10.0
 GROUPINGS = ("reason", "kind", "group", "from_topic")
 MOST_ROWS = 50  # of the printed table
+TRIES = 10  # to re-queue letters before other runs do
 TIME = "yyyy-MM-dd HH:mm:ss"
 CHOICES = "--reason, --group, --id, --where, or --all"
 
@@ -109,12 +100,11 @@ def dead_letters(
     """Count dead letters by reason, and queue selected ones again, exactly once."""
     began_s = time.monotonic()
     activate_session(spark)
-    conditions = [
-        *_like_conditions("reason", reason),
-        *_like_conditions("group", group),
-        *_ids(letter),
-    ]
-    conditions += [] if where is None else [where]
+    conditions = [*_like_conditions("reason", reason), *_like_conditions("group", group)]
+    if letter:
+        conditions.append(f"id IN ({', '.join(map(str, letter))})")
+    if where is not None:
+        conditions.append(where)
     if requeue and not conditions and not every_letter:
         raise UsageError(f"--requeue needs a choice: {CHOICES}")
     if by not in GROUPINGS:
@@ -122,9 +112,10 @@ def dead_letters(
     if not requeue and (select is not None or into is not None):
         raise UsageError("--select and --into need --requeue: nothing is written without it")
     choice = LetterSelection(" AND ".join(f"({one}\n)" for one in conditions) or None, select, into)
-    _check(spark, where, choice)
+    _check_sql(spark, where, choice)
     url = preflight.check_target_bus(None, preflight.check_bus(bus))
-    wanted = ",".join(_letters_of(one.strip()) for one in topic.split(","))
+    names = (name.strip() for name in topic.split(","))
+    wanted = ",".join(name if name.endswith(SUFFIX) else name + SUFFIX for name in names)
     run = DeadLetterRun(spark, url, wanted, choice, by, tell)
     with stop_on_signals() as stop, raise_own_errors():
         run.scan_topics(requeue=requeue)
@@ -138,23 +129,12 @@ def _like_conditions(column: str, patterns: Sequence[str] | None) -> list[str]:
     """Return a condition that one of the patterns matches; * matches any characters."""
     if not patterns:
         return []
-    return [
-        " OR ".join(
-            f"`{column}` LIKE {message_sql.literal(message_sql.like_pattern(one))}"
-            for one in patterns
-        )
-    ]
+    literals = (message_sql.literal(message_sql.like_pattern(pattern)) for pattern in patterns)
+    return [" OR ".join(f"`{column}` LIKE {literal}" for literal in literals)]
 
 
-def _ids(letters: Sequence[int] | None) -> list[str]:
-    return [f"id IN ({', '.join(map(str, letters))})"] if letters else []
-
-
-def _letters_of(topic: str) -> str:
-    return topic if topic.endswith(SUFFIX) else topic + SUFFIX
-
-
-def _check(spark: SparkSession, where: str | None, choice: LetterSelection) -> None:
+def _check_sql(spark: SparkSession, where: str | None, choice: LetterSelection) -> None:
+    """Try the SQL on an empty topic, so that its errors are reported before anything is read."""
     nothing = as_letters(message_sql.empty_topic(spark), SUFFIX)
     message_sql.apply_where(nothing, where)
     messages = choice.messages(nothing)
@@ -170,9 +150,6 @@ class LetterCount(NamedTuple):
     letters: int
     first: str
     last: str
-
-    def merge(self, other: LetterCount) -> LetterCount:
-        return LetterCount(self.name, self.letters + other.letters, self.first, other.last)
 
 
 class DeadLetterRun:
@@ -195,43 +172,41 @@ class DeadLetterRun:
 
     def scan_topics(self, *, requeue: bool) -> None:
         for topic in preflight.find_topics(self._bus, self._topics):
-            found = self._scan_topic(topic, requeue=requeue)
-            for one in found:
-                before = self._groups.get((topic, one.name))
-                self._groups[topic, one.name] = one if before is None else before.merge(one)
-            self.letters += sum(one.letters for one in found)
+            for group in self._scan_topic(topic, requeue=requeue):
+                before = self._groups.get((topic, group.name), group._replace(letters=0))
+                letters = before.letters + group.letters
+                self._groups[topic, group.name] = before._replace(letters=letters, last=group.last)
+                self.letters += group.letters
             elapsed_s = max(time.monotonic() - self._began_s, 1e-3)
             self._tell(Progress(self.letters, self.letters / elapsed_s, None))
 
     def table(self) -> SummaryTable:
-        found = sorted(self._groups.items(), key=lambda one: (-one[1].letters, one[0]))
-        rows: list[list[object]] = [[topic, *group] for (topic, _), group in found[:MOST_ROWS]]
-        if len(found) > MOST_ROWS:
-            rows.append(["…", f"and {len(found) - MOST_ROWS} more", "", "", ""])
+        groups = sorted(self._groups.items(), key=lambda item: (-item[1].letters, item[0]))
+        rows: list[list[object]] = [[topic, *group] for (topic, _), group in groups[:MOST_ROWS]]
+        if len(groups) > MOST_ROWS:
+            rows.append(["…", f"and {len(groups) - MOST_ROWS} more", "", "", ""])
         return SummaryTable(("dead letters", self._by, "letters", "first", "last"), rows)
 
     def _scan_topic(self, topic: str, *, requeue: bool) -> list[LetterCount]:
+        """Count the selected letters of a topic, and re-queue them if `requeue` is set."""
         for _ in range(TRIES):
             letters = DeadLetterTopic(self._spark, self._bus, topic)
-            conditions = self._choice.of(letters.waiting)
-            counted = self._counted(conditions)
-            if not requeue or not counted:
-                return counted
+            selected = self._choice.of(letters.waiting)
+            times = (f"date_format({name}(timestamp), '{TIME}')" for name in ("min", "max"))
+            grouped = selected.groupBy(expr(f"coalesce(`{self._by}`, '(none)') AS name"))
+            counts = grouped.agg(expr("count(*)"), *map(expr, times)).collect()
+            groups = [LetterCount(*row) for row in counts]
+            if not requeue or not groups:
+                return groups
             if self._choice.into is None and self._choice.select is None:
-                self._check_targets(conditions)
+                self._check_targets(selected)
             if letters.requeue(self._choice):
-                return counted
-        raise conflict_error(topic)
+                return groups
+        raise Conflict(f"other runs re-queue dead letters of {topic} at the same time; retry later")
 
-    def _counted(self, letters: DataFrame) -> list[LetterCount]:
-        times = (f"date_format({one}(timestamp), '{TIME}')" for one in ("min", "max"))
-        grouped = letters.groupBy(expr(f"coalesce(`{self._by}`, '(none)') AS name"))
-        counts = grouped.agg(expr("count(*)"), *(expr(one) for one in times))
-        return [LetterCount(*row) for row in counts.collect()]
-
-    def _check_targets(self, conditions: DataFrame) -> None:
+    def _check_targets(self, letters: DataFrame) -> None:
         """Raise `DoesNotExist` if a target topic was dropped: letters must not create it again."""
-        for name, count in count_targets(conditions).items():
+        for name, count in letters.groupBy("from_topic").count().collect():
             try:
                 open_log_access(self._bus).shards(name)
             except DoesNotExist:
