@@ -97,7 +97,7 @@ SPARK = Points(
             ),
         ),
         "spark/archive/archive_committer.py": (
-            after("            files = [one.file for one in new]\n", "archiving"),
+            after("            files = [new.file for new in of_topic]\n", "archiving"),
             before("            self.rows += sum(file.rows for file in files)\n", "archived"),
         ),
         "spark/archive/file_compaction.py": (

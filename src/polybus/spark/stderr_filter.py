@@ -52,7 +52,14 @@ class _StderrForwarder(Thread):
 
     def run(self) -> None:
         try:
-            self._forward(self._hold())
+            held = b""
+            while MARK not in held:
+                held += os.read(self._reading, CHUNK_BYTES)
+            before, _, later = held.partition(MARK)
+            if self._show:
+                self._forward(before)
+            self._released.set()
+            self._forward(later)
             while output := os.read(self._reading, CHUNK_BYTES):
                 self._forward(output)
         except OSError:
@@ -64,17 +71,6 @@ class _StderrForwarder(Thread):
         self._show = show
         os.write(STDERR, MARK)
         self._released.wait()
-
-    def _hold(self) -> bytes:
-        """Read up to MARK. Returns the output after it."""
-        held = b""
-        while MARK not in held:
-            held += os.read(self._reading, CHUNK_BYTES)
-        before, _, later = held.partition(MARK)
-        if self._show:
-            self._forward(before)
-        self._released.set()
-        return later
 
     def _forward(self, output: bytes) -> None:
         if output:

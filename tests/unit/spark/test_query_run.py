@@ -10,13 +10,8 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from polybus.errors import Conflict, Damaged, DoesNotExist, StoreFull, Trimmed, UsageError
-from polybus.spark.pipelines.query_run import (
-    SourceProgress,
-    StopSignal,
-    raise_own_errors,
-    stop_on_signals,
-)
-from polybus.spark.pipelines.spark_errors import parse_own_error
+from polybus.spark.pipelines.query_run import SourceProgress, StopSignal, stop_on_signals
+from polybus.spark.pipelines.spark_errors import parse_own_error, raise_own_errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -30,13 +30,13 @@ class ArchiveCommitter:
     def __init__(self, folder: ArchiveFolder, *, gaps: bool = False) -> None:
         self._folder = folder
         self._gaps = gaps
-        self._locks = TopicLocks(folder)
+        self.locks = TopicLocks(folder)
         self._tidied_s: dict[str, float] = {}
         self.rows = self.size_bytes = 0
 
     def begin(self, topic: str, access: LogAccess) -> None:
         """Lock a topic, check that its log is the archived one, and remove unlisted files."""
-        self._locks.take(topic)
+        self.locks.take(topic)
         check_same_log(access, read_manifest(self._folder, topic))
         self._tidy(topic)
 
@@ -46,22 +46,22 @@ class ArchiveCommitter:
         Raises `Damaged` if the driver does not see a task's file.
         """
         by_topic: dict[str, list[WrittenFile]] = defaultdict(list)
-        for one in written:
-            path = self._folder.path / one.file.path
-            if not path.is_file() or path.stat().st_size != one.file.size_bytes:
+        for new in written:
+            path = self._folder.path / new.file.path
+            if not path.is_file() or path.stat().st_size != new.file.size_bytes:
                 raise Damaged(
                     f"{path} is not the file that its task wrote: the archive must be one folder "
                     "shared by the driver and all tasks"
                 )
-            by_topic[one.topic].append(one)
-        for topic, new in sorted(by_topic.items()):
-            self._locks.take(topic)
+            by_topic[new.topic].append(new)
+        for topic, of_topic in sorted(by_topic.items()):
+            self.locks.take(topic)
             # A shard's last row decides later whether a log is the archived one (check_same_log).
             lasts: dict[int, LastRow] = {}
-            for one in new:
-                for shard, last in one.lasts.items():
+            for new in of_topic:
+                for shard, last in new.lasts.items():
                     lasts[shard] = max(last, lasts.get(shard, last))
-            files = [one.file for one in new]
+            files = [new.file for new in of_topic]
             with explain_write_errors(self._folder.path):
                 manifest = read_manifest(self._folder, topic)
                 commit_manifest(self._folder, manifest.added(files, lasts, gaps=self._gaps))
@@ -69,14 +69,6 @@ class ArchiveCommitter:
             self.size_bytes += sum(file.size_bytes for file in files)
             self._tidy(topic)
         return sorted(by_topic)
-
-    @property
-    def topics(self) -> list[str]:
-        """The topics that this run has locked."""
-        return self._locks.held
-
-    def end(self) -> None:
-        self._locks.release()
 
     def _tidy(self, topic: str) -> None:
         now_s = time.time()
@@ -121,9 +113,9 @@ def _raise_other_log(topic: str, why: str) -> None:
 def remove_unlisted(folder: ArchiveFolder, topic: str, now_s: float) -> None:
     """Remove files that the manifest does not list and that no reader can need."""
     manifest = read_manifest(folder, topic)
-    listed = {one.path for one in manifest.files}
+    listed = {file.path for file in manifest.files}
     # A replaced file has an old mtime but may still be read, so its own time counts.
-    kept = {one.path for one in manifest.replaced if one.since_s > now_s - KEEP_S}
+    kept = {file.path for file in manifest.replaced if file.since_s > now_s - KEEP_S}
     for path in folder.data(topic).glob("date=*/*.parquet"):
         name = str(path.relative_to(folder.path))
         is_old = path.stat().st_mtime < now_s - KEEP_S

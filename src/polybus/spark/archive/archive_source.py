@@ -84,7 +84,7 @@ class ArchiveStreamReader(StreamReader):
         ends: Offsets = {}
         for topic in {wanted.topic for wanted in ranges}:
             in_log = self._shards(topic, known=True)
-            ends[topic] = self._archived(topic, {n: one.start for n, one in in_log.items()})
+            ends[topic] = self._archived(topic, {n: shard.start for n, shard in in_log.items()})
         unarchived = []
         for wanted in ranges:
             end = ends[wanted.topic].get(wanted.shard, 0)

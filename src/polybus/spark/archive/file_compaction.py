@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -58,14 +59,15 @@ def compact(
 ) -> None:
     """Merge files where a date has at least `least` neighbours below `small_bytes`."""
     manifests = [read_manifest(folder, topic) for topic in topics]
-    merges = [one for manifest in manifests for one in choose_merges(manifest, least, small_bytes)]
+    merges = [
+        merge for manifest in manifests for merge in choose_merges(manifest, least, small_bytes)
+    ]
     if not merges:
         return
     # One task per merge: each needs the memory of one row group.
     work = spark.sparkContext.parallelize(merges, len(merges))
-    for merge, file in zip(
-        merges, work.map(lambda one: write_merged(folder, one)).collect(), strict=True
-    ):
+    files = work.map(lambda merge: write_merged(folder, merge)).collect()
+    for merge, file in zip(merges, files, strict=True):
         with explain_write_errors(folder.path):
             newest = read_manifest(folder, merge.topic)
             commit_manifest(folder, newest.compacted(merge.files, file, time.time()))
@@ -75,24 +77,25 @@ def choose_merges(
     manifest: Manifest, least: int, small_bytes: int = SMALL_BYTES
 ) -> list[FileMerge]:
     """Return runs of small neighbours of a date whose sum is at most FILE_BYTES."""
-    found: list[FileMerge] = []
-    for _, files in groupby(sorted(manifest.files, key=lambda one: one.date), lambda one: one.date):
+    runs: list[tuple[ArchivedFile, ...]] = []
+    by_date = attrgetter("date")
+    for _, files in groupby(sorted(manifest.files, key=by_date), by_date):
         run: list[ArchivedFile] = []
         for file in files:
             is_small = file.size_bytes < small_bytes
-            total = sum(one.size_bytes for one in run) + file.size_bytes
+            total = sum(neighbour.size_bytes for neighbour in run) + file.size_bytes
             if run and not (is_small and total <= FILE_BYTES and is_contiguous(run, file)):
-                found.append(FileMerge(manifest.topic, tuple(run)))
+                runs.append(tuple(run))
                 run = []
             if is_small:
                 run.append(file)
-        found.append(FileMerge(manifest.topic, tuple(run)))
-    return [one for one in found if len(one.files) >= least]
+        runs.append(tuple(run))
+    return [FileMerge(manifest.topic, files) for files in runs if len(files) >= least]
 
 
 def is_contiguous(run: Sequence[ArchivedFile], file: ArchivedFile) -> bool:
     """Return whether a file continues the run in each shard: a file must not have gaps."""
-    ends = {shard: span.end for one in run for shard, span in one.shards.items()}
+    ends = {shard: span.end for before in run for shard, span in before.shards.items()}
     return all(ends.get(shard, span.start) == span.start for shard, span in file.shards.items())
 
 
@@ -119,8 +122,8 @@ def write_merged(folder: ArchiveFolder, merge: FileMerge) -> ArchivedFile:
         first,
         path=str(path.relative_to(folder.path)),
         size_bytes=path.stat().st_size,
-        first_ns=min(one.first_ns for one in merge.files),
-        last_ns=max(one.last_ns for one in merge.files),
+        first_ns=min(file.first_ns for file in merge.files),
+        last_ns=max(file.last_ns for file in merge.files),
         shards=shards,
     )
 
@@ -132,10 +135,9 @@ def _copy(folder: ArchiveFolder, files: Sequence[ArchivedFile], sink: pa.NativeF
             source = pq.ParquetFile(folder.path / file.path)
             for number in range(source.num_row_groups):
                 pending.append(source.read_row_group(number))
-                if (
-                    sum(one.num_rows for one in pending) >= GROUP_ROWS
-                    or sum(one.nbytes for one in pending) >= GROUP_BYTES
-                ):
+                rows = sum(table.num_rows for table in pending)
+                size_bytes = sum(table.nbytes for table in pending)
+                if rows >= GROUP_ROWS or size_bytes >= GROUP_BYTES:
                     writer.write_table(_as_written(pending), GROUP_ROWS)
                     pending = []
         if pending:

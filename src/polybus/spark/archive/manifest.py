@@ -52,7 +52,7 @@ class ArchivedFile:
 
     @property
     def rows(self) -> int:
-        return sum(one.rows for one in self.shards.values())
+        return sum(span.rows for span in self.shards.values())
 
     def as_json(self) -> dict[str, Any]:
         shards = {str(shard): list(span) for shard, span in sorted(self.shards.items())}
@@ -63,7 +63,7 @@ class ArchivedFile:
         shards = {
             int(shard): OffsetSpan(*map(int, span)) for shard, span in given["shards"].items()
         }
-        known = {one.name: given[one.name] for one in fields(cls)}
+        known = {column.name: given[column.name] for column in fields(cls)}
         return cls(**{**known, "shards": shards})
 
 
@@ -102,21 +102,21 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        return sum(one.rows for one in self.files)
+        return sum(file.rows for file in self.files)
 
     def end(self, shard: int) -> int | None:
         """Return the archived end of a shard; None if nothing of it is archived."""
-        found = self.shards.get(shard)
-        return None if found is None else found.end
+        span = self.shards.get(shard)
+        return None if span is None else span.end
 
     def find_files(self, shard: int, start: int, end: int) -> list[ArchivedFile]:
         """Return the files that have some of these rows, in order."""
         return [
-            one
-            for one in self.files
-            if shard in one.shards
-            and one.shards[shard].start < end
-            and start < one.shards[shard].end
+            file
+            for file in self.files
+            if shard in file.shards
+            and file.shards[shard].start < end
+            and start < file.shards[shard].end
         ]
 
     def gaps(self) -> Iterator[OffsetGap]:
@@ -163,19 +163,19 @@ class Manifest:
 
     def compacted(self, old: Sequence[ArchivedFile], new: ArchivedFile, now_s: float) -> Manifest:
         """Return the next manifest with one file in place of contiguous ones of its date."""
-        paths = {one.path for one in old}
-        files = [new if one == old[0] else one for one in self.files]
-        gone = tuple(ReplacedFile(one.path, int(now_s)) for one in old)
+        paths = {file.path for file in old}
+        files = [new if file == old[0] else file for file in self.files]
+        gone = tuple(ReplacedFile(file.path, int(now_s)) for file in old)
         return replace(
             self,
             number=self.number + 1,
-            files=tuple(one for one in files if one.path not in paths),
+            files=tuple(file for file in files if file.path not in paths),
             replaced=(*self.replaced, *gone),
         )
 
     def without_replaced(self, kept: Collection[str]) -> Manifest:
         """Return the next manifest with only these of the replaced files."""
-        replaced = tuple(one for one in self.replaced if one.path in kept)
+        replaced = tuple(file for file in self.replaced if file.path in kept)
         return replace(self, number=self.number + 1, replaced=replaced)
 
     def as_json(self) -> dict[str, Any]:
@@ -187,21 +187,21 @@ class Manifest:
                 str(n): {**span._asdict(), **self.lasts[n]._asdict()}
                 for n, span in sorted(self.shards.items())
             },
-            "files": [one.as_json() for one in self.files],
-            "replaced": [one._asdict() for one in self.replaced],
+            "files": [file.as_json() for file in self.files],
+            "replaced": [file._asdict() for file in self.replaced],
         }
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Manifest:
         try:
-            shards = {int(n): one for n, one in given["shards"].items()}
+            shards = {int(n): shard for n, shard in given["shards"].items()}
             return cls(
                 given["topic"],
                 given["number"],
                 tuple(map(ArchivedFile.parse, given["files"])),
-                {n: OffsetSpan(one["start"], one["end"]) for n, one in shards.items()},
-                {n: LastRow(one["id"], one["timestamp_ns"]) for n, one in shards.items()},
-                tuple(ReplacedFile(one["path"], one["since_s"]) for one in given["replaced"]),
+                {n: OffsetSpan(shard["start"], shard["end"]) for n, shard in shards.items()},
+                {n: LastRow(shard["id"], shard["timestamp_ns"]) for n, shard in shards.items()},
+                tuple(ReplacedFile(file["path"], file["since_s"]) for file in given["replaced"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Damaged(f"a manifest of the archive is damaged: {error!r}") from None
@@ -209,8 +209,8 @@ class Manifest:
 
 def list_archived_topics(folder: ArchiveFolder) -> list[str]:
     """Return the topics of which something is archived."""
-    places = (folder.path / OWN / TOPICS).glob("*/")
-    return sorted(one.topic for folder_path in places if (one := _newest(folder_path)) is not None)
+    newest = map(_newest, (folder.path / OWN / TOPICS).glob("*/"))
+    return sorted(manifest.topic for manifest in newest if manifest is not None)
 
 
 def read_manifest(folder: ArchiveFolder, topic: str) -> Manifest:
@@ -257,7 +257,7 @@ def commit_manifest(folder: ArchiveFolder, manifest: Manifest) -> None:
 
 def _numbers(folder_path: Path) -> list[int]:
     try:
-        names = [one.name for one in folder_path.iterdir()]
+        names = [path.name for path in folder_path.iterdir()]
     except FileNotFoundError:
         return []
     return sorted(int(name[:DIGITS]) for name in names if name[:DIGITS].isdigit())

@@ -40,8 +40,10 @@ NUMBERS = ["offset", "id", "timestamp", "timestamp_ns", "insertion_time"]
 DELTAS = dict.fromkeys(NUMBERS, "DELTA_BINARY_PACKED")
 FEW_VALUES = ["shard", "shard_key"]
 BOUNDED = [*NUMBERS, *FEW_VALUES]  # columns with statistics
-ROWS = StructType([one for one in SCHEMA.fields if one.name != "topic"])
-ARROW = pa.schema(pa.field(one.name, COLUMNS[one.name], one.nullable) for one in ROWS.fields)
+ROWS = StructType([field for field in SCHEMA.fields if field.name != "topic"])
+ARROW = pa.schema(
+    pa.field(field.name, COLUMNS[field.name], field.nullable) for field in ROWS.fields
+)
 
 
 class WrittenFile(NamedTuple):

@@ -77,7 +77,7 @@ def archive(
             # No later batch can be merged with the small files of this run. Only topics that this
             # run has locked: another run may add to the others.
             few = file_compaction.FEW, file_compaction.TINY_BYTES
-            file_compaction.compact(spark, place, run.committer.topics, *few)
+            file_compaction.compact(spark, place, run.committer.locks.held, *few)
     # Files of all runs: compaction merges those of earlier ones.
     archived = [name for name in list_archived_topics(place) if wanted.covers(name)]
     files = sum(len(read_manifest(place, name).files) for name in archived)
@@ -102,7 +102,7 @@ class ArchiveRun:
             yield
         finally:
             with self._busy:
-                self.committer.end()
+                self.committer.locks.release()
 
     def add(self, batch: DataFrame, number: int) -> None:
         """Commit a batch. Spark calls this in its own thread."""

@@ -25,10 +25,10 @@ from polybus.spark.pipelines.query_run import (
     SummaryTable,
     activate_session,
     ignore_progress,
-    raise_own_errors,
     stop_on_signals,
 )
 from polybus.spark.pipelines.requeue import SUFFIX, DeadLetterTopic, LetterSelection, as_letters
+from polybus.spark.pipelines.spark_errors import raise_own_errors
 from polybus.spark.sink import message_batches
 from polybus.spark.source.log_access import open_log_access
 
@@ -111,7 +111,8 @@ def dead_letters(
         raise UsageError(f"--by must be one of {', '.join(GROUPINGS)}, got {by!r}")
     if not requeue and (select is not None or into is not None):
         raise UsageError("--select and --into need --requeue: nothing is written without it")
-    choice = LetterSelection(" AND ".join(f"({one}\n)" for one in conditions) or None, select, into)
+    condition = " AND ".join(f"({condition}\n)" for condition in conditions)
+    choice = LetterSelection(condition or None, select, into)
     _check_sql(spark, where, choice)
     url = preflight.check_target_bus(None, preflight.check_bus(bus))
     names = (name.strip() for name in topic.split(","))

@@ -41,7 +41,8 @@ _views = count(1)
 def empty_topic(spark: SparkSession) -> DataFrame:
     """Return a table with the columns of a topic and without rows."""
     columns = [
-        f"cast(null as {one.dataType.simpleString()}) as `{one.name}`" for one in SCHEMA.fields
+        f"cast(null as {field.dataType.simpleString()}) as `{field.name}`"
+        for field in SCHEMA.fields
     ]
     return spark.range(0).selectExpr(*columns)
 
@@ -75,8 +76,8 @@ def check(spark: SparkSession, where: str | None, select: str | None, into: str 
     """Raise `UsageError` if a condition, a selection or the target is invalid."""
     if select is not None and not select.strip():
         raise UsageError("--select is empty: name columns, or leave it out")
-    found = apply_sql(empty_topic(spark), where, select)
-    names = found.schema.names
+    messages = apply_sql(empty_topic(spark), where, select)
+    names = messages.schema.names
     if into is None and "topic" not in names:
         raise UsageError("no target topic: give --into TOPIC, or a column topic in --select")
     if into is not None and {*message_batches.IGNORED_COLUMNS, "topic"} <= set(names):
@@ -84,8 +85,12 @@ def check(spark: SparkSession, where: str | None, select: str | None, into: str 
             f"name the columns in --select: with * each row keeps its own topic, and no row "
             f"goes to {into}"
         )
-    _check_one_by_one(found, select)
-    message_batches.check_schema(found.schema, into)
+    if MANY_AT_ONCE.search(_analyzed(messages).toString()):
+        raise UsageError(
+            f"--select {select!r} must not aggregate or sort: each message is handled by itself; "
+            "use polybus.spark for sums and windows"
+        )
+    message_batches.check_schema(messages.schema, into)
 
 
 def needed_columns(spark: SparkSession, where: str | None, select: str | None) -> StructType:
@@ -94,14 +99,14 @@ def needed_columns(spark: SparkSession, where: str | None, select: str | None) -
     Spark asks a Python source for all columns of its schema, whatever the query uses.
     """
     topic = empty_topic(spark)
-    names = {one.exprId().id(): one.name() for one in _all(_analyzed(topic).output())}
+    names = {column.exprId().id(): column.name() for column in _all(_analyzed(topic).output())}
     plans, ids = [_analyzed(apply_sql(topic, where, select))], set()
     while plans:
         plan = plans.pop()
-        ids |= {one.exprId().id() for one in _all(plan.references().toSeq())}
+        ids |= {column.exprId().id() for column in _all(plan.references().toSeq())}
         plans += _all(plan.children())
-    found = {"shard", *(names[one] for one in ids & names.keys())}
-    return StructType([one for one in SCHEMA.fields if one.name in found])
+    needed = {"shard", *(names[column_id] for column_id in ids & names.keys())}
+    return StructType([field for field in SCHEMA.fields if field.name in needed])
 
 
 def _analyzed(rows: DataFrame) -> Any:
@@ -111,16 +116,6 @@ def _analyzed(rows: DataFrame) -> Any:
 def _all(seq: Any) -> list[Any]:
     """Return the elements of a Scala Seq."""
     return [seq.apply(n) for n in range(seq.size())]
-
-
-def _check_one_by_one(found: DataFrame, select: str | None) -> None:
-    """Raise `UsageError` if the SQL aggregates or sorts over several messages."""
-    plan = _analyzed(found).toString()
-    if MANY_AT_ONCE.search(plan):
-        raise UsageError(
-            f"--select {select!r} must not aggregate or sort: each message is handled by itself; "
-            "use polybus.spark for sums and windows"
-        )
 
 
 @contextmanager
@@ -162,7 +157,7 @@ def reject_loops(rows: DataFrame, wanted: TopicSelection) -> DataFrame:
     if "topic" not in rows.columns:
         return rows
     reads = [f"topic = {literal(name)}" for name in wanted.names]
-    reads += [f"topic LIKE {literal(like_pattern(one))}" for one in wanted.patterns]
+    reads += [f"topic LIKE {literal(like_pattern(pattern))}" for pattern in wanted.patterns]
     checked = f"CASE WHEN {' OR '.join(reads)} THEN raise_error(concat({literal(LOOP)}, topic))"
     return rows.selectExpr(
         *(f"`{name}`" for name in rows.columns if name != "topic"),

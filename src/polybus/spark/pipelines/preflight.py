@@ -39,14 +39,14 @@ def check_target_bus(given: str | None, source: str) -> str:
 def find_topics(bus: str, text: str) -> list[str]:
     """Return the selected topics; raises `DoesNotExist` if a named one is missing or none match."""
     wanted = TopicSelection(text)
-    found = wanted.find_topics(open_log_access(bus))
-    if not found:
+    topics = wanted.find_topics(open_log_access(bus))
+    if not topics:
         raise DoesNotExist(
             f"no durable topic matches {wanted.text!r}; polybus topic ls lists the topics"
         )
     for name in wanted.names:
         check_topic(bus, name)
-    return found
+    return topics
 
 
 def check_topic(bus: str, topic: str) -> None:

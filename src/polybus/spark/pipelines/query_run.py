@@ -73,37 +73,27 @@ class QueryWatch:
         self._rate = 0.0
         self.rows = before
 
-    def run_until_stopped(self, stop: StopSignal) -> None:
-        """Poll until the query has ended or `stop` is set, then stop the query."""
-        try:
-            while not (self._query.awaitTermination(POLL_EVERY_S) or stop):  # type: ignore[arg-type]  # fractions work
-                self.poll()
-            self.poll()
-        finally:
-            self._query.stop()
-
     def poll(self) -> None:
-        last = self._last()
+        # One call to Java. PySpark's own property needs dozens of calls.
+        last = self._query._jsq.lastProgress()
         if last is None:
             return
-        sources = last["sources"]
+        sources = json.loads(last.json())["sources"]
         if not self._read:
             first = self._query.recentProgress[0]["sources"]
-            self._read = [SourceProgress(one["startOffset"], one["endOffset"]) for one in first]
+            self._read = [
+                SourceProgress(source["startOffset"], source["endOffset"]) for source in first
+            ]
         for reading, source in zip(self._read, sources, strict=True):
             reading.note(source["endOffset"], source.get("latestOffset"))
-        rows = self._count() if self._count else self._before + sum(one.rows for one in self._read)
+        read = sum(reading.rows for reading in self._read)
+        rows = self._count() if self._count else self._before + read
         now_s = time.monotonic()
         rate = (rows - self.rows) / max(now_s - self._looked_s, 1e-3)
         self._rate += (rate - self._rate) * (SMOOTH if self._rate else 1.0)
         self.rows, self._looked_s = rows, now_s
-        lags = [one.lag for one in self._read if one.lag is not None]
+        lags = [reading.lag for reading in self._read if reading.lag is not None]
         self._tell(Progress(rows, self._rate, sum(lags) if lags else None))
-
-    def _last(self) -> dict[str, Any] | None:
-        """Return the last progress by one call to Java. PySpark's method needs dozens of calls."""
-        found = self._query._jsq.lastProgress()
-        return None if found is None else json.loads(found.json())
 
 
 class SourceProgress:
@@ -137,19 +127,6 @@ def _position(offset: Any) -> QueryPosition | None:
         return QueryPosition.parse(given) if isinstance(given, dict) else None
     except (ValueError, UsageError):
         return None
-
-
-__all__ = [
-    "OnProgress",
-    "Progress",
-    "Summary",
-    "SummaryTable",
-    "activate_session",
-    "ignore_progress",
-    "raise_own_errors",
-    "run_query",
-    "stop_on_signals",
-]
 
 
 class SummaryTable(NamedTuple):
@@ -201,15 +178,15 @@ def stop_on_signals() -> Iterator[StopSignal]:
     if current_thread() is not main_thread():
         yield stop
         return
-    before = {one: signal.signal(one, stop.ask) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, stop.ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
     except SPARK_ERRORS:
         if not stop:
             raise
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def activate_session(spark: SparkSession) -> None:
@@ -237,13 +214,17 @@ def run_query(
     began_s, done = time.monotonic(), 0
     with stop_on_signals() as stop, raise_own_errors():
         for tries_left in reversed(range(TRIES)):
-            watch = QueryWatch(writer.start(), tell, rows, done)
+            query = writer.start()
+            watch = QueryWatch(query, tell, rows, done)
             try:
-                watch.run_until_stopped(stop)
+                while not (query.awaitTermination(POLL_EVERY_S) or stop):  # type: ignore[arg-type]  # fractions work
+                    watch.poll()
+                watch.poll()
                 break
             except StreamingQueryException as error:
                 if not tries_left or SLOW_WORKER not in str(error):
                     raise
             finally:
-                done = watch.rows
+                done = watch.rows  # first: `stop` raises if a signal has ended Java
+                query.stop()
     return Summary(done, time.monotonic() - began_s, stopped_by=stop.by)

@@ -33,7 +33,6 @@ from polybus.spark.pipelines.query_run import (
     Summary,
     activate_session,
     ignore_progress,
-    raise_own_errors,
     stop_on_signals,
 )
 from polybus.spark.pipelines.replay_checkpoint import (
@@ -43,6 +42,7 @@ from polybus.spark.pipelines.replay_checkpoint import (
     ReplayPosition,
     offsets_at,
 )
+from polybus.spark.pipelines.spark_errors import raise_own_errors
 from polybus.spark.source.log_access import LogAccess, open_log_access
 from polybus.spark.source.partitions import MOST_ROWS
 from polybus.spark.source.read_bounds import TopicSelection
@@ -182,7 +182,7 @@ class ReplaySource:
     def ends(self) -> Ends:
         """Return the current end of each shard, in the log or in the archive alone."""
         if self.log or self.archive is None:
-            return {n: one.end for n, one in self.access.shards(self.topic).items()}
+            return {n: shard.end for n, shard in self.access.shards(self.topic).items()}
         archived = read_manifest(ArchiveFolder(self.archive), self.topic).shards
         return {n: span.end for n, span in archived.items()}
 
@@ -193,8 +193,11 @@ class ReplaySource:
         if self.archive is None:
             preflight.check_topic(self.bus, self.topic)
         access, current_ends = self.access, self.ends()
-        shards = {n: one for n, one in access.shards(self.topic).items() if n in current_ends}
-        shards = {n: one._replace(end=current_ends[n]) for n, one in shards.items()}
+        shards = {
+            n: shard._replace(end=current_ends[n])
+            for n, shard in access.shards(self.topic).items()
+            if n in current_ends
+        }
         starts = offsets_at(access, self.topic, start, shards)
         if end is None:
             return checkpoint.begin(asked, starts, None)
@@ -204,7 +207,7 @@ class ReplaySource:
 
     def rows(self, part: ReplayPosition) -> DataFrame:
         """Return the rows of a part. Shards that the part does not have get an empty range."""
-        others = {n: one.start for n, one in self.access.shards(self.topic).items()}
+        others = {n: shard.start for n, shard in self.access.shards(self.topic).items()}
         first, last = (json.dumps({self.topic: {**others, **at}}) for at in (part.at, part.to))
         options = {"bus": self.bus, "topic": self.topic, "rowsPerPartition": str(MOST_UNCUT)}
         options |= {"startingOffsets": first, "endingOffsets": last}

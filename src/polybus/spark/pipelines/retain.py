@@ -38,10 +38,10 @@ from polybus.spark.pipelines.query_run import (
     Progress,
     Summary,
     ignore_progress,
-    raise_own_errors,
     stop_on_signals,
 )
 from polybus.spark.pipelines.requeue import MARKED, find_needed_markers
+from polybus.spark.pipelines.spark_errors import raise_own_errors
 from polybus.spark.source.log_access import (
     RECONNECT_OPTIONS,
     BusLogAccess,
@@ -156,8 +156,8 @@ class LogTrimmer:
                 for n, span in spans.items()
             ]
             numbers = f.count("*"), f.min(offset), f.max(offset), f.sum(offset)
-            found = rows.where(reduce(or_, within)).groupBy("shard").agg(*numbers).collect()
-            counted = {shard: tuple(values) for shard, *values in found}
+            counts = rows.where(reduce(or_, within)).groupBy("shard").agg(*numbers).collect()
+            counted = {shard: tuple(values) for shard, *values in counts}
         for shard, span in spans.items():
             total = (span.start + span.end - 1) * span.rows // 2
             if counted.get(shard) != (span.rows, span.start, span.end - 1, total):
@@ -193,7 +193,7 @@ def find_trimmable(
             holds.append(TrimHold(needed_markers[shard], f"dead letters of {letters}"))
         for group in stats["groups"]:
             # A group without a position in a shard will begin at 0.
-            lows = {one["shard"]: one["low"] for one in group["shards"]}
+            lows = {position["shard"]: position["low"] for position in group["shards"]}
             holds.append(TrimHold(lows.get(shard, 0), f"group {group['group']}"))
         for subscriber in stats.get("subscribers", ()):
             offset = first_with_id(access, topic, shard, in_log, subscriber["last"] + 1)

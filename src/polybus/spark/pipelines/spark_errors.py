@@ -51,7 +51,10 @@ def parse_own_error(text: str) -> errors.PolybusError | None:
     match = FAULT.search(text)
     kind = getattr(errors, match[1], None) if match else None
     if match is not None and isinstance(kind, type) and issubclass(kind, errors.PolybusError):
-        return errors.error_from_code(kind.code, _with_flag_names(match[2].strip()))
+        message = match[2].strip()
+        for option, flag in FLAG_NAMES.items():
+            message = message.replace(option, flag)
+        return errors.error_from_code(kind.code, message)
     failed = OF_SQL.search(text)
     if failed is not None:
         return errors.UsageError(f"correct the SQL, which fails for a message: {failed[1]}")
@@ -66,12 +69,6 @@ def parse_own_error(text: str) -> errors.PolybusError | None:
     return None
 
 
-def _with_flag_names(text: str) -> str:
-    for option, flag in FLAG_NAMES.items():
-        text = text.replace(option, flag)
-    return text
-
-
 @contextmanager
 def mute_query_loggers() -> Iterator[None]:
     """Mute Spark's log of query errors.
@@ -79,11 +76,11 @@ def mute_query_loggers() -> Iterator[None]:
     The loggers must be created by PySparkLogger: a plain logger of the same name takes no fields.
     """
     logs = [PySparkLogger.getLogger(name) for name in LOGS]
-    before = [one.disabled for one in logs]
-    for one in logs:
-        one.disabled = True
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         yield
     finally:
-        for one, was_disabled in zip(logs, before, strict=True):
-            one.disabled = was_disabled
+        for log, was_disabled in zip(logs, before, strict=True):
+            log.disabled = was_disabled

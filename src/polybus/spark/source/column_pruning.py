@@ -33,16 +33,12 @@ def install(spark: SparkSession) -> None:
     if any(rules.apply(n).ruleName() == RULE for n in range(rules.size())):
         return
     try:
-        rule = _compile_rule(spark._jvm, java.getClass().getClassLoader())
+        jvm: Any = spark._jvm
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(java.getClass().getClassLoader())
+        compiler.cook(SOURCE.read_text())
+        rule = compiler.getClassLoader().loadClass(RULE).newInstance()
     except (Py4JError, TypeError) as error:  # TypeError: a class is missing
         log.info("column pruning is off, queries read all columns of a topic: %s", error)
         return
     getattr(experimental, "extraOptimizations_$eq")(rules.appended(rule))
-
-
-def _compile_rule(jvm: Any, parent: Any) -> Any:
-    """Compile the rule and return an instance."""
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(parent)
-    compiler.cook(SOURCE.read_text())
-    return compiler.getClassLoader().loadClass(RULE).newInstance()

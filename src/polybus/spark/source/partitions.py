@@ -50,7 +50,7 @@ class Partition(InputPartition):
 
     @property
     def rows(self) -> int:
-        return sum(one.rows for one in self.ranges)
+        return sum(part.rows for part in self.ranges)
 
 
 def ranges_between(starts: Offsets, ends: Offsets) -> list[OffsetRange]:
@@ -92,17 +92,17 @@ def limit_rows(ranges: Sequence[OffsetRange], max_rows: int) -> list[OffsetRange
 
     Each range gets a share in proportion to its length, and at least one row if there is room.
     """
-    total = sum(one.rows for one in ranges)
+    total = sum(wanted.rows for wanted in ranges)
     if total <= max_rows:
         return list(ranges)
     least = 1 if len(ranges) <= max_rows else 0
     to_share, room = total - least * len(ranges), max_rows - least * len(ranges)
     admitted, seen, given = [], 0, 0
-    for one in ranges:
-        seen += one.rows - least
+    for wanted in ranges:
+        seen += wanted.rows - least
         share = room * seen // to_share - given
         given += share
-        admitted.append(one._replace(end=one.start + least + share))
+        admitted.append(wanted._replace(end=wanted.start + least + share))
     return admitted
 
 
@@ -110,29 +110,31 @@ def limit_bytes(
     ranges: Sequence[OffsetRange], max_bytes: int, weigh: MeanBytesAt
 ) -> list[OffsetRange]:
     """Return the first part of each range, about `max_bytes` in total and at least one message."""
-    total = sum(one.rows for one in ranges)
+    total = sum(wanted.rows for wanted in ranges)
     admitted = [
-        one._replace(end=one.start + _rows_within(one, max_bytes * one.rows / total, weigh))
-        for one in ranges
+        wanted._replace(
+            end=wanted.start + _rows_within(wanted, max_bytes * wanted.rows / total, weigh)
+        )
+        for wanted in ranges
     ]
-    if ranges and not any(one.rows for one in admitted):
+    if ranges and not any(wanted.rows for wanted in admitted):
         admitted[0] = ranges[0]._replace(end=ranges[0].start + 1)
     return admitted
 
 
-def _rows_within(one: OffsetRange, max_bytes: float, weigh: MeanBytesAt) -> int:
+def _rows_within(wanted: OffsetRange, max_bytes: float, weigh: MeanBytesAt) -> int:
     """Return how many of the first messages fit into `max_bytes`, estimated from samples.
 
     Samples are taken at both ends of stretches that double in length, and the larger mean counts:
     where messages grow, the batch becomes too short rather than too long.
     """
-    at, stretch, used, size = one.start, FIRST_STRETCH, 0.0, weigh(one, one.start)
-    while at < one.end:
-        end = min(at + stretch, one.end)
-        ahead = weigh(one, end - 1)
+    at, stretch, used, size = wanted.start, FIRST_STRETCH, 0.0, weigh(wanted, wanted.start)
+    while at < wanted.end:
+        end = min(at + stretch, wanted.end)
+        ahead = weigh(wanted, end - 1)
         heavier = max(size, ahead, 1.0)
         if used + heavier * (end - at) > max_bytes:
-            return at - one.start + int((max_bytes - used) / heavier)
+            return at - wanted.start + int((max_bytes - used) / heavier)
         used += heavier * (end - at)
         at, stretch, size = end, 2 * stretch, ahead
-    return one.rows
+    return wanted.rows

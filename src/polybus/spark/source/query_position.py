@@ -46,8 +46,9 @@ class QueryPosition:
     def parse(cls, given: dict[str, Any]) -> QueryPosition:
         """Return the position; raises `UsageError` if it is not a position of polybus."""
         try:
+            topics = {name: shards for name, shards in given.items() if not name.startswith("_")}
             return cls(
-                _from_json({name: one for name, one in given.items() if not name.startswith("_")}),
+                _from_json(topics),
                 str(given.get(QUERY, "")),
                 bool(given.get(INITIAL)),
                 _from_json(given.get(SINCE, {})),

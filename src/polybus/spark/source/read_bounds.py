@@ -45,8 +45,8 @@ class TopicSelection:
 
     def find_topics(self, access: LogAccess) -> list[str]:
         """Return the named topics and the existing topics that a pattern matches, sorted."""
-        found = {name for pattern in self.patterns for name in access.list_topics(pattern)}
-        return sorted(found.union(self.names))
+        matches = {name for pattern in self.patterns for name in access.list_topics(pattern)}
+        return sorted(matches.union(self.names))
 
     def shards(self, access: LogAccess) -> dict[str, dict[int, ShardOffsets]]:
         """Return the shards of all selected topics.
@@ -54,19 +54,19 @@ class TopicSelection:
         Skips a topic that was dropped after a pattern matched it. Raises `DoesNotExist` if a named
         topic does not exist.
         """
-        found = {}
+        shards = {}
         for topic in self.find_topics(access):
             try:
-                found[topic] = access.shards(topic)
+                shards[topic] = access.shards(topic)
             except DoesNotExist:
                 if topic in self.names:
                     raise
-        return found
+        return shards
 
     def covers(self, name: str) -> bool:
         """Return whether a topic of this name is selected."""
-        patterns = (Pattern(pattern) for pattern in self.patterns)
-        return name in self.names or any(one.matches(name.encode()) for one in patterns)
+        patterns = (Pattern(text) for text in self.patterns)
+        return name in self.names or any(pattern.matches(name.encode()) for pattern in patterns)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ class ReadBound:
                 f"{self.edge}Offsets: topic {topic!r} has no shard {unknown[0]}, only 0 to "
                 f"{max(shards)}"
             )
-        edges = {n: one.start if self.default == EARLIEST else one.end for n, one in shards.items()}
+        is_first = self.default == EARLIEST
+        edges = {n: shard.start if is_first else shard.end for n, shard in shards.items()}
         return {**edges, **given_offsets}
 
 

@@ -138,7 +138,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {}
         for topic in self._wanted.find_topics(access):
             try:
-                self._target[topic] = {n: one.end for n, one in access.shards(topic).items()}
+                self._target[topic] = {n: shard.end for n, shard in access.shards(topic).items()}
             except DoesNotExist:
                 pass  # `_find_available` raises if that is an error
 
@@ -249,7 +249,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._wanted.covers(name)
         }
         self._last_ends = {
-            topic: {n: one.end for n, one in shards.items()}
+            topic: {n: shard.end for n, shard in shards.items()}
             for topic, shards in topics.items()
             if shards or topic in position.offsets
         }
@@ -261,7 +261,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not known and self._target is not None and topic not in self._target:
                 continue
             # The position takes precedence; only new shards start at the log's first offset.
-            starts[topic] = {**{n: one.start for n, one in in_log.items()}, **known}
+            starts[topic] = {**{n: shard.start for n, shard in in_log.items()}, **known}
             ends[topic] = {
                 n: self._end(topic, n, start, in_log.get(n)) for n, start in starts[topic].items()
             }

@@ -19,19 +19,17 @@ HERE = str(Path(__file__).parent)
 DAEMON = "daemon.py"
 
 
-def installed_first(path: list[str]) -> list[str]:
-    """Return the path without this folder and without the zips of installed modules."""
-    paths = [place for place in path if place != HERE]
+def _import_installed_modules() -> None:
+    """Remove this folder and the zips of installed modules from the path.
+
+    Then import the `sitecustomize` module that this one shadows, if there is one.
+    """
+    paths = [place for place in sys.path if place != HERE]
     for module, name in ZIPS.items():
         without_zip = [place for place in paths if not Path(place).name.startswith(name)]
         if PathFinder.find_spec(module, without_zip) is not None:
             paths = without_zip
-    return paths
-
-
-def _import_shadowed_module() -> None:
-    """Import the `sitecustomize` module that this one shadows, if there is one."""
-    sys.path[:] = installed_first(sys.path)
+    sys.path[:] = paths
     this = sys.modules.pop(__name__)
     with suppress(ImportError):
         import_module(__name__)
@@ -52,5 +50,5 @@ def _mute_hangups() -> None:
 
 
 if __name__ == "sitecustomize":
-    _import_shadowed_module()
+    _import_installed_modules()
     _mute_hangups()

@@ -80,8 +80,11 @@ def page(topics: Sequence[TopicFigures], bus: str, made_s: float) -> str:
         tag("p", text(f"{bus}, {format_time(made_s)}. All times are UTC."), class_="note"),
         tag("div", *tiles, class_="tiles"),
         tag("div", tag("table", _table_row("th", COLUMNS), *rows), class_="wide"),
-        *(_section(topic) for topic in shown),
     ]
+    for topic in shown:
+        cards = [*_time_cards(topic), *_distribution_cards(topic), *_group_cards(topic)]
+        heading = tag("h2", text(topic.name), id=_anchor(topic))
+        body.append(tag("section", heading, tag("div", *cards, class_="cards")))
     head = HEAD + tag("title", text(TITLE)) + tag("style", STYLE)
     return (
         f"<!doctype html>\n<html lang=en><head>{head}</head><body>{''.join(body)}</body></html>\n"
@@ -122,12 +125,6 @@ def _sparkline(topic: TopicFigures) -> str:
 
 
 # --- the section of one topic
-
-
-def _section(topic: TopicFigures) -> str:
-    cards = [*_time_cards(topic), *_distribution_cards(topic), *_group_cards(topic)]
-    heading = tag("h2", text(topic.name), id=_anchor(topic))
-    return tag("section", heading, tag("div", *cards, class_="cards"))
 
 
 def _anchor(topic: TopicFigures) -> str:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import pyarrow as pa
 import typer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
@@ -154,8 +153,20 @@ class StatsCounter:
             "length(body) AS size",
             f"{LATENCY_US} AS latency_us",
         ).persist()
+        total = (expr("count(*) AS messages"), expr("sum(size) AS bytes"))
+        most = (expr("max(size) AS size_max"), expr("max(latency_us) AS latency_us_max"))
+        kinds = ", ".join(
+            f"named_struct('kind', '{kind}', 'bucket', {bucket_sql(column)})"
+            for kind, column in (("size", "size"), ("latency", "latency_us"))
+        )
+        buckets = measured.selectExpr("topic", "start_s", f"inline(array({kinds}))")
+        sums = {
+            "windows": measured.groupBy("topic", "start_s").agg(*total, *most),
+            "buckets": buckets.groupBy("topic", "start_s", "kind", "bucket").agg(total[0]),
+            "keys": measured.groupBy("topic", "shard", "shard_key").agg(*total),
+        }
         try:
-            self._parts.write(number, self._sums(measured))
+            self._parts.write(number, {kind: table.toArrow() for kind, table in sums.items()})
         finally:
             measured.unpersist()
 
@@ -169,19 +180,3 @@ class StatsCounter:
         with explain_write_errors(self._folder):
             write_durably(self._folder / REPORT, page(topics, self._bus, now_s))
         return topics
-
-    def _sums(self, measured: DataFrame) -> dict[str, pa.Table]:
-        total = (expr("count(*) AS messages"), expr("sum(size) AS bytes"))
-        most = (expr("max(size) AS size_max"), expr("max(latency_us) AS latency_us_max"))
-        kinds = ", ".join(
-            f"named_struct('kind', '{kind}', 'bucket', {bucket_sql(column)})"
-            for kind, column in (("size", "size"), ("latency", "latency_us"))
-        )
-        buckets = measured.selectExpr("topic", "start_s", f"inline(array({kinds}))")
-        return {
-            "windows": measured.groupBy("topic", "start_s").agg(*total, *most).toArrow(),
-            "buckets": buckets.groupBy("topic", "start_s", "kind", "bucket")
-            .agg(expr("count(*) AS messages"))
-            .toArrow(),
-            "keys": measured.groupBy("topic", "shard", "shard_key").agg(*total).toArrow(),
-        }
