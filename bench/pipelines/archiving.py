@@ -1,4 +1,4 @@
-"""The same rows into an archive and into Parquet, and out of both."""
+"""Writes the same rows to an archive and to Parquet, and reads both."""
 
 import shutil
 from collections.abc import Callable
@@ -15,7 +15,7 @@ ARCHIVED = 0.95  # of the rows of a union; the rest is in the log
 
 
 def to_archive(spark: Any, url: str, topic: str, folder: Path) -> Callable[[Path], object]:
-    """Each time a new one, as a run begins that has all before it."""
+    """Return a run that archives the whole topic to a new folder."""
 
     def run(checkpoint: Path) -> None:
         place = folder / "archived"
@@ -26,7 +26,7 @@ def to_archive(spark: Any, url: str, topic: str, folder: Path) -> Callable[[Path
 
 
 def stream_to_parquet(spark: Any, source: Path, folder: Path) -> Callable[[Path], object]:
-    """The same as a stream, which has to be started, planned and written down, too."""
+    """Return the same copy as a stream, which also is planned and writes a checkpoint."""
 
     def run(checkpoint: Path) -> None:
         shutil.rmtree(folder / "streamed", ignore_errors=True)
@@ -53,13 +53,15 @@ def batch_to_parquet(spark: Any, source: Path, folder: Path) -> Callable[[Path],
 
 
 def keep_history(spark: Any, url: str, messages: int, folder: Path) -> dict[str, str]:
-    """A topic of which most is archived, and gone from the log; the options that read it."""
+    """Make a topic whose log has only the newest rows. Returns the options that read all of it."""
     place = folder / "union"
     old = int(messages * ARCHIVED)
     with Client(url) as client:
         client.create_topic(HISTORY, SHARDS)
         add(client, HISTORY, old)
         archive(spark, HISTORY, str(place), bus=url, once=True)
-        client.trim(HISTORY, {n["shard"]: n["end"] for n in client.bounds(HISTORY)["shards"]})
+        client.trim(
+            HISTORY, {shard["shard"]: shard["end"] for shard in client.bounds(HISTORY)["shards"]}
+        )
         add(client, HISTORY, messages - old)
     return {"bus": url, "archive": str(place)}

@@ -1,19 +1,18 @@
-"""What is measured, and what must hold; ratios of rows a second in one run, `local[2]`, warm.
+"""The cases and their targets: ratios of rows per second in one run, `local[2]`, warm.
 
 - `route` that catches up, orders of a certain size by a field of their JSON: at least 0.7 of the
   same query as a stream from Parquet files to Parquet files
-- beside it, without a target, `route` that copies everything
+- without a target, `route` that copies everything
 - `archive` of a topic: at least 0.8 of Spark's own copy from Parquet to Parquet, zstd like the
-  archive: both as a batch, which has little to start, and as a stream, which ends where it is to
-  go on
+  archive, both as a batch and as a stream
 - a full scan, `sum(length(body))`, of archive and log as one table, 95 % archived: at least 0.8 of
-  the same rows in Parquet alone; beside it, without a target, by the format's option
+  the same rows in Parquet alone; without a target, the same by the format's option
 """
 
 from bench.harness.results import RATE, Requirement, Target
 from bench.store.rounds import Case
 
-MESSAGES = 2_000_000  # also in the short form: who catches up has much before it
+MESSAGES = 2_000_000  # also in the short form: a query that catches up has a long backlog
 PARQUET = "Parquet"
 
 ROUTE = Case("route", "route: catching up, orders by a field of their JSON", (RATE,))

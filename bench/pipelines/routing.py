@@ -17,11 +17,11 @@ from polybus.spark.pipelines.route import route
 from polybus.spark.source.topic_schema import SCHEMA
 
 _numbers = count(1)
-WARMING = 3  # runs before the first that counts: the compiler of Java is slow to finish
+WARMING = 3  # runs before the first measured one, until Java's compiler has finished
 
 
 class Query:
-    """One that reads all there is, and ends; each time with a checkpoint of its own."""
+    """A query that reads all rows and ends. Each run has a new checkpoint."""
 
     def __init__(
         self, name: str, rows: int, run: Callable[[Path], object], folder: Path, pid: int | None
@@ -47,7 +47,7 @@ class Query:
 def topic_to_topic(
     spark: Any, client: Client, url: str, topic: str, where: str | None
 ) -> Callable[[Path], object]:
-    """Each time to a new topic, and away with the last one: the store must not grow."""
+    """Return a route to a new topic. It drops the last one: the store must not grow."""
     last: list[str] = []
 
     def run(checkpoint: Path) -> None:

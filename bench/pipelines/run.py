@@ -1,4 +1,4 @@
-"""Pipelines: who takes part in each case."""
+"""Pipelines: the contenders of each case."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

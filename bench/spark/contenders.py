@@ -1,4 +1,4 @@
-"""Writing: to topics, to Parquet, and a stream from topic to topic that is waited for."""
+"""Writers: to topics, to Parquet, and the latency of a stream from topic to topic."""
 
 import shutil
 import time
@@ -16,14 +16,14 @@ from bench.spark.engine import own_pids
 from polybus.native import Client
 
 _numbers = count(1)
-WARMING = 3  # writes before the first that counts: the compiler of Java is slow to finish
+WARMING = 3  # writes before the first measured one, until Java's compiler has finished
 MESSAGES = 40  # of a measurement of latency, one at a time
 STALL_S = 60.0
-PAUSES_S = (0.0, 0.03, 0.07, 0.11, 0.16)  # between two: never in step with the query
+PAUSES_S = (0.0, 0.03, 0.07, 0.11, 0.16)  # between two messages: not in step with the triggers
 
 
 class Write:
-    """A write of all rows, which are in Spark's memory. The bus's pid, if it takes part."""
+    """A write of all rows, which are in Spark's memory. `pid` is the bus's, if it takes part."""
 
     def __init__(self, name: str, rows: int, write: Callable[[], object], pid: int | None) -> None:
         self.name, self.pid = name, pid
@@ -50,7 +50,7 @@ def to_parquet(rows: Any, folder: Path) -> Callable[[], object]:
 
 
 def to_topic(rows: Any, client: Client, url: str) -> Callable[[], object]:
-    """Each time to a new topic, and away with the last one: the store must not grow."""
+    """Return a write to a new topic. It drops the last one: the store must not grow."""
     last: list[str] = []
 
     def write() -> None:
@@ -63,7 +63,7 @@ def to_topic(rows: Any, client: Client, url: str) -> Callable[[], object]:
 
 
 class TopicToTopic:
-    """Messages one at a time; each is waited for in the other topic."""
+    """Produces one message at a time and waits until the query has copied it."""
 
     name = OURS
 
@@ -90,25 +90,25 @@ class TopicToTopic:
             .start()
         )
         for _ in range(MESSAGES):
-            self._one()
+            self._copy_message()
 
     def measure(self) -> Values:
         OWN_PIDS.update(own_pids())
-        found = []
+        times_us = []
         for number in range(MESSAGES):
             time.sleep(PAUSES_S[number % len(PAUSES_S)])
-            found.append(self._one() * 1e6)
-        cuts = quantiles(found, n=100, method="inclusive")
+            times_us.append(self._copy_message() * 1e6)
+        cuts = quantiles(times_us, n=100, method="inclusive")
         return {P50.key: cuts[49], P99.key: cuts[98]}
 
     def close(self) -> None:
         with suppress(Exception):
             self._query.stop()
 
-    def _one(self) -> float:
+    def _copy_message(self) -> float:
         end = self._client.bounds(self._target)["shards"][0]["end"]
         start_s = time.perf_counter()
         self._producer.produce(self._source, [b"x" * 128]).result(STALL_S)
         if not self._client.wait([(self._target, 0, end)], STALL_S):
-            raise LoadFailed(f"nothing came within {STALL_S:g} s: {self._query.exception()}")
+            raise LoadFailed(f"no message arrived within {STALL_S:g} s: {self._query.exception()}")
         return time.perf_counter() - start_s

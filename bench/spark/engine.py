@@ -19,7 +19,7 @@ SETTINGS = {"spark.driver.memory": "3g", "spark.sql.session.timeZone": "UTC"}
 
 @contextmanager
 def session() -> Iterator["SparkSession"]:
-    # Tasks find the benchmark's own source by it.
+    # Tasks import the benchmark's own source from there.
     os.environ["PYTHONPATH"] = str(REPOSITORY)
     spark = polybus.spark.session("local[2]", name="bench", settings=SETTINGS)
     try:
@@ -30,5 +30,5 @@ def session() -> Iterator["SparkSession"]:
 
 
 def own_pids() -> set[int]:
-    """Spark's Java, and the Python workers that it has started."""
+    """Return the processes of Spark: its Java, and the Python workers that it has started."""
     return {process.pid for process in psutil.Process().children(recursive=True)}

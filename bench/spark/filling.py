@@ -1,4 +1,4 @@
-"""The topic that is scanned: orders as JSON, of customers that have keys, in usual batches."""
+"""The topic that is scanned: orders as JSON with the customer as key, in batches of 10,000."""
 
 import random
 from collections.abc import Iterator
@@ -30,13 +30,13 @@ def _batches(messages: int) -> Iterator[tuple[list[bytes], list[str]]]:
         numbers = range(first, min(first + BATCH_MESSAGES, messages))
         customers = [chance.randrange(CUSTOMERS) for _ in numbers]
         yield (
-            [_order(*one, chance) for one in zip(numbers, customers, strict=True)],
+            [_order(*order, chance) for order in zip(numbers, customers, strict=True)],
             [f"customer-{customer}" for customer in customers],
         )
 
 
 def _order(number: int, customer: int, chance: random.Random) -> bytes:
-    """No two are the same, and about half of each is."""
+    """Return an order. All are different, and about half of the bytes are the same in each."""
     start = f'{{"order": {number}, "customer": {customer}, "cents": {chance.randrange(10**6)}, '
     note = chance.randbytes(SIZE // 2).hex()
     return (start + '"note": "' + note)[: SIZE - 2].encode() + b'"}'

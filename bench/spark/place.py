@@ -1,5 +1,5 @@
-"""The order of work of all that Spark does: a bus, a session, the same rows in a topic and in
-files, then the cases."""
+"""A suite of Spark: starts a bus and a session, writes the same rows to a topic and to files, and
+runs the cases."""
 
 import sys
 import time
@@ -30,7 +30,7 @@ from polybus import __version__
 from polybus.native import Client
 
 TOPIC = "rows"
-# A measurement takes a second and is warmed up several times before: all cases in some minutes.
+# A measurement takes a second, after several warm-up runs: all cases take some minutes.
 ROUNDS = 5
 REPEATS = 8
 REPEATS_S, SHORT_REPEATS_S = 120.0, 5.0
@@ -39,7 +39,7 @@ QUIET_WAIT_S = 2.0
 
 @dataclass
 class Place(ABC):
-    """The same rows, wherever they are read from and written to."""
+    """A bus and a session with the same rows in a topic and in Parquet files."""
 
     spark: Any
     bus: Bus
@@ -56,7 +56,7 @@ class Place(ABC):
 
     @abstractmethod
     def contenders(self, case: Case) -> Sequence[Contender]:
-        """Who takes part."""
+        """Return the contenders of a case."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Topics as tables: who takes part in each case."""
+"""Topics as tables: the contenders of each case."""
 
 from collections.abc import Sequence
 

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 SIZE = 128
 ONE_COLUMN = ("sum(length(body))",)
 EVERY_COLUMN = (*ONE_COLUMN, *(f"max({name})" for name in SCHEMA.names[:-2]), "count(headers)")
-WARMING = 8  # scans before the first that counts: the compiler of Java is slow to finish
+WARMING = 8  # scans before the first measured one, until Java's compiler has finished
 
 
 class Scan:
-    """`sum(length(body))` over a table, first of what is asked, each time as a new query: one that
-    is collected again finds its own shuffle, and reads nothing. The bus's pid, if it takes part."""
+    """`sum(length(body))` over a table, and the other `asked` columns.
+
+    Each scan is a new query, because a query that is collected again reads its own shuffle. `pid`
+    is the bus's, if it takes part.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class Scan:
         self.name, self.pid = name, pid
         self._warming = warming
         self._messages = messages
-        self._table, self._asked = table, [functions.expr(one) for one in asked]
+        self._table, self._asked = table, [functions.expr(column) for column in asked]
 
     def calibrate(self, wanted_s: float) -> None:
         for _ in range(self._warming):
@@ -52,10 +55,10 @@ class Scan:
     def measure(self) -> Values:
         OWN_PIDS.update(own_pids())
         started_s = time.perf_counter()
-        found, *_ = self._table.agg(*self._asked).collect()[0]
+        total_bytes, *_ = self._table.agg(*self._asked).collect()[0]
         seconds = time.perf_counter() - started_s
-        if found != self._messages * SIZE:
-            raise LoadFailed(f"{self.name} found {found} bytes, not {self._messages * SIZE}")
+        if total_bytes != self._messages * SIZE:
+            raise LoadFailed(f"{self.name} read {total_bytes} bytes, not {self._messages * SIZE}")
         return {RATE.key: self._messages / seconds}
 
 
@@ -64,7 +67,7 @@ def topic(spark: "SparkSession", bus: str, name: str) -> "DataFrame":
 
 
 def parquet(spark: "SparkSession", folder: Path, rows: "DataFrame") -> "DataFrame":
-    """The same rows, all their columns, as Spark writes them."""
+    """Return the same rows with all columns, as Spark writes them."""
     if not folder.exists():
         rows.write.parquet(str(folder))
     return spark.read.parquet(str(folder))
@@ -76,7 +79,7 @@ def tuples(spark: "SparkSession", bus: str, name: str) -> "DataFrame":
 
 
 class TupleSource(DataSource):
-    """What a Python source is in Spark's own examples: a tuple a row."""
+    """A source that yields a tuple per row, as the Python sources of Spark's documentation do."""
 
     @classmethod
     def name(cls) -> str:

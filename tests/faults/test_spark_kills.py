@@ -150,7 +150,7 @@ def end_a_task_early(scenario: SinkScenario, driver: Driver) -> None:
     scenario.orders.clear()
     scenario.orders.give("mid-stage", "wait")
     scenario.orders.give("begun", "fail always", 2)
-    driver.begin()
+    driver.send()
     _wait_for(scenario, "mid-stage", "wait")
     _wait_for(scenario, "begun", "fail")
     scenario.orders.go("mid-stage")
@@ -164,7 +164,7 @@ def lose_a_stage(scenario: SinkScenario, driver: Driver) -> None:
     scenario.orders.clear()
     before = scenario.found()
     scenario.orders.give("staged", "wait")
-    driver.begin()
+    driver.send()
     stage = _wait_for(scenario, "staged", "wait")["detail"]
     scenario.client.act("stage.discard", stage=stage)
     scenario.orders.go("staged")

@@ -87,8 +87,8 @@ class Cluster:
         master = ClusterProcess(folder / "master", MASTER, "--port", "0")
         self._parts.append(master)
         until(lambda: STARTED.search(master.output), "the master's start", START_S)
-        found: Any = STARTED.search(master.output)
-        self.url = str(found[1])
+        match: Any = STARTED.search(master.output)
+        self.url = str(match[1])
         for worker_folder in self.folders:
             limits = ("--cores", "1", "--memory", "600m", "--work-dir", str(worker_folder / "work"))
             self._parts.append(ClusterProcess(worker_folder, WORKER, *limits, self.url))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ import polybus.spark
 from polybus.errors import PolybusError
 from polybus.spark.pipelines import PIPELINES
 from tests.rig.spark import kill_points, query_driver
-from tests.rig.spark.query_driver import MARK, Driver
+from tests.rig.spark.query_driver import MARK, DriverProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,9 +37,8 @@ def main() -> None:
     session = polybus.spark.session(f"local[2,{RETRIES}]", name="pipelines", settings=SETTINGS)
     java = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
     for line in sys.stdin:
-        kill_points.set_driver_processes(
-            java, os.getpid()
-        )  # at each run: several drivers may be running
+        # At each run, because several drivers may be running.
+        kill_points.set_driver_processes(java, os.getpid())
         print(MARK + json.dumps(run(session, json.loads(line))), flush=True)  # noqa: T201
 
 
@@ -55,24 +53,18 @@ def run(session: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
 # --- in the test
 
 
-class PipelineDriver(Driver):
-    """A running driver, which ends with its child processes."""
+class PipelineDriver(DriverProcess):
+    """A driver that runs one pipeline at a time."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def __init__(self, environment: Mapping[str, str], module: str = __name__) -> None:
+        super().__init__(environment, module)
+
+    def start(self, pipeline: str, *given: Any, **named: Any) -> None:
+        self.send(json.dumps({"pipeline": pipeline, "given": given, "named": named}))
 
     def run_pipeline(self, pipeline: str, *given: Any, **named: Any) -> dict[str, Any] | None:
         """Run a pipeline. Returns its result, None if the driver died."""
-        assert self._process.stdin is not None
-        order = {"pipeline": pipeline, "given": given, "named": named}
-        print(json.dumps(order), file=self._process.stdin, flush=True)
+        self.start(pipeline, *given, **named)
         return self.ended()
 
 

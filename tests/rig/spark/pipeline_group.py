@@ -11,15 +11,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 import polybus.spark
-from tests.rig.spark.pipeline_driver import RETRIES, SETTINGS, run
-from tests.rig.spark.query_driver import MARK, STOP_S, Driver
+from tests.rig.spark.pipeline_driver import RETRIES, SETTINGS, PipelineDriver, run
+from tests.rig.spark.query_driver import MARK, STOP_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,33 +48,21 @@ def _run_line(session: SparkSession, order: dict[str, Any], lock: Lock) -> None:
 # --- in the test
 
 
-class PipelineGroup(Driver):
-    """A running driver with several pipelines."""
+class PipelineGroup(PipelineDriver):
+    """A driver that runs several pipelines at the same time."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def start(self, pipeline: str, *given: Any, **named: Any) -> None:
-        assert self._process.stdin is not None
-        order = {"pipeline": pipeline, "given": given, "named": named}
-        print(json.dumps(order), file=self._process.stdin, flush=True)
+        super().__init__(environment, __name__)
 
     def finish(self, count: int = 1) -> None:
-        """Until so many of those that were started have ended, without an error."""
+        """Wait until `count` pipelines have ended, without an error."""
         for _ in range(count):
             result = self.ended()
             assert result is not None, "the driver has died"
             assert result.get("error") is None, result
 
     def kill(self) -> None:
-        """-9, for the driver, its Java and all workers, at once."""
+        """Send SIGKILL to the driver, its Java and all workers at once."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(STOP_S)
 

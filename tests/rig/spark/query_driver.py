@@ -88,9 +88,8 @@ def main() -> None:
     session = polybus.spark.session(f"local[2,{copy.retries}]", name="copy", settings=SETTINGS)
     java = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
     for _ in sys.stdin:
-        kill_points.set_driver_processes(
-            java, os.getpid()
-        )  # at each run: several drivers may be running
+        # At each run, because several drivers may be running.
+        kill_points.set_driver_processes(java, os.getpid())
         print(MARK + json.dumps(run(session, copy)), flush=True)  # noqa: T201
 
 
@@ -101,19 +100,18 @@ def run(session: SparkSession, copy: Copy) -> dict[str, Any]:
         query.awaitTermination()
     except PySparkException as exception:
         error = str(exception)
-    return {"epochs": [one["batchId"] for one in query.recentProgress], "error": error}
+    return {"epochs": [progress["batchId"] for progress in query.recentProgress], "error": error}
 
 
 # --- in the test
 
 
-class Driver:
-    """A running driver in its own process group, which ends with it."""
+class DriverProcess:
+    """A running driver in its own process group, which ends with it. It reads lines from stdin."""
 
-    def __init__(self, copy: Copy, environment: Mapping[str, str]) -> None:
-        command = [sys.executable, "-m", __name__, json.dumps(asdict(copy))]
+    def __init__(self, environment: Mapping[str, str], module: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", module, *arguments],
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -121,24 +119,18 @@ class Driver:
             start_new_session=True,
         )
 
-    def begin(self) -> None:
-        """Start the query once."""
+    def send(self, line: str = "") -> None:
         assert self._process.stdin is not None
-        print(file=self._process.stdin, flush=True)
+        print(line, file=self._process.stdin, flush=True)
 
     def ended(self) -> dict[str, Any] | None:
-        """Wait for the query's result; None if the driver died."""
+        """Wait for the next result; None if the driver died."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(MARK):
                 result: dict[str, Any] = json.loads(line.removeprefix(MARK))
                 return result
         return None
-
-    def run(self) -> dict[str, Any] | None:
-        """Start the query and wait for its result; None if the driver died."""
-        self.begin()
-        return self.ended()
 
     def close(self) -> int:
         """End the driver if it is running. Returns its exit code."""
@@ -152,14 +144,11 @@ class Driver:
         try:
             return self._process.wait(STOP_S)
         finally:
-            self._end_all()
-
-    def _end_all(self) -> None:
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.wait()
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)  # Java and workers
+            except ProcessLookupError:
+                pass
+            self._process.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -171,6 +160,18 @@ class Driver:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Driver(DriverProcess):
+    """A driver that runs the query once per line."""
+
+    def __init__(self, copy: Copy, environment: Mapping[str, str]) -> None:
+        super().__init__(environment, __name__, json.dumps(asdict(copy)))
+
+    def run(self) -> dict[str, Any] | None:
+        """Run the query. Returns its result, None if the driver died."""
+        self.send()
+        return self.ended()
 
 
 if __name__ == "__main__":
