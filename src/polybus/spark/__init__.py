@@ -11,8 +11,6 @@ tasks import it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from polybus.errors import MissingExtra
 
 try:
@@ -20,13 +18,12 @@ try:
 except ImportError:
     raise MissingExtra("Spark", "spark") from None
 
+from pyspark.sql import SparkSession
+
 from polybus.spark.data_source import PolybusSource
 from polybus.spark.source import column_pruning
 from polybus.spark.spark_session import session
 from polybus.spark.spark_table import table
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["PolybusSource", "register", "session", "table"]
 

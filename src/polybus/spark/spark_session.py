@@ -18,14 +18,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from polybus.errors import ConfigError, NotConnected
 from polybus.spark.source import column_pruning
 from polybus.spark.stderr_filter import hold_stderr
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17
 QUIET = "OFF"  # errors are raised; a copy in the log is noise
@@ -88,8 +86,6 @@ def session(
     Raises `ConfigError` if `master` is not a master URL or Java is missing or too old, and
     `NotConnected` if no standalone master answers.
     """
-    from pyspark.sql import SparkSession
-
     if master is not None:
         check_master(master)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

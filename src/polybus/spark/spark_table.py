@@ -10,30 +10,24 @@ from __future__ import annotations
 
 import json
 from functools import reduce
-from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from polybus.spark.archive.archive_folder import ArchiveFolder
-from polybus.spark.archive.manifest import read_manifest
+from polybus.spark.archive.manifest import ArchivedFile, Manifest, read_manifest
 from polybus.spark.archive.parquet_files import ROWS
 from polybus.spark.source.log_access import open_log_access
 from polybus.spark.source.read_bounds import (
     EARLIEST,
     LATEST,
+    Offsets,
     ReadBound,
     TopicSelection,
     trimmed_error,
 )
 from polybus.spark.source.topic_schema import SCHEMA
 from polybus.spark.spark_options import SOURCE_OPTIONS, SparkOptions
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
-
-    from polybus.spark.archive.manifest import ArchivedFile, Manifest
-    from polybus.spark.source.read_bounds import Offsets
 
 FORMAT = "polybus"
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from polybus.errors import Conflict, Damaged
-from polybus.spark.archive.archive_folder import TopicLocks, explain_write_errors
-from polybus.spark.archive.manifest import commit_manifest, read_manifest
-
-if TYPE_CHECKING:
-    from polybus.spark.archive.archive_folder import ArchiveFolder
-    from polybus.spark.archive.manifest import LastRow, Manifest
-    from polybus.spark.archive.parquet_files import WrittenFile
-    from polybus.spark.source.log_access import LogAccess
+from polybus.spark.archive.archive_folder import ArchiveFolder, TopicLocks, explain_write_errors
+from polybus.spark.archive.manifest import LastRow, Manifest, commit_manifest, read_manifest
+from polybus.spark.archive.parquet_files import WrittenFile
+from polybus.spark.source.log_access import LogAccess
 
 # How long an unlisted file is kept: a reader may use an older manifest.
 KEEP_S = 86_400

@@ -15,14 +15,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from polybus.errors import ConfigError, DataFolderInUse, StoreFull, WrongFormat
-
-if TYPE_CHECKING:
-    from io import TextIOWrapper
 
 FORMAT, VERSION = "polybus archive", 1
 MARK = "polybus-archive.json"

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
 from polybus.spark.archive.archive_folder import ArchiveFolder, explain_write_errors
 from polybus.spark.archive.manifest import (
@@ -33,9 +34,6 @@ from polybus.spark.archive.parquet_files import (
     make_durable,
     parquet_writer,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # During a run MANY small files are merged; at its end already a FEW tiny ones. Spark estimates that
 # opening a file costs as much as reading 4 MiB.

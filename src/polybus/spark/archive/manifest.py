@@ -16,13 +16,10 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from polybus.errors import Conflict, Damaged
-from polybus.spark.archive.archive_folder import OWN, TOPICS, VERSION, sync_folder
-
-if TYPE_CHECKING:
-    from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.archive.archive_folder import OWN, TOPICS, VERSION, ArchiveFolder, sync_folder
 
 DIGITS = 20
 KEPT_MANIFESTS = 8  # older ones are kept for inspection

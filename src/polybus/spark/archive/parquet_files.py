@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,11 +22,9 @@ from pyspark.sql.types import StructType
 
 from polybus.spark.archive.archive_folder import ArchiveFolder, explain_write_errors, sync_folder
 from polybus.spark.archive.manifest import ArchivedFile, LastRow, OffsetSpan
+from polybus.spark.source.partitions import OffsetRange
 from polybus.spark.source.read_bounds import MAX_TIME_NS
 from polybus.spark.source.topic_schema import COLUMNS, SCHEMA, BatchBuilder
-
-if TYPE_CHECKING:
-    from polybus.spark.source.partitions import OffsetRange
 
 # A row group is in memory until it is full: large enough for long runs in a column, small enough
 # for several tasks on a machine.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from pyspark.sql import DataFrame, SparkSession
@@ -23,11 +23,8 @@ from polybus.spark.archive.manifest import list_archived_topics, read_manifest
 from polybus.spark.archive.parquet_files import WrittenFile
 from polybus.spark.pipelines import pipeline_arguments, preflight
 from polybus.spark.pipelines.query_run import OnProgress, Summary, ignore_progress, run_query
-from polybus.spark.source.log_access import open_log_access
+from polybus.spark.source.log_access import LogAccess, open_log_access
 from polybus.spark.source.read_bounds import TopicSelection
-
-if TYPE_CHECKING:
-    from polybus.spark.source.log_access import LogAccess
 
 ROWS_PER_BATCH = 8_000_000  # limits the time until the first files are committed
 EVERY_S = 10.0  # shorter intervals make many small files

@@ -11,20 +11,17 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from polybus.errors import UsageError
 from polybus.spark.pipelines.spark_errors import mute_query_loggers
 from polybus.spark.sink import message_batches
+from polybus.spark.source.read_bounds import TopicSelection
 from polybus.spark.source.topic_schema import SCHEMA
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from polybus.spark.source.read_bounds import TopicSelection
 
 WRITTEN = "body, shard_key, headers"  # the columns of a message, without its topic
 MANY_AT_ONCE = re.compile(r"^[ +:*()\d-]*(Aggregate|Window|Distinct|Sort)\b", re.MULTILINE)

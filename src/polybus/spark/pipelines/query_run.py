@@ -13,19 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, current_thread, main_thread
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from polybus.errors import UsageError
 from polybus.spark.pipelines.spark_errors import raise_own_errors
 from polybus.spark.source.query_position import QueryPosition
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 POLL_EVERY_S = 0.25
 SMOOTH = 0.3  # weight of the last poll in the smoothed rate

@@ -19,15 +19,13 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polybus.errors import Damaged, UsageError
 from polybus.model.start_point import EARLIEST, LATEST, parse_start, parse_time_ns
 from polybus.spark.archive.archive_folder import explain_write_errors, write_durably
+from polybus.spark.source.log_access import LogAccess, ShardOffsets
 from polybus.spark.source.partitions import OffsetRange, limit_rows
-
-if TYPE_CHECKING:
-    from polybus.spark.source.log_access import LogAccess, ShardOffsets
 
 Ends = dict[int, int]  # shard → offset
 PLAN, POSITION = "replay.json", "position.json"

@@ -15,19 +15,14 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import broadcast
 
 from polybus.errors import AlreadyExists, DoesNotExist
 from polybus.native import Client
 from polybus.spark.pipelines import message_sql
-from polybus.spark.source.log_access import RECONNECT_OPTIONS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from polybus.spark.source.log_access import LogAccess, ShardOffsets
+from polybus.spark.source.log_access import RECONNECT_OPTIONS, LogAccess, ShardOffsets
 
 SUFFIX, MARKED = ".dlq", ".requeued"
 PREFIX = "polybus."

@@ -13,16 +13,14 @@ would otherwise be dropped silently.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import StructType
 
 from polybus.errors import TooLarge, UsageError
 from polybus.model.arrow import HEADERS_TYPE
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 ALLOWED = {
     "body": ("binary", "string"),

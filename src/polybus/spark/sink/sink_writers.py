@@ -20,11 +20,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
 
 from polybus.errors import (
     Denied,
@@ -43,10 +48,6 @@ from polybus.spark.sink import message_batches
 from polybus.spark.sink.task_stage import StagedRows, TaskStage
 from polybus.spark.spark_options import SparkOptions
 from polybus.store.engine_registry import is_store_url
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import WriterCommitMessage
-    from pyspark.sql.types import StructType
 
 REFUSE, CONTINUE = "refuse", "continue"
 PERMANENT = (UsageError, Denied, WrongKind)  # a retry would fail the same way

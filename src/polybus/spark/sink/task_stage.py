@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from threading import Event, Thread
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from polybus.errors import PolybusError
-
-if TYPE_CHECKING:
-    from polybus.native import Client, Stage
+from polybus.native import Client, Stage
 
 LEASE_S = 86_400.0  # the longest time between the end of a task and the end of its job
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from polybus.errors import DoesNotExist
 from polybus.spark.python_worker import hide_traceback
@@ -19,12 +20,7 @@ from polybus.spark.source.read_bounds import (
     TopicSelection,
     clamp_offset,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
-
-    from polybus.spark.spark_options import SparkOptions
+from polybus.spark.spark_options import SparkOptions
 
 
 class BatchReader(DataSourceReader):

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession
 
 RULE = "NeededColumns"
 SOURCE = Path(__file__).with_name(f"{RULE}.java")

@@ -12,19 +12,17 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
+
+import pyarrow as pa
 
 from polybus.errors import DoesNotExist, Trimmed
 from polybus.model.arrow import batch_of
 from polybus.model.name_pattern import Pattern
+from polybus.model.rows import Rows
 from polybus.native import Client, ClientOptions
+from polybus.store.contract import Store
 from polybus.store.engine_registry import find_store, is_store_url, open_store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from polybus.model.rows import Rows
-    from polybus.store.contract import Store
 
 Answer = TypeVar("Answer")
 

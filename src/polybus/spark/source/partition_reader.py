@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
@@ -14,13 +14,9 @@ from polybus.errors import DoesNotExist, PolybusError, Trimmed
 from polybus.spark import python_worker
 from polybus.spark.python_worker import QUERY_ID, hide_traceback
 from polybus.spark.source.log_access import LogAccess, open_log_access
+from polybus.spark.source.partitions import OffsetRange, Partition
 from polybus.spark.source.read_bounds import trimmed_error
 from polybus.spark.source.topic_schema import BatchBuilder
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from polybus.spark.source.partitions import OffsetRange, Partition
 
 DESCRIPTION = "spark.job.description"  # begins with the query's name, if the query has one
 NAME = re.compile(r"^(?!id = )([^\n<]+?)\s*(?:\n|<br/>)\s*id = ")

@@ -10,15 +10,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from polybus.errors import DoesNotExist, InvalidTopic, Trimmed, UsageError
 from polybus.model import topic_name
 from polybus.model.name_pattern import STAR, Pattern
-
-if TYPE_CHECKING:
-    from polybus.spark.source.log_access import LogAccess, ShardOffsets
-    from polybus.spark.spark_options import SparkOptions
+from polybus.spark.source.log_access import LogAccess, ShardOffsets
+from polybus.spark.spark_options import SparkOptions
 
 Offsets = dict[str, dict[int, int]]  # topic → shard → offset
 

@@ -13,8 +13,9 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -23,11 +24,13 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from polybus.errors import DoesNotExist, PolybusError, TopicDeleted, UsageError
 from polybus.spark import python_worker
 from polybus.spark.python_worker import hide_traceback
 from polybus.spark.source import topic_schema
+from polybus.spark.source.log_access import LogAccess, ShardOffsets
 from polybus.spark.source.partition_reader import PartitionReader
 from polybus.spark.source.partitions import (
     OffsetRange,
@@ -45,13 +48,7 @@ from polybus.spark.source.read_bounds import (
     TopicSelection,
     clamp_offset,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
-
-    from polybus.spark.source.log_access import LogAccess, ShardOffsets
-    from polybus.spark.spark_options import SparkOptions
+from polybus.spark.spark_options import SparkOptions
 
 log = logging.getLogger("polybus.spark")
 
