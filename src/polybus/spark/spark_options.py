@@ -34,7 +34,6 @@ SINK_OPTIONS = (
 # Options that Spark passes to every source and sink.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 
-NATS_SCHEME = "nats:"
 FLAGS = {"true": True, "false": False}
 
 
@@ -91,7 +90,7 @@ class SparkOptions:
         Must be called on the driver: tasks may have another working folder and environment.
         """
         url = bus_url(self.text("bus"), os.environ)
-        if url.startswith(NATS_SCHEME):
+        if url.startswith("nats:"):
             raise UsageError(f"{url}: NATS is not supported; give polybus://… or a store as bus")
         return absolute_url(url) if is_store_url(url) else url
 

@@ -49,7 +49,6 @@ from polybus.spark.sink.task_stage import StagedRows, TaskStage
 from polybus.spark.spark_options import SparkOptions
 from polybus.store.engine_registry import is_store_url
 
-REFUSE, CONTINUE = "refuse", "continue"
 PERMANENT = (UsageError, Denied, WrongKind)  # a retry would fail the same way
 CLIENT_OPTIONS = ClientOptions()  # waits for a restart of the bus
 # Of producerId and transactionId together; the store's limit is a little higher.
@@ -95,7 +94,7 @@ def parse_options(options: SparkOptions, schema: StructType, *, is_stream: bool)
         raise UsageError(
             f"producerId and transactionId must have at most {MAX_NAME_BYTES} bytes together"
         )
-    on_new = options.choice("onNewCheckpoint", (REFUSE, CONTINUE), REFUSE)
+    on_new = options.choice("onNewCheckpoint", ("refuse", "continue"), "refuse")
     number = options.count("transactionNumber")
     if number is not None and transaction is None:
         raise UsageError("transactionNumber needs transactionId, the name of its series")
