@@ -73,9 +73,9 @@ class ArchiveScenario:
 
     def check(self) -> None:
         """Check that archive and log together have each message exactly once."""
-        found = Counter(int(body) for body in self.bodies())
-        twice = [n for n, count in found.items() if count > 1]
-        lost = set(range(self.sent)) - set(found)
+        counts = Counter(int(body) for body in self.bodies())
+        twice = [n for n, count in counts.items() if count > 1]
+        lost = set(range(self.sent)) - set(counts)
         assert (twice, lost) == ([], set()), f"{len(twice)} twice, {len(lost)} lost"
         rows = len(self.rows_in_files(self.archive))
         assert rows == read_manifest(self.folder, TOPIC).rows, "a listed file lacks rows"
@@ -95,8 +95,9 @@ class ArchiveScenario:
 
     def rows_in_files(self, folder: Path) -> list[tuple[object, ...]]:
         """Return the rows of all listed files, sorted by shard and offset."""
-        files = [folder / one.path for one in read_manifest(ArchiveFolder(folder), TOPIC).files]
-        rows = [tuple(row.values()) for one in files for row in pq.read_table(one).to_pylist()]
+        files = read_manifest(ArchiveFolder(folder), TOPIC).files
+        tables = [pq.read_table(folder / file.path) for file in files]
+        rows = [tuple(row.values()) for table in tables for row in table.to_pylist()]
         return sorted(rows, key=lambda row: row[:2])
 
 
@@ -177,7 +178,8 @@ def check_trimmed(scenario: ArchiveScenario) -> None:
     scenario.check()
     spans = read_manifest(scenario.folder, TOPIC).shards
     shards = open_log_access(scenario.bus.url).shards(TOPIC)
-    assert {n: one.start for n, one in shards.items()} == {n: one.end for n, one in spans.items()}
+    starts = {n: shard.start for n, shard in shards.items()}
+    assert starts == {n: span.end for n, span in spans.items()}
 
 
 @pytest.mark.sabotage("archive-positions-off", expects="archive of an undisturbed run")

@@ -80,7 +80,7 @@ class PipelineScenario:
         name, given, named = self.work(pipeline, calm)
         driver.start(name, *given, **named)
 
-    def found(self, topic: str) -> Counter[tuple[object, ...]]:
+    def count_rows(self, topic: str) -> Counter[tuple[object, ...]]:
         try:
             batches = list(self.client.read(topic))
         except DoesNotExist:
@@ -90,7 +90,7 @@ class PipelineScenario:
 
     def tables(self, name: str) -> dict[str, object]:
         folder = self.folder / name
-        return {one: pq.read_table(folder / f"{one}.parquet").to_pylist() for one in TABLES}
+        return {table: pq.read_table(folder / f"{table}.parquet").to_pylist() for table in TABLES}
 
 
 def messages() -> pa.RecordBatch:
@@ -119,7 +119,7 @@ def kill_all(
 
 
 def check_once(scenario: PipelineScenario, topic: str) -> None:
-    twice = [row for row, count in scenario.found(topic).items() if count > 1]
+    twice = [row for row, count in scenario.count_rows(topic).items() if count > 1]
     assert not twice, f"{topic}: {len(twice)} rows are duplicated"
 
 
@@ -150,15 +150,17 @@ def compare(scenario: PipelineScenario) -> None:
             assert scenario.tables(pipeline) == scenario.tables(f"calm.{pipeline}")
         else:
             check_once(scenario, pipeline)
-            expected = scenario.found(f"calm.{pipeline}")
+            expected = scenario.count_rows(f"calm.{pipeline}")
             assert len(expected) > ROWS / 2
-            assert scenario.found(pipeline) == expected, pipeline
+            assert scenario.count_rows(pipeline) == expected, pipeline
 
 
 def run_scenario(folder: Path, seed: int, sabotaged: bool = False) -> None:
     rng = random.Random(seed)
     points = (
-        {one: rng.choice(some) for one, some in POINTS.items()} if not sabotaged else LAST_POINTS
+        LAST_POINTS
+        if sabotaged
+        else {pipeline: rng.choice(choices) for pipeline, choices in POINTS.items()}
     )
     with NativeBus() as bus:
         scenario = PipelineScenario(bus, folder, sabotaged)

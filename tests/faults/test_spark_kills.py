@@ -64,8 +64,8 @@ class SinkScenario:
         self.sent = numbers.stop
 
     def driver(self) -> Driver:
-        found, self._next = self._next, next(self._starting, self._next)
-        return found
+        driver, self._next = self._next, next(self._starting, self._next)
+        return driver
 
     def close(self) -> None:
         """Stop the driver that was started in advance."""
@@ -80,14 +80,14 @@ class SinkScenario:
         )
         return Driver(copy, self.orders.environment | SPARK.environment)
 
-    def found(self) -> Counter[int]:
+    def count_rows(self) -> Counter[int]:
         """Count the rows of the outputs by number."""
-        found: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for remainder, topic in enumerate(OUTPUTS):
             for body in self._bodies(topic):
                 assert int(body) % 2 == remainder, f"{body!r} is in {topic}"
-                found[int(body)] += 1
-        return found
+                counts[int(body)] += 1
+        return counts
 
     def _bodies(self, topic: str) -> list[bytes]:
         try:
@@ -126,7 +126,7 @@ def check_that_it_died_there(scenario: SinkScenario, point: str) -> None:
     planned, committed = scenario.epochs("offsets"), scenario.epochs("commits")
     assert planned == committed + 1, f"{point}: {planned} epochs planned, {committed} committed"
     visible = planned if point == "published" else committed
-    rows = scenario.found()
+    rows = scenario.count_rows()
     assert max(rows.values(), default=1) == 1
     assert rows.total() == scenario.rows_up_to(visible), f"{point}: other rows are visible"
 
@@ -162,7 +162,7 @@ def end_a_task_early(scenario: SinkScenario, driver: Driver) -> None:
 def lose_a_stage(scenario: SinkScenario, driver: Driver) -> None:
     """Discard a stage after its task has ended: nothing of the epoch must be published."""
     scenario.orders.clear()
-    before = scenario.found()
+    before = scenario.count_rows()
     scenario.orders.give("staged", "wait")
     driver.send()
     stage = _wait_for(scenario, "staged", "wait")["detail"]
@@ -171,7 +171,7 @@ def lose_a_stage(scenario: SinkScenario, driver: Driver) -> None:
     result = driver.ended()
     assert result is not None, "the driver has died"
     assert "nothing was published" in str(result["error"])
-    assert scenario.found() == before
+    assert scenario.count_rows() == before
 
 
 def kill_tasks(scenario: SinkScenario, driver: Driver) -> None:
@@ -191,9 +191,9 @@ def kill_tasks(scenario: SinkScenario, driver: Driver) -> None:
 
 def _wait_for(scenario: SinkScenario, point: str, what: str) -> dict[str, Any]:
     until(lambda: scenario.orders.done(point, what), f"{what} at {point}", PATIENCE_S)
-    found = scenario.orders.done(point, what)
-    assert found is not None
-    return found
+    record = scenario.orders.done(point, what)
+    assert record is not None
+    return record
 
 
 # --- the whole scenario
@@ -225,11 +225,11 @@ def run_two_kills(folder: Path) -> None:
 
 
 def check(scenario: SinkScenario) -> None:
-    found = scenario.found()
-    twice = {n: count for n, count in found.items() if count > 1}
-    lost = set(range(scenario.sent)) - set(found)
+    counts = scenario.count_rows()
+    twice = {n: count for n, count in counts.items() if count > 1}
+    lost = set(range(scenario.sent)) - set(counts)
     assert (twice, lost) == ({}, set()), f"{len(twice)} twice, {len(lost)} lost"
-    assert found.total() == scenario.sent
+    assert counts.total() == scenario.sent
 
 
 @pytest.mark.sabotage("stamps-off", "tasks-publish", expects=r"[1-9]\d* twice")

@@ -72,7 +72,7 @@ def of_query(message: StagedRows, query: str) -> StagedRows:
 def test_rows_are_invisible_before_the_commit(client, settings):
     writer = BatchWriter(settings)
     messages = [writer.write(iter([rows(b"a"), rows(b"b")])), writer.write(iter([rows(b"c")]))]
-    assert [one.rows for one in messages] == [2, 1]
+    assert [message.rows for message in messages] == [2, 1]
     assert published(client, settings.topic) == []
     pickle.loads(pickle.dumps(writer)).commit(pickle.loads(pickle.dumps(messages)))
     assert sorted(published(client, settings.topic)) == [b"a", b"b", b"c"]
@@ -187,7 +187,8 @@ def test_replayed_epoch_with_other_partitions_is_published_once(client, settings
     writer = StreamWriter(settings)
     for parts in ([[b"a", b"b"]], [[b"a"], [b"b"]], [[b"b"], [], [b"a"]]):
         messages = [
-            of_query(writer.write(iter([rows(*one)]) if one else iter(())), query) for one in parts
+            of_query(writer.write(iter([rows(*bodies)]) if bodies else iter(())), query)
+            for bodies in parts
         ]
         writer.commit(messages, 0)
     assert sorted(published(client, settings.topic)) == [b"a", b"b"]

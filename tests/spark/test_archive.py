@@ -91,7 +91,7 @@ def test_files_of_small_batches_are_merged(spark, bus, made, once, archived, fol
     manifest = read_manifest(ArchiveFolder(folder), made)
     assert summary.facts["files in all"] == len(manifest.files) == 1
     assert len(manifest.replaced) > 8
-    assert all((folder / one.path).is_file() for one in manifest.replaced)
+    assert all((folder / file.path).is_file() for file in manifest.replaced)
     assert archived(made) == log_of(spark, bus, made)
 
 
@@ -209,7 +209,7 @@ def test_folder_that_is_not_an_archive_is_not_changed(made, once, folder, spark,
             way(made)
     with pytest.raises(Exception, match="is not an archive"):
         spark.read.format("polybus").options(topic=made, bus=bus.url, archive=folder).load().count()
-    assert [one.name for one in folder.iterdir()] == ["letter"]
+    assert [path.name for path in folder.iterdir()] == ["letter"]
 
 
 def test_archive_of_another_version_is_not_changed(made, once, folder, spark, bus):

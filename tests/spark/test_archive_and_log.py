@@ -106,7 +106,7 @@ def test_all_rows_and_columns_are_read(spark, history):
 def test_rows_between_two_bounds_are_read(spark, history):
     times = sorted({row.timestamp_ns for row in history.rows})
     ms = [-(-time // 1_000_000) for time in (times[0] + 1, times[-1])]
-    starts, ends = (json.dumps({history.topic: one}) for one in ({"0": 7}, {"1": 40}))
+    starts, ends = (json.dumps({history.topic: shards}) for shards in ({"0": 7}, {"1": 40}))
     cuts = [
         ({"startingTimestamp": ms[0], "endingTimestamp": ms[1]}, _between_ms(*ms)),
         ({"startingTimestamp": ms[1]}, _between_ms(ms[1], 1 << 62)),
@@ -153,17 +153,17 @@ def test_spark_reads_needed_columns_of_the_files(spark, history, capsys):
 
 
 def test_stream_reads_the_archive_first(spark, history, tmp_path):
-    found = []
+    rows = []
     reader = spark.readStream.format("polybus").options(maxRowsPerBatch=35, **history.options)
     query = (
         reader.load()
-        .writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
+        .writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
         .option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    assert sorted(found, key=lambda row: (row.topic, row.shard, row.offset)) == history.rows
+    assert sorted(rows, key=lambda row: (row.topic, row.shard, row.offset)) == history.rows
 
 
 def test_table_keeps_its_rows_if_the_log_is_trimmed(spark, own):

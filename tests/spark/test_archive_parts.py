@@ -36,7 +36,7 @@ def file(path, spans, date="2026-01-31", size_bytes=100):
 
 
 def lasts(files):
-    return {n: LastRow(span.end, 2) for one in files for n, span in one.shards.items()}
+    return {n: LastRow(span.end, 2) for added in files for n, span in added.shards.items()}
 
 
 def manifest_of(*files):
@@ -54,10 +54,10 @@ def folder(tmp_path):
 
 
 def test_added_files_continue_at_the_end_of_the_archive():
-    one = manifest_of(file("b", {1: (5, 9)}), file("a", {0: (0, 4), 1: (0, 5)}))
-    assert [each.path for each in one.files] == ["a", "b"]
-    assert one.shards == {0: OffsetSpan(0, 4), 1: OffsetSpan(0, 9)}
-    assert (one.number, one.rows) == (1, 13)
+    manifest = manifest_of(file("b", {1: (5, 9)}), file("a", {0: (0, 4), 1: (0, 5)}))
+    assert [each.path for each in manifest.files] == ["a", "b"]
+    assert manifest.shards == {0: OffsetSpan(0, 4), 1: OffsetSpan(0, 9)}
+    assert (manifest.number, manifest.rows) == (1, 13)
 
 
 def test_files_are_sorted_by_day_before_shard():
@@ -65,47 +65,47 @@ def test_files_are_sorted_by_day_before_shard():
     lower shard than its file of the first day.
     """
     second = file("second", {0: (0, 9), 1: (3, 9)}, date="2026-02-01")
-    one = manifest_of(second, file("first", {1: (0, 3)}))
-    assert [each.path for each in one.files] == ["first", "second"]
-    assert one.shards == {0: OffsetSpan(0, 9), 1: OffsetSpan(0, 9)}
+    manifest = manifest_of(second, file("first", {1: (0, 3)}))
+    assert [each.path for each in manifest.files] == ["first", "second"]
+    assert manifest.shards == {0: OffsetSpan(0, 9), 1: OffsetSpan(0, 9)}
 
 
 @pytest.mark.parametrize("start", [3, 5])
 def test_file_that_overlaps_or_leaves_a_gap_is_refused(start):
-    one = manifest_of(file("a", {0: (0, 4)}))
+    manifest = manifest_of(file("a", {0: (0, 4)}))
     with pytest.raises(Conflict, match=f"archived up to 4, and the batch begins at {start}"):
-        one.added([file("b", {0: (start, 9)})], {})
+        manifest.added([file("b", {0: (start, 9)})], {})
 
 
 def test_gap_is_accepted_if_gaps_are_allowed():
-    one = manifest_of(file("a", {0: (0, 4)}))
+    manifest = manifest_of(file("a", {0: (0, 4)}))
     new = [file("b", {0: (6, 9)})]
-    assert one.added(new, lasts(new), gaps=True).shards == {0: OffsetSpan(0, 9)}
+    assert manifest.added(new, lasts(new), gaps=True).shards == {0: OffsetSpan(0, 9)}
     with pytest.raises(Conflict):
-        one.added([file("b", {0: (3, 9)})], {}, gaps=True)
+        manifest.added([file("b", {0: (3, 9)})], {}, gaps=True)
 
 
 def test_manifest_round_trip(folder):
-    one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(ReplacedFile("x", 17),))
-    commit_manifest(folder, one)
-    assert read_manifest(folder, "t") == one
+    manifest = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(ReplacedFile("x", 17),))
+    commit_manifest(folder, manifest)
+    assert read_manifest(folder, "t") == manifest
     assert list_archived_topics(folder) == ["t"]
 
 
 def test_unknown_fields_of_a_manifest_are_ignored():
-    one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(ReplacedFile("x", 17),))
-    content = one.as_json()
+    manifest = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(ReplacedFile("x", 17),))
+    content = manifest.as_json()
     for part in (content, *content["files"], *content["replaced"], *content["shards"].values()):
         part["new"] = 1
-    assert Manifest.parse(content) == one
+    assert Manifest.parse(content) == manifest
 
 
 def test_two_writers_cannot_commit_the_same_manifest_number(folder):
-    one = manifest_of(file("a", {0: (0, 4)}))
-    commit_manifest(folder, one)
+    manifest = manifest_of(file("a", {0: (0, 4)}))
+    commit_manifest(folder, manifest)
     with pytest.raises(Conflict, match="another process adds"):
-        commit_manifest(folder, one)
-    assert read_manifest(folder, "t") == one
+        commit_manifest(folder, manifest)
+    assert read_manifest(folder, "t") == manifest
 
 
 def test_newest_manifest_is_read_and_few_old_ones_are_kept(folder):
@@ -137,7 +137,7 @@ def test_folder_with_other_files_is_not_an_archive(tmp_path):
     for way in (ArchiveFolder(tmp_path).prepare, ArchiveFolder(tmp_path).check):
         with pytest.raises(WrongFormat, match="is not an archive"):
             way()
-    assert [one.name for one in tmp_path.iterdir()] == ["letter"]
+    assert [path.name for path in tmp_path.iterdir()] == ["letter"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_folder_must_be_a_writable_folder(tmp_path):
 def test_each_topic_has_its_own_folder(folder, name):
     assert folder.manifests(name).parent == folder.manifests("plain").parent
     assert len(quote_name(name)) <= 200
-    assert len({quote_name(one) for one in (name, name + "x", "x" + name)}) == 3
+    assert len({quote_name(topic) for topic in (name, name + "x", "x" + name)}) == 3
     commit_manifest(folder, Manifest(name, 1))
     assert list_archived_topics(folder) == [name]
 
@@ -222,7 +222,7 @@ def test_only_old_unlisted_files_are_removed(folder):
 def batch_of(times):
     columns: dict[str, list[Any]] = {name: [None] * len(times) for name in READ_SCHEMA.names}
     columns |= {"timestamp_ns": times, "offset": list(range(len(times)))}
-    schema = pa.schema(one.with_nullable(True) for one in READ_SCHEMA)
+    schema = pa.schema(column.with_nullable(True) for column in READ_SCHEMA)
     return pa.RecordBatch.from_pydict(columns, schema)
 
 
@@ -240,8 +240,8 @@ def test_number_of_tasks_follows_the_number_of_rows():
     total = 4 * FEW_ROWS
     parts = plan_tasks([OffsetRange("t", 1, 0, total // 2), OffsetRange("t", 0, 0, total // 2)], 3)
     assert [part.rows for part in parts] == pytest.approx([total / 3] * 3, abs=1)
-    assert [one for part in parts for one in part.ranges] == sorted(
-        one for part in parts for one in part.ranges
+    assert [piece for part in parts for piece in part.ranges] == sorted(
+        piece for part in parts for piece in part.ranges
     )
     assert sum(part.rows for part in parts) == total
     assert (
@@ -254,35 +254,37 @@ def test_small_neighbours_of_a_date_are_merged():
     small = [file(f"s{n}", {0: (n, n + 1)}) for n in range(4)]
     large = file("large", {0: (4, 100)}, size_bytes=SMALL_BYTES)
     later = [file(f"l{n}", {0: (n, n + 1)}, date="2026-02-01") for n in (100, 101)]
-    one = manifest_of(*small, large, *later)
-    assert [[each.path for each in merge.files] for merge in choose_merges(one, 2)] == [
+    manifest = manifest_of(*small, large, *later)
+    assert [[each.path for each in merge.files] for merge in choose_merges(manifest, 2)] == [
         ["s0", "s1", "s2", "s3"],
         ["l100", "l101"],
     ]
-    assert [len(merge.files) for merge in choose_merges(one, 3)] == [4]
-    assert choose_merges(one, 8) == []
+    assert [len(merge.files) for merge in choose_merges(manifest, 3)] == [4]
+    assert choose_merges(manifest, 8) == []
 
 
 def test_files_are_not_merged_over_a_gap():
     files = [file("a", {0: (0, 4)}), file("b", {0: (6, 9)}), file("c", {0: (9, 10), 1: (0, 2)})]
-    one = Manifest("t").added(files, lasts(files), gaps=True)
-    assert [[each.path for each in merge.files] for merge in choose_merges(one, 2)] == [["b", "c"]]
-    assert [(gap.shard, gap.lost) for gap in one.gaps()] == [(0, OffsetSpan(4, 6))]
+    manifest = Manifest("t").added(files, lasts(files), gaps=True)
+    assert [[each.path for each in merge.files] for merge in choose_merges(manifest, 2)] == [
+        ["b", "c"]
+    ]
+    assert [(gap.shard, gap.lost) for gap in manifest.gaps()] == [(0, OffsetSpan(4, 6))]
 
 
 def test_merged_file_is_at_most_file_bytes():
     size = SMALL_BYTES - 1
     files = [file(f"s{n:02}", {0: (n, n + 1)}, size_bytes=size) for n in range(20)]
     merges = choose_merges(manifest_of(*files), 2)
-    assert max(sum(one.size_bytes for one in merge.files) for merge in merges) <= FILE_BYTES
+    assert max(sum(small.size_bytes for small in merge.files) for merge in merges) <= FILE_BYTES
     assert sum(len(merge.files) for merge in merges) >= 19
 
 
 def test_merged_file_takes_the_place_of_the_small_ones():
     small = [file(f"s{n}", {0: (n, n + 1)}) for n in range(3)]
-    one = manifest_of(*small, file("next", {0: (3, 9)}))
-    after = one.compacted(small[:2], file("merged", {0: (0, 2)}), 17.9)
+    before = manifest_of(*small, file("next", {0: (3, 9)}))
+    after = before.compacted(small[:2], file("merged", {0: (0, 2)}), 17.9)
     assert [each.path for each in after.files] == ["merged", "s2", "next"]
     assert after.replaced == (ReplacedFile("s0", 17), ReplacedFile("s1", 17))
-    assert (after.number, after.shards, after.rows) == (2, one.shards, one.rows)
+    assert (after.number, after.shards, after.rows) == (2, before.shards, before.rows)
     assert after.without_replaced({"s1"}).replaced == (ReplacedFile("s1", 17),)

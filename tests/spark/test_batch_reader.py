@@ -65,16 +65,16 @@ def test_topics_and_patterns_between_offsets(url, client, topic):
 def test_task_reads_a_topic_created_again_under_the_same_name(bus, client, topic):
     """Workers live long, so their cached topic number may belong to a dropped topic."""
     task = log_access.StoreLogAccess(f"lmdb:{bus.folder / 'data'}")
-    found = []
+    bodies = []
     for body in (b"old", b"new"):
         client.create_topic(topic, 1)
         with client.producer() as producer:
             producer.produce(topic, [body]).result()
         (shard,) = client.bounds(topic)["shards"]
         (batch,) = task.read(topic, 0, shard["end"] - 1, shard["end"])
-        found += batch["body"].to_pylist()
+        bodies += batch["body"].to_pylist()
         client.drop_topic(topic)
-    assert found == [b"old", b"new"]
+    assert bodies == [b"old", b"new"]
     with pytest.raises(DoesNotExist):
         list(task.read(topic, 0, 0, 9))
 
@@ -148,28 +148,28 @@ def test_plan_splits_long_ranges_and_groups_short_ones():
         OffsetRange("t", 0, 10, 1_200_010),
         [OffsetRange("t", n, 0, 20_000) for n in range(1, 6)],
     )
-    found = plan_partitions([long, *short], None)
-    assert [one.rows for one in found] == [400_000] * 3 + [40_000, 40_000, 20_000]
-    assert found[0].ranges == (OffsetRange("t", 0, 10, 400_010),)
-    assert found[3].ranges == (short[0], short[1])
+    partitions = plan_partitions([long, *short], None)
+    assert [partition.rows for partition in partitions] == [400_000] * 3 + [40_000, 40_000, 20_000]
+    assert partitions[0].ranges == (OffsetRange("t", 0, 10, 400_010),)
+    assert partitions[3].ranges == (short[0], short[1])
 
 
 def test_rows_per_partition_is_a_limit():
-    found = plan_partitions([OffsetRange("t", 0, 0, 10), OffsetRange("t", 1, 5, 8)], 4)
-    assert [one.ranges for one in found] == [
+    partitions = plan_partitions([OffsetRange("t", 0, 0, 10), OffsetRange("t", 1, 5, 8)], 4)
+    assert [partition.ranges for partition in partitions] == [
         (OffsetRange("t", 0, 0, 3),), (OffsetRange("t", 0, 3, 6),), (OffsetRange("t", 0, 6, 10),),
         (OffsetRange("t", 1, 5, 8),),
     ]  # fmt: skip
-    assert [one.rows for one in plan_partitions([], 4)] == [0]
+    assert [partition.rows for partition in plan_partitions([], 4)] == [0]
 
 
 def test_row_limit_is_shared_among_ranges():
     ranges = [OffsetRange("t", 0, 0, 1000), OffsetRange("t", 1, 0, 1), OffsetRange("t", 2, 50, 550)]
-    found = limit_rows(ranges, 100)
-    assert sum(one.rows for one in found) == 100
-    assert found[1].rows == 1, "the smallest range gets a row"
-    assert found[0].rows == pytest.approx(66, abs=2)
-    assert sum(one.rows for one in limit_rows(ranges, 2)) == 2
+    admitted = limit_rows(ranges, 100)
+    assert sum(part.rows for part in admitted) == 100
+    assert admitted[1].rows == 1, "the smallest range gets a row"
+    assert admitted[0].rows == pytest.approx(66, abs=2)
+    assert sum(part.rows for part in limit_rows(ranges, 2)) == 2
     assert limit_rows(ranges, 1501) == ranges
 
 

@@ -24,8 +24,8 @@ def test_two_workers_write_and_read_through_the_bus(tmp_path):
         assert f"read {sum(range(ROWS))}" in done.stdout
         places = set()
         for topic in ("written", "copied"):
-            found = [row for batch in client.read(topic) for row in batch.to_pylist()]
-            assert sorted(int(row["body"]) for row in found) == list(range(ROWS))
-            places |= {row["shard_key"] for row in found}
+            messages = [row for batch in client.read(topic) for row in batch.to_pylist()]
+            assert sorted(int(row["body"]) for row in messages) == list(range(ROWS))
+            places |= {row["shard_key"] for row in messages}
         for folder in cluster.folders:
             assert any(Path(place).is_relative_to(folder) for place in places), f"{folder} is idle"

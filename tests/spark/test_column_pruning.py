@@ -58,9 +58,9 @@ def test_queries_read_needed_columns_with_the_same_results(spark, load):
     # The expected results come from the same queries on a copy of all rows.
     copied = spark.createDataFrame(rows.collect(), SCHEMA)
     for query, columns in QUERIES.items():
-        found = spark.sql(query, rows=rows)
-        assert scanned(found) == columns, query
-        assert found.collect() == spark.sql(query, rows=copied).collect(), query
+        result = spark.sql(query, rows=rows)
+        assert scanned(result) == columns, query
+        assert result.collect() == spark.sql(query, rows=copied).collect(), query
 
 
 def test_table_keeps_its_rows_with_pruned_columns(load, client, topic):

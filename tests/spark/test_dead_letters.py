@@ -88,7 +88,7 @@ def test_each_letter_is_requeued_once(run, client, topic_with_letters):
     for row in messages(client, topic_with_letters):
         assert dict(row["headers"]) == {"mine": b"kept", "polybus.requeued": b"1"}
         by_key.setdefault(row["shard_key"], []).append(int(row["body"]))
-    assert {key: {n % 5 for n in one} for key, one in by_key.items()} == {
+    assert {key: {n % 5 for n in letters} for key, letters in by_key.items()} == {
         f"k{n}": {n} for n in range(5)
     }
 

@@ -95,7 +95,7 @@ def test_sink_continues_and_a_replayed_epoch_publishes_nothing(
     options = {"bus": golden_bus.url, "topic": "readings.copy"}
     query = run(writer.options(**options).queryName("golden sink"), checkpoint)
     assert str(query.id) == expected["spark"]["sink_query"]
-    epochs = [one["batchId"] for one in query.recentProgress if one["numInputRows"]]
+    epochs = [progress["batchId"] for progress in query.recentProgress if progress["numInputRows"]]
     assert epochs[:2] == [last, last + 1]
     read, unread = expected["spark"]["read"], expected["spark"]["unread"]
     assert bodies(golden_client, "readings.copy") == sorted(read + unread)

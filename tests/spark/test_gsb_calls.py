@@ -22,10 +22,10 @@ def test_each_call_is_one_row(spark):
         until(lambda: client.bounds("gsb.calls")["next_id"] == CALLS + 2, "the log to be complete")
         log = spark.read.format("polybus").options(bus=bus.url, topic="gsb.calls").load()
         parsed = log.select(f.from_json(f.col("body").cast("string"), ROW).alias("call"))
-        found = parsed.groupBy("call.service", "call.code").agg(
+        counts = parsed.groupBy("call.service", "call.code").agg(
             f.count("*").alias("calls"), f.sum("call.reply_bytes").alias("bytes")
         )
-        rows = {tuple(row) for row in found.collect()}
+        rows = {tuple(row) for row in counts.collect()}
         assert rows == {("greeter", 0, CALLS, 2 * CALLS), ("", 404, 1, 0)}
 
 

@@ -69,7 +69,7 @@ def test_guide_code_runs(bus, client, tmp_path):
 
 def _lag(client, name: str) -> int | None:
     queries = client.topic_stats("orders")["queries"]
-    return next((one["lag"] for one in queries if one["name"] == name), None)
+    return next((query["lag"] for query in queries if query["name"] == name), None)
 
 
 def test_example_runs(bus, client, tmp_path):

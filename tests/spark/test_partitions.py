@@ -30,41 +30,43 @@ def ranges_of(sizes: list[int]) -> list[OffsetRange]:
 def test_plan_has_every_offset_once(sizes, rows_per_partition):
     ranges = ranges_of(sizes)
     pieces = sorted(
-        piece for one in plan_partitions(ranges, rows_per_partition) for piece in one.ranges
+        piece
+        for partition in plan_partitions(ranges, rows_per_partition)
+        for piece in partition.ranges
     )
     for whole in ranges:
         own = [piece for piece in pieces if piece.shard == whole.shard]
         assert (own[0].start, own[-1].end) == (whole.start, whole.end)
-        assert all(one.end == following.start for one, following in pairwise(own))
+        assert all(partition.end == following.start for partition, following in pairwise(own))
     assert all(piece.rows > 0 for piece in pieces)
 
 
 @given(SIZES)
 def test_range_within_the_limit_is_not_split(sizes):
     ranges = ranges_of(sizes)
-    found = plan_partitions(ranges, max(sizes))
-    assert [piece for one in found for piece in one.ranges] == ranges
-    assert max(one.rows for one in found) <= max(FEW_ROWS, *sizes)
+    partitions = plan_partitions(ranges, max(sizes))
+    assert [piece for partition in partitions for piece in partition.ranges] == ranges
+    assert max(partition.rows for partition in partitions) <= max(FEW_ROWS, *sizes)
 
 
 @given(SIZES, st.integers(1, 10**7))
 def test_row_limit_is_reached_and_not_exceeded(sizes, max_rows):
     ranges = ranges_of(sizes)
     admitted = limit_rows(ranges, max_rows)
-    assert sum(one.rows for one in admitted) == min(max_rows, sum(sizes))
-    for one, whole in zip(admitted, ranges, strict=True):
-        assert whole.start == one.start <= one.end <= whole.end
+    assert sum(part.rows for part in admitted) == min(max_rows, sum(sizes))
+    for part, whole in zip(admitted, ranges, strict=True):
+        assert whole.start == part.start <= part.end <= whole.end
     if max_rows >= len(ranges):
-        assert all(one.rows for one in admitted)
+        assert all(part.rows for part in admitted)
 
 
 @given(SIZES, st.integers(1, 10**9), st.lists(st.integers(0, 10**6), min_size=12, max_size=12))
 def test_byte_limit_admits_a_message_and_is_not_exceeded(sizes, max_bytes, weights):
     ranges = ranges_of(sizes)
-    admitted = limit_bytes(ranges, max_bytes, lambda one, _: float(weights[one.shard]))
-    heavy = sum(one.rows * max(1, weights[one.shard]) for one in admitted)
-    assert sum(one.rows for one in admitted) >= 1
-    assert heavy <= max_bytes or sum(one.rows for one in admitted) == 1
+    admitted = limit_bytes(ranges, max_bytes, lambda part, _: float(weights[part.shard]))
+    heavy = sum(part.rows * max(1, weights[part.shard]) for part in admitted)
+    assert sum(part.rows for part in admitted) >= 1
+    assert heavy <= max_bytes or sum(part.rows for part in admitted) == 1
 
 
 OFFSETS = st.dictionaries(

@@ -14,7 +14,7 @@ ROWS, STEP = 200, 40
 
 
 def bodies(client: Any, topic: str) -> list[int]:
-    return sorted(int(one) for batch in client.read(topic) for one in batch["body"].to_pylist())
+    return sorted(int(body) for batch in client.read(topic) for body in batch["body"].to_pylist())
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def once(spark, bus, folder):
 
 
 def starts(bus, topic):
-    return {n: one.start for n, one in open_log_access(bus.url).shards(topic).items()}
+    return {n: shard.start for n, shard in open_log_access(bus.url).shards(topic).items()}
 
 
 def archived(folder, topic):
@@ -129,10 +129,10 @@ def test_missing_or_damaged_file_keeps_the_log(bus, made, once, folder):
 def test_manifest_with_rows_that_files_lack_keeps_the_log(bus, made, once, folder):
     manifest = read_manifest(ArchiveFolder(folder), made)
     (file,) = manifest.files
-    one = {n: OffsetSpan(span.start, span.end + 1) for n, span in manifest.shards.items()}
+    spans = {n: OffsetSpan(span.start, span.end + 1) for n, span in manifest.shards.items()}
     # The last rows must be valid: they are compared with the log first.
     lasts = {}
-    for shard, span in one.items():
+    for shard, span in spans.items():
         (batch,) = open_log_access(bus.url).read(made, shard, span.end - 1, span.end)
         lasts[shard] = (batch.column("id")[0].as_py(), batch.column("timestamp_ns")[0].as_py())
     commit_manifest(
@@ -141,10 +141,12 @@ def test_manifest_with_rows_that_files_lack_keeps_the_log(bus, made, once, folde
             {
                 **manifest.as_json(),
                 "number": manifest.number + 1,
-                "files": [{**file.as_json(), "shards": {str(n): list(s) for n, s in one.items()}}],
+                "files": [
+                    {**file.as_json(), "shards": {str(n): list(s) for n, s in spans.items()}}
+                ],
                 "shards": {
                     str(n): {**s._asdict(), "id": lasts[n][0], "timestamp_ns": lasts[n][1]}
-                    for n, s in one.items()
+                    for n, s in spans.items()
                 },
             }
         ),
@@ -202,12 +204,12 @@ def test_marker_is_kept_as_long_as_its_letter(bus, client, topic):
     def first():
         return find_needed_markers(access, marked, access.shards(marked))
 
-    found = []
+    needed = []
     for start in (0, 5, 8):
         client.trim(letters, {0: start})
-        found.append(first())
+        needed.append(first())
     client.drop_topic(letters)
-    assert (found, first()) == ([{0: 0}, {0: 2}, {0: 4}], {})
+    assert (needed, first()) == ([{0: 0}, {0: 2}, {0: 4}], {})
     assert find_needed_markers(access, letters, {0: ShardOffsets(0, 1)}) == {}
 
 
@@ -228,5 +230,5 @@ def test_lowest_hold_decides(groups, subscribers, end, by):
     }
     manifest = Manifest("t", shards={0: OffsetSpan(0, 8)})
     log: Any = Log()
-    found = find_trimmable(log, manifest, {0: ShardOffsets(3, 10)}, stats, {})
-    assert found == {0: (OffsetSpan(3, end), by)}
+    trimmable = find_trimmable(log, manifest, {0: ShardOffsets(3, 10)}, stats, {})
+    assert trimmable == {0: (OffsetSpan(3, end), by)}

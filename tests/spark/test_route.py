@@ -72,15 +72,15 @@ def test_messages_keep_keys_order_and_headers(client, run, topic):
             names = ["shard_key", "body", "headers"]
             producer.produce_rows(topic, pa.record_batch([*columns, headers], names)).result()
     run(into=f"{topic}.out", rows_per_batch=30)
-    found = messages(client, f"{topic}.out")
-    for row in found:
+    routed = messages(client, f"{topic}.out")
+    for row in routed:
         assert row["shard_key"] == f"k{int(row['body']) % 7}"
         assert dict(row["headers"]) == {"n": row["body"]}
     by_key: dict[str, list[int]] = {}
-    for row in sorted(found, key=lambda row: (row["shard"], row["offset"])):
+    for row in sorted(routed, key=lambda row: (row["shard"], row["offset"])):
         by_key.setdefault(row["shard_key"], []).append(int(row["body"]))
     assert sum(map(len, by_key.values())) == 200
-    assert all(one == sorted(one) for one in by_key.values())
+    assert all(of_key == sorted(of_key) for of_key in by_key.values())
 
 
 def test_sql_changes_messages_and_their_topics(feed, run, client, topic):
@@ -90,9 +90,9 @@ def test_sql_changes_messages_and_their_topics(feed, run, client, topic):
         select=f"""upper(cast(body AS string)) AS body, shard_key,
             concat('{out}.', offset % 2) AS topic"""
     )
-    found = [messages(client, f"{out}.{n}") for n in (0, 1)]
-    assert abs(len(found[0]) - len(found[1])) <= 2
-    bodies = [row["body"] for one in found for row in one]
+    outputs = [messages(client, f"{out}.{n}") for n in (0, 1)]
+    assert abs(len(outputs[0]) - len(outputs[1])) <= 2
+    bodies = [row["body"] for rows in outputs for row in rows]
     assert sorted(json.loads(body)["EUROS"] for body in bodies) == list(range(0, 200, 10))
 
 
@@ -107,7 +107,7 @@ def test_trimmed_messages_are_skipped_with_accept_loss(feed, run, client, topic)
     feed(5)
     assert run(into=f"{topic}.out").rows == 5
     feed(5)
-    client.trim(topic, {one["shard"]: one["end"] for one in client.bounds(topic)["shards"]})
+    client.trim(topic, {shard["shard"]: shard["end"] for shard in client.bounds(topic)["shards"]})
     feed(5)
     with pytest.raises(Trimmed, match="--accept-loss goes on"):
         run(into=f"{topic}.out")

@@ -141,13 +141,13 @@ def worker_outputs(script: str, *places: Path | str) -> tuple[str, str]:
 
 
 def test_workers_import_the_installed_pyspark():
-    found = worker_output("import sys, pyspark; sys.stdout.write(pyspark.__file__)")
-    assert found == pyspark.__file__
+    path = worker_output("import sys, pyspark; sys.stdout.write(pyspark.__file__)")
+    assert path == pyspark.__file__
 
 
 def test_workers_have_no_zips_of_installed_packages_on_their_path():
-    found = worker_output("import sys; sys.stdout.write('\\n'.join(sys.path))")
-    assert ".zip" not in found.replace(f"python3{sys.version_info.minor}.zip", "")
+    paths = worker_output("import sys; sys.stdout.write('\\n'.join(sys.path))")
+    assert ".zip" not in paths.replace(f"python3{sys.version_info.minor}.zip", "")
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,8 @@ def test_messages_of_a_key_keep_their_order(spark, bus, client, topic):
     for row in messages(client, topic):
         by_key.setdefault(row["shard_key"], []).append(int(row["body"]))
     assert len(by_key) == 7
-    for key, found in by_key.items():
-        assert found == list(range(int(key[1:]), 5000, 7))
+    for key, numbers in by_key.items():
+        assert numbers == list(range(int(key[1:]), 5000, 7))
 
 
 def test_write_is_all_or_nothing(spark, bus, client, topic):

@@ -46,8 +46,8 @@ def run(spark, bus, topic, tmp_path):
 
 
 def table(tmp_path: Any, name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(tmp_path / "out" / f"{name}.parquet").to_pylist()
-    return found
+    rows: list[dict[str, Any]] = pq.read_table(tmp_path / "out" / f"{name}.parquet").to_pylist()
+    return rows
 
 
 def messages(client: Any, topic: str) -> list[dict[str, Any]]:

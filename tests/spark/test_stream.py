@@ -59,7 +59,7 @@ def produce(client: Any, topic: str, *numbers: int) -> None:
 
 
 def reported_lags(client: Any, topic: str) -> list[tuple[str, int]]:
-    return [(one["name"], one["lag"]) for one in client.topic_stats(topic)["queries"]]
+    return [(query["name"], query["lag"]) for query in client.topic_stats(topic)["queries"]]
 
 
 def test_query_reads_limited_batches_and_continues_after_a_restart(reading, client, topic):
@@ -91,9 +91,9 @@ def test_stream_starts_at_latest_and_continues_after_a_stop(reading, client, top
 
 def test_query_fails_if_its_topic_is_dropped(reading, client, topic):
     produce(client, topic, 0)
-    one = reading()
-    query = one.start(processingTime="0 seconds")
-    until(lambda: one.batches, "the first batch", PATIENCE_S)
+    stream = reading()
+    query = stream.start(processingTime="0 seconds")
+    until(lambda: stream.batches, "the first batch", PATIENCE_S)
     client.drop_topic(topic)
     with pytest.raises(StreamingQueryException) as error:
         query.awaitTermination(PATIENCE_S)

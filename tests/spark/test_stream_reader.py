@@ -56,8 +56,8 @@ class Query:
 
 
 def _through_json(offset: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(offset))
-    return found
+    decoded: dict[str, Any] = json.loads(json.dumps(offset))
+    return decoded
 
 
 @pytest.fixture(params=["polybus", "lmdb"])
@@ -143,8 +143,8 @@ def test_query_starts_at_offsets_or_times(url, client, topic):
     offsets = json.dumps({topic: {"0": 1}})
     assert Query(bus=url, topic=topic, startingOffsets=offsets).batch() == bodies(1, 2)
     time_ms = middle.column("timestamp_ns")[0].as_py() // 1_000_000
-    found = Query(bus=url, topic=topic, startingTimestamp=str(time_ms)).batch()
-    assert found[-2:] == bodies(1, 2)
+    batch = Query(bus=url, topic=topic, startingTimestamp=str(time_ms)).batch()
+    assert batch[-2:] == bodies(1, 2)
     assert Query(bus=url, topic=topic, startingTimestamp="2999-01-01").batch() == []
 
 
@@ -154,12 +154,12 @@ def test_query_starts_at_offsets_or_times(url, client, topic):
 def test_max_rows_per_batch(url, produce, topic):
     produce(topic, *range(50))
     query = Query(bus=url, topic=topic, maxRowsPerBatch="7")
-    sizes, found = [], []
+    sizes, received = [], []
     while rows := query.batch():
         sizes.append(len(rows))
-        found += rows
+        received += rows
     assert sizes == [7] * 7 + [1]
-    assert sorted(found) == bodies(*range(50))
+    assert sorted(received) == bodies(*range(50))
 
 
 def test_max_bytes_per_batch_follows_the_message_size(url, client, topic):
@@ -232,7 +232,7 @@ def test_new_topic_keeps_its_start_if_its_batch_is_planned_again(url, client, pr
     query.batch()
     produce(f"{topic}.b", 1)
     end = query.next_end()
-    shards = {one["shard"]: one["end"] for one in client.bounds(f"{topic}.b")["shards"]}
+    shards = {shard["shard"]: shard["end"] for shard in client.bounds(f"{topic}.b")["shards"]}
     client.trim(f"{topic}.b", shards)
     with pytest.raises(Trimmed):
         query.rows(query.start(), end)
@@ -282,8 +282,8 @@ def test_topic_dropped_before_an_available_now_run(url, client, produce, topic):
     query, lenient = Query(**options), Query(**options, failOnDataLoss="false")
     assert query.batch() == lenient.batch() == bodies(*range(5))
     client.drop_topic(topic)
-    for one in (query, lenient):
-        one.reader.prepareForTriggerAvailableNow()
+    for run in (query, lenient):
+        run.reader.prepareForTriggerAvailableNow()
     with pytest.raises(TopicDeleted, match="was dropped"):
         query.next_end()
     assert lenient.batch() == []
@@ -343,7 +343,7 @@ def test_range_trimmed_during_a_task(url, client, topic):
     query = Query(bus=url, topic=topic)
     lenient = Query(bus=url, topic=topic, failOnDataLoss="false")
     end = query.next_end()
-    plans = [one.reader.partitions(query.start(), end) for one in (query, lenient)]
+    plans = [run.reader.partitions(query.start(), end) for run in (query, lenient)]
     client.trim(topic, {0: 4})
     with pytest.raises(Trimmed, match="offsets 0 to 3"):
         list(query.reader.read(plans[0][0]))
@@ -364,10 +364,10 @@ def test_loss_is_never_ignored(url, client, topic):
     (planned,) = query.reader.partitions(query.start(), query.next_end())
     client.trim(topic, {0: 9})
     try:
-        found = [batch.num_rows for batch in query.reader.read(planned)]
+        row_counts = [batch.num_rows for batch in query.reader.read(planned)]
     except Trimmed:
-        found = []
-    assert found == []
+        row_counts = []
+    assert row_counts == []
 
 
 def test_log_that_ends_before_the_position_is_reported(url, produce, topic):

@@ -131,10 +131,11 @@ class FaultOrders:
     def done(self, point: str, what: str) -> dict[str, Any] | None:
         """Return the process that executed the order; None if no process did."""
         try:
-            found: dict[str, Any] = json.loads((self.folder / f"{point}.{what}.{DONE}").read_text())
+            text = (self.folder / f"{point}.{what}.{DONE}").read_text()
         except FileNotFoundError:
             return None
-        return found
+        record: dict[str, Any] = json.loads(text)
+        return record
 
     def go(self, point: str) -> None:
         (self.folder / f"{point}.{GO}").touch()

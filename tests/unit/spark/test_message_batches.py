@@ -23,11 +23,11 @@ from polybus.spark.source.topic_schema import SCHEMA
 
 
 def converted(rows: pa.RecordBatch, topic: str | None = "t") -> list[tuple[str, list[bytes]]]:
-    found = list(message_batches.build_batches(rows, topic))
-    for _, batch in found:
+    batches = list(message_batches.build_batches(rows, topic))
+    for _, batch in batches:
         check_schema(batch.schema)
         block_of(batch, 0)  # as the bus converts it
-    return [(name, batch.column("body").to_pylist()) for name, batch in found]
+    return [(name, batch.column("body").to_pylist()) for name, batch in batches]
 
 
 def rows(**columns: pa.Array) -> pa.RecordBatch:
@@ -48,7 +48,7 @@ KINDS: dict[str, DataType] = {
 
 def schema_of(columns: str) -> StructType:
     """Parse a schema with the kinds above."""
-    pairs = (one.split() for one in columns.split(","))
+    pairs = (column.split() for column in columns.split(","))
     return StructType([StructField(name, KINDS[kind]) for name, kind in pairs])
 
 

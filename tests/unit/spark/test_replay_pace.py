@@ -11,8 +11,8 @@ SECOND = int(RATE * PART_S)
 
 
 def after(pace: ReplayPace, *written: int) -> int:
-    for one in written:
-        pace.adapt(one)
+    for rows in written:
+        pace.adapt(rows)
     return pace.rows
 
 

@@ -31,10 +31,10 @@ def bucket(value: float) -> int:
 
 
 def counted(values: list[float]) -> dict[int, int]:
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for value in values:
-        found[bucket(value)] = found.get(bucket(value), 0) + 1
-    return found
+        counts[bucket(value)] = counts.get(bucket(value), 0) + 1
+    return counts
 
 
 # --- numbers
