@@ -92,14 +92,16 @@ def build_batches(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str
     # rows of a topic keep their order.
     encoded = targets.dictionary_encode()
     names: list[str] = encoded.dictionary.to_pylist()
+    counts = [batch.num_rows]
     if len(names) > 1:
         batch = batch.take(pc.array_sort_indices(encoded.indices))
-    counts = {row["values"]: row["counts"] for row in pc.value_counts(encoded.indices).to_pylist()}
+        value_counts = pc.value_counts(encoded.indices).to_pylist()
+        by_index = {entry["values"]: entry["counts"] for entry in value_counts}
+        counts = [by_index[index] for index in range(len(names))]
     start = 0
-    for index, name in enumerate(names):
-        part = batch.slice(start, counts[index])
-        yield from ((name, piece) for piece in split_batch(part))
-        start += counts[index]
+    for name, count in zip(names, counts, strict=True):
+        yield from ((name, piece) for piece in split_batch(batch.slice(start, count)))
+        start += count
 
 
 def _message_batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
