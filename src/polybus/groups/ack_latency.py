@@ -58,21 +58,17 @@ class CommitTimes:
                 if time_ns is not None:
                     self._offsets.insert(0, start)
                     self._times_ns.insert(0, time_ns)
-            self._count_range(counts, start, end, now_ns)
+            index = bisect_right(self._offsets, start) - 1
+            at = start if index >= 0 else end  # without a sample the range is not counted
+            while at < end:
+                is_last = index + 1 == len(self._offsets)
+                until = end if is_last else min(end, self._offsets[index + 1])
+                name = bucket_name(now_ns - self._times_ns[index])
+                counts[name] = counts.get(name, 0) + until - at
+                at, index = until, index + 1
         if not counts:
             return latency
         return {**latency, **{name: latency.get(name, 0) + n for name, n in counts.items()}}
-
-    def _count_range(self, counts: dict[str, int], start: int, end: int, now_ns: int) -> None:
-        index = bisect_right(self._offsets, start) - 1
-        if index < 0:
-            return
-        while start < end:
-            is_last = index + 1 == len(self._offsets)
-            until = end if is_last else min(end, self._offsets[index + 1])
-            name = bucket_name(now_ns - self._times_ns[index])
-            counts[name] = counts.get(name, 0) + until - start
-            start, index = until, index + 1
 
 
 def bucket_name(elapsed_ns: int) -> str:

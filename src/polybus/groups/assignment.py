@@ -23,25 +23,14 @@ def assign_shards(members: Iterable[str], previous: Owners, holders: Owners) -> 
     pool: list[int] = []
     for shard, owner in sorted(previous.items()):
         kept.get(owner or "", pool).append(shard)
-    quotas = _quotas(kept, len(previous))
+    least, over = divmod(len(previous), len(kept))
+    by_size = sorted(kept, key=lambda name: (-len(kept[name]), name))
+    quotas = {name: least + (place < over) for place, name in enumerate(by_size)}
     for name, shards in kept.items():
         pool += shards[quotas[name] :]
         del shards[quotas[name] :]
-    _fill_quotas(sorted(pool), kept, quotas, holders)
-    return {shard: name for name, shards in kept.items() for shard in shards}
-
-
-def _quotas(kept: Mapping[str, list[int]], shards: int) -> dict[str, int]:
-    least, over = divmod(shards, len(kept))
-    by_size = sorted(kept, key=lambda name: (-len(kept[name]), name))
-    return {name: least + (place < over) for place, name in enumerate(by_size)}
-
-
-def _fill_quotas(
-    pool: list[int], kept: dict[str, list[int]], quotas: Mapping[str, int], holders: Owners
-) -> None:
     left = []
-    for shard in pool:
+    for shard in sorted(pool):
         holder = holders.get(shard) or ""
         if holder in kept and len(kept[holder]) < quotas[holder]:
             kept[holder].append(shard)
@@ -51,3 +40,4 @@ def _fill_quotas(
     free = [name for name in kept for _ in range(quotas[name] - len(kept[name]))]
     for name, shard in zip(free, left, strict=True):
         kept[name].append(shard)
+    return {shard: name for name, shards in kept.items() for shard in shards}

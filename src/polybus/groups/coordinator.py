@@ -10,21 +10,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from polybus.errors import Expired, PolybusError, StoreClosed
-from polybus.groups import group_info, group_reset
-from polybus.groups.acks import AckCommitter
-from polybus.groups.group_registry import EARLIEST, GroupRegistry
+from polybus.groups import acks, group_info, group_reset
+from polybus.groups.group_records import Member
+from polybus.groups.group_registry import (
+    MAX_RECORDS_PER_COMMIT,
+    GroupRegistry,
+    split_shards,
+)
+from polybus.groups.group_state import Group, GroupContext, GroupUpdate
 from polybus.groups.member_fetch import HeldPosition, MemberFetch
 from polybus.groups.membership import Membership
-
-if TYPE_CHECKING:
-    from polybus.groups.group_records import Member
-    from polybus.groups.group_state import Group, GroupContext
-    from polybus.groups.shard_progress import ShardReport
-    from polybus.model.commit import Append, CommitResult
-    from polybus.model.topic import Topic
+from polybus.groups.shard_progress import ShardReport
+from polybus.model.commit import Append, CommitResult
+from polybus.model.start_point import EARLIEST
+from polybus.model.topic import Topic
 
 _log = logging.getLogger("polybus.groups")
 
@@ -43,7 +45,6 @@ class Coordinator:
         self._context = context
         self._registry = GroupRegistry(context, max_groups, max_user_groups)
         self._membership = Membership(context, self._registry, max_members)
-        self._acks = AckCommitter(context)
 
     # --- members
 
@@ -81,10 +82,8 @@ class Coordinator:
         """Commit the last acks of a member and remove it."""
         state, member = self._check_member(topic, group, consumer, epoch)
         with state.lock:
-            responses = (
-                self._acks.commit_reports(state, consumer, member.max_deliver, reports)
-                if reports
-                else []
+            responses = acks.commit_reports(
+                self._context, state, consumer, member.max_deliver, reports
             )
             self._membership.leave(state, consumer, epoch)
         return responses
@@ -109,14 +108,19 @@ class Coordinator:
     ) -> list[dict[str, Any]]:
         """Commit the reports of a member. Returns one response per report."""
         state, member = self._check_member(topic, group, consumer, epoch)
+        arguments = self._context, state, consumer, member.max_deliver, reports
         if not any(report.release for report in reports):
-            return self._acks.commit_reports(state, consumer, member.max_deliver, reports)
+            # Without the group's lock, so that members do not wait for each other's commits.
+            return acks.commit_reports(*arguments)
         with state.lock:
-            responses = self._acks.commit_reports(state, consumer, member.max_deliver, reports)
+            responses = acks.commit_reports(*arguments)
             # A released shard without a live target must be assigned again.
             if any(state.shards[report.shard].progress.owner is None for report in reports):
                 state.needs_rebalance = True
-                self._rebalance(state)
+                try:
+                    self._membership.rebalance(state)
+                except PolybusError as error:  # the next tick does it
+                    _log.warning("group %r of %s: %s", group, topic.name, error)
         self._context.wake(topic.number)
         return responses
 
@@ -135,10 +139,9 @@ class Coordinator:
         """
         state, _ = self._check_member(topic, group, *member)
         number, shard_epoch, offset, attempt = position
-        owner = member[0], shard_epoch
-        shard = state.shard(number)
-        return self._acks.commit_transaction(
-            state, shard, owner, (offset, attempt), appends, stages
+        owner, shard = (member[0], shard_epoch), state.shard(number)
+        return acks.commit_transaction(
+            self._context, state, shard, owner, (offset, attempt), appends, stages
         )
 
     # --- groups
@@ -207,7 +210,15 @@ class Coordinator:
         """Write the counts of all groups. No other call may follow."""
         for group in self._registry.loaded():
             try:
-                self._acks.flush_counts(group)
+                # Counts otherwise wait for the next ack.
+                unwritten = [
+                    shard for shard in group.shards if shard.counted != shard.progress.counted
+                ]
+                for chunk in split_shards(unwritten, MAX_RECORDS_PER_COMMIT):
+                    with GroupUpdate(self._context, group, chunk) as update:
+                        for shard in chunk:
+                            update.changed[shard] = shard.progress._replace(counted=shard.counted)
+                        update.commit()
             except PolybusError as error:
                 _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
 
@@ -224,12 +235,6 @@ class Coordinator:
         member = state.member(consumer, epoch)
         state.last_seen_s[consumer] = self._context.clock()
         return state, member
-
-    def _rebalance(self, group: Group) -> None:
-        try:
-            self._membership.rebalance(group)
-        except PolybusError as error:  # the next tick does it
-            _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
 
 
 class CoordinatorTimer:

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polybus.groups.ack_latency import BUCKET_NAMES
+from polybus.groups.group_records import ShardProgress
 from polybus.groups.group_state import Group, GroupContext, GroupShard
 from polybus.model import offset_ranges
-
-if TYPE_CHECKING:
-    from polybus.groups.group_records import ShardProgress
-    from polybus.model.topic import ShardBounds
+from polybus.model.topic import ShardBounds
 
 
 def describe_group(context: GroupContext, group: Group) -> dict[str, Any]:
     """Return all statistics. Reads one row of each shard that has a lag."""
     bounds = context.durable.store.bounds(group.topic.number).shards
-    return {
-        "group": group.name,
-        "members": _describe_members(group),
-        "shards": [
-            _describe_shard(context, group, shard, bounds[shard.number]) for shard in group.shards
-        ],
-        "ack_latency": _sum_latency(group),
-    }
+    owners: dict[str, list[int]] = {}
+    latency = dict.fromkeys(BUCKET_NAMES, 0)
+    for shard in group.shards:
+        owners.setdefault(shard.progress.owner or "", []).append(shard.number)
+        for name, count in shard.progress.latency.items():
+            latency[name] = latency.get(name, 0) + count
+    members = [
+        {
+            "consumer": name,
+            "epoch": member.epoch,
+            "shards": owners.get(name, []),
+            "max_deliver": member.max_deliver,
+            "heartbeat_ms": member.heartbeat_ms,
+            "dead_ms": member.dead_ms,
+        }
+        for name, member in sorted(group.roster.members.items())
+    ]
+    shards = [
+        _describe_shard(context, group, shard, bounds[shard.number]) for shard in group.shards
+    ]
+    return {"group": group.name, "members": members, "shards": shards, "ack_latency": latency}
 
 
 def summarize_group(context: GroupContext, group: Group) -> dict[str, Any]:
@@ -40,29 +51,20 @@ def summarize_group(context: GroupContext, group: Group) -> dict[str, Any]:
     }
 
 
-def _describe_members(group: Group) -> list[dict[str, Any]]:
-    owners: dict[str, list[int]] = {}
-    for shard in group.shards:
-        owners.setdefault(shard.progress.owner or "", []).append(shard.number)
-    return [
-        {
-            "consumer": name,
-            "epoch": member.epoch,
-            "shards": owners.get(name, []),
-            "max_deliver": member.max_deliver,
-            "heartbeat_ms": member.heartbeat_ms,
-            "dead_ms": member.dead_ms,
-        }
-        for name, member in sorted(group.roster.members.items())
-    ]
-
-
 def _describe_shard(
     context: GroupContext, group: Group, shard: GroupShard, bounds: ShardBounds
 ) -> dict[str, Any]:
     progress, (emitted, redelivered) = shard.progress, shard.counted
     trimmed = offset_ranges.count_unacked(progress.low, progress.ranges, bounds.start)
-    lag = _lag(progress, bounds)
+    lag, lag_s = _lag(progress, bounds), 0.0
+    if lag:
+        # The age of the oldest message that is not acked.
+        oldest = max(progress.low, bounds.start)
+        acked = offset_ranges.find_range(progress.ranges, oldest)
+        offset = acked[1] if acked else oldest
+        written_ns = context.commit_time_ns(group.topic, shard.number, offset)
+        if written_ns is not None:
+            lag_s = round(max(0, context.wall_ns() - written_ns) / 1e9, 3)
     return {
         "shard": shard.number,
         "epoch": progress.epoch,
@@ -78,7 +80,7 @@ def _describe_shard(
         "dead_lettered": progress.dead_lettered,
         "trimmed_unread": progress.trimmed_unread + trimmed,
         "lag": lag,
-        "lag_s": _lag_s(context, group, shard, bounds) if lag else 0.0,
+        "lag_s": lag_s,
     }
 
 
@@ -86,22 +88,3 @@ def _lag(progress: ShardProgress, bounds: ShardBounds) -> int:
     """Return the number of stored messages that are not acked."""
     end = offset_ranges.count_unacked(progress.low, progress.ranges, bounds.end)
     return end - offset_ranges.count_unacked(progress.low, progress.ranges, bounds.start)
-
-
-def _lag_s(context: GroupContext, group: Group, shard: GroupShard, bounds: ShardBounds) -> float:
-    """Return the age of the oldest message that is not acked."""
-    oldest = max(shard.progress.low, bounds.start)
-    acked = offset_ranges.find_range(shard.progress.ranges, oldest)
-    offset = acked[1] if acked else oldest
-    written_ns = context.commit_time_ns(group.topic, shard.number, offset)
-    if written_ns is None:
-        return 0.0
-    return round(max(0, context.wall_ns() - written_ns) / 1e9, 3)
-
-
-def _sum_latency(group: Group) -> dict[str, int]:
-    counts = dict.fromkeys(BUCKET_NAMES, 0)
-    for shard in group.shards:
-        for name, count in shard.progress.latency.items():
-            counts[name] = counts.get(name, 0) + count
-    return counts

@@ -97,15 +97,11 @@ def roster_key(topic: int, group: str) -> bytes:
 
 
 def shard_key(topic: int, group: str, shard: int) -> bytes:
-    return shard_prefix(topic, group) + b"%04x" % shard
+    return SHARDS + b"%08x\0%s\0%04x" % (topic, group.encode(), shard)
 
 
 def mark_key(topic: int) -> bytes:
     return MARKS + b"%08x" % topic
-
-
-def read_mark_key(key: bytes) -> int:
-    return int(key[len(MARKS) :], 16)
 
 
 def read_roster_key(key: bytes) -> tuple[int, str]:

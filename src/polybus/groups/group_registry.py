@@ -10,21 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from polybus.errors import Damaged, DoesNotExist, LimitReached
 from polybus.groups import group_records
 from polybus.groups.group_records import Roster, ShardProgress
 from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
-from polybus.model.commit import Commit, RecordChange
-
-if TYPE_CHECKING:
-    from polybus.model.commit import StoredRecord
-    from polybus.model.topic import Topic
+from polybus.model.commit import Commit, RecordChange, StoredRecord
+from polybus.model.start_point import EARLIEST, LATEST
+from polybus.model.topic import Topic
 
 _log = logging.getLogger("polybus.groups")
 
-EARLIEST, LATEST = "earliest", "latest"
 STARTS: Final = (EARLIEST, LATEST)
 MAX_RECORDS_PER_COMMIT: Final = 600  # the store takes 900
 
@@ -50,9 +47,18 @@ class GroupRegistry:
             if self._recovered:
                 return
             for record in self._scan(group_records.ROSTERS):
-                self._load_record(record)
+                number, name = group_records.read_roster_key(record.key)
+                topic, self._known[number, name] = self._find_topic(number), ""
+                try:
+                    roster = group_records.decode_roster(record.value)
+                    self._known[number, name] = roster.creator
+                    if topic is not None and roster.members:
+                        self._loaded[number, name] = self._load(topic, name)
+                except Damaged:  # calls for this group will raise; other groups continue
+                    _log.exception("group %r of topic number %s", name, number)
+            # A topic whose groups are all removed may have left a mark.
             for record in self._scan(group_records.MARKS):
-                self._find_topic(group_records.read_mark_key(record.key))
+                self._find_topic(int(record.key[len(group_records.MARKS) :], 16))
             self._recovered = True
 
     def loaded(self) -> list[Group]:
@@ -98,7 +104,14 @@ class GroupRegistry:
         with self._lock:
             key = topic.number, name
             if key not in self._loaded:
-                self._check_quota(creator)
+                if len(self._known) >= self._max_groups:
+                    text = f"the bus has {self._max_groups} groups already; remove some"
+                    raise LimitReached("max_groups", text)
+                created = sum(other == creator for other in self._known.values())
+                if created >= self._max_user_groups:
+                    most = self._max_user_groups
+                    text = f"{creator} has created {most} groups already; remove some"
+                    raise LimitReached("max_user_groups", text)
                 self._loaded[key] = self._new(topic, name, start, creator)
                 self._known[key] = creator
             return self._loaded[key]
@@ -143,7 +156,7 @@ class GroupRegistry:
         try:
             while dropped:
                 self._remove_topic(dropped[-1])
-                dropped.pop()
+                dropped.pop()  # after the removal, which is repeated if it fails
         finally:
             with self._dropping:
                 self._dropped += dropped
@@ -183,25 +196,6 @@ class GroupRegistry:
             self._store.commit(Commit(changes=chunk)).result()
 
     # --- under the lock
-
-    def _check_quota(self, creator: str) -> None:
-        if len(self._known) >= self._max_groups:
-            text = f"the bus has {self._max_groups} groups already; remove some"
-            raise LimitReached("max_groups", text)
-        if sum(other == creator for other in self._known.values()) >= self._max_user_groups:
-            text = f"{creator} has created {self._max_user_groups} groups already; remove some"
-            raise LimitReached("max_user_groups", text)
-
-    def _load_record(self, record: StoredRecord) -> None:
-        number, name = group_records.read_roster_key(record.key)
-        topic, self._known[number, name] = self._find_topic(number), ""
-        try:
-            roster = group_records.decode_roster(record.value)
-            self._known[number, name] = roster.creator
-            if topic is not None and roster.members:
-                self._loaded[number, name] = self._load(topic, name)
-        except Damaged:  # calls for this group will raise; other groups continue
-            _log.exception("group %r of topic number %s", name, number)
 
     def _find_topic(self, number: int) -> Topic | None:
         """Return the topic, or mark its number as dropped and return None."""

@@ -7,14 +7,12 @@ stay. Epochs rise, so that active runs cannot ack messages that will be delivere
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polybus.errors import Conflict, MalformedRequest
-from polybus.groups.group_registry import EARLIEST, LATEST, MAX_RECORDS_PER_COMMIT, split_shards
-from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
-
-if TYPE_CHECKING:
-    from polybus.groups.group_records import ShardProgress
+from polybus.groups.group_registry import MAX_RECORDS_PER_COMMIT, split_shards
+from polybus.groups.group_state import Group, GroupContext, GroupUpdate
+from polybus.model.start_point import EARLIEST, LATEST
 
 Positions = Mapping[int, int]  # offsets by shard
 FORMS = '"earliest", "latest", {"id": N}, {"time_ns": N} or {"offsets": {"SHARD": N}}'
@@ -37,27 +35,24 @@ def reset(context: GroupContext, group: Group, to: Any, force: bool) -> dict[int
         for chunk in split_shards(shards, MAX_RECORDS_PER_COMMIT):
             with GroupUpdate(context, group, chunk) as update:
                 for shard in chunk:
-                    update.set_progress(shard, _reset_progress(shard, positions[shard.number]))
+                    progress, (emitted, redelivered) = shard.progress, shard.counted
+                    to_offset = positions[shard.number]
+                    update.changed[shard] = progress._replace(
+                        epoch=progress.epoch + 1,
+                        start=to_offset,
+                        low=to_offset,
+                        ranges=(),
+                        attempts={},
+                        suspect_to=0,
+                        emitted=progress.emitted + emitted,
+                        redelivered=progress.redelivered + redelivered,
+                        counted=(0, 0),
+                    )
                 update.commit()
                 for shard in chunk:
-                    shard.reset_owner(shard.progress.low)
+                    shard.reset_owner()
     context.wake(group.topic.number)
     return dict(positions)
-
-
-def _reset_progress(shard: GroupShard, to: int) -> ShardProgress:
-    progress, (emitted, redelivered) = shard.progress, shard.counted
-    return progress._replace(
-        epoch=progress.epoch + 1,
-        start=to,
-        low=to,
-        ranges=(),
-        attempts={},
-        suspect_to=0,
-        emitted=progress.emitted + emitted,
-        redelivered=progress.redelivered + redelivered,
-        counted=(0, 0),
-    )
 
 
 def _find_positions(context: GroupContext, group: Group, to: Any) -> Positions:
@@ -75,10 +70,15 @@ def _find_positions(context: GroupContext, group: Group, to: Any) -> Positions:
     if form == "id" and _is_count(value):
         return _find_offsets(context, group, value)
     if form == "offsets" and isinstance(value, dict):
-        return {
-            _parse_shard(group, text): _clamp_offset(offset, bounds[_parse_shard(group, text)])
-            for text, offset in value.items()
-        }
+        positions = {}
+        for text, offset in value.items():
+            if not (text.isascii() and text.isdigit() and len(text) < 6):
+                raise MalformedRequest(f"shard must be a number, got {text[:64]!r}")
+            shard = group.shard(int(text)).number
+            if not _is_count(offset):
+                raise MalformedRequest("offset must be an integer >= 0")
+            positions[shard] = min(max(offset, bounds[shard].start), bounds[shard].end)
+        return positions
     raise MalformedRequest(f"position of a reset must be {FORMS}")
 
 
@@ -100,20 +100,6 @@ def _find_offsets(context: GroupContext, group: Group, first: int) -> Positions:
                 high = middle
         positions[shard] = low
     return positions
-
-
-def _parse_shard(group: Group, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise MalformedRequest(f"shard must be a number, got {text[:64]!r}")
-    return group.shard(int(text)).number
-
-
-def _clamp_offset(offset: object, bounds: tuple[int, int, int]) -> int:
-    start, end, _ = bounds
-    if not _is_count(offset):
-        raise MalformedRequest("offset must be an integer >= 0")
-    assert isinstance(offset, int)
-    return min(max(offset, start), end)
 
 
 def _is_count(value: object) -> bool:

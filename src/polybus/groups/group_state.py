@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from threading import Lock, RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -25,13 +26,12 @@ from polybus.errors import (
 from polybus.groups import group_records
 from polybus.groups.ack_latency import CommitTimes
 from polybus.groups.group_records import NEW, Member, Roster, ShardProgress
-from polybus.model.commit import Append, Commit, RecordChange
+from polybus.model.commit import Append, Commit, CommitResult, RecordChange
+from polybus.model.topic import Topic
 
 if TYPE_CHECKING:
     from polybus.durable.topic_registry import DurableTopics
     from polybus.groups.shard_ends import ShardEnds
-    from polybus.model.commit import CommitResult
-    from polybus.model.topic import Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,9 @@ class GroupShard:
         self.counted = progress.counted  # emitted and redelivered, as the owner reported
         self.commit_times = CommitTimes()
 
-    def add_counts(self, emitted: int, redelivered: int) -> None:
-        self.counted = max(self.counted[0], emitted), max(self.counted[1], redelivered)
-
-    def reset_owner(self, handed_to: int) -> None:
-        self.handed_to, self.running, self.counted = handed_to, (), (0, 0)
+    def reset_owner(self) -> None:
+        """Forget the observations of the last owner. The next one reads from the low mark."""
+        self.handed_to, self.running, self.counted = self.progress.low, (), (0, 0)
         self.commit_times.discard_below()
 
 
@@ -111,15 +109,15 @@ class Group:
         return self.shards[number]
 
     def owned_shards(self, consumer: str, epoch: int) -> list[GroupShard]:
-        return [shard for shard in self.shards if _is_owned(shard.progress, consumer, epoch)]
+        return [
+            shard
+            for shard in self.shards
+            if shard.progress.owner == consumer and shard.progress.member == epoch
+        ]
 
     def can_keep(self, shard: GroupShard, consumer: str) -> bool:
         """Return whether no other member is assigned to the shard."""
         return self.target.get(shard.number, consumer) == consumer
-
-
-def _is_owned(progress: ShardProgress, consumer: str, epoch: int) -> bool:
-    return progress.owner == consumer and progress.member == epoch
 
 
 class GroupUpdate:
@@ -128,8 +126,9 @@ class GroupUpdate:
     def __init__(self, context: GroupContext, group: Group, shards: Iterable[GroupShard]) -> None:
         self._context = context
         self.group = group
-        self.shards = sorted(set(shards), key=lambda shard: shard.number)
-        self._changed: dict[int, ShardProgress] = {}
+        # Every update takes the locks in this order, so that no two wait for each other.
+        self.shards = sorted(set(shards), key=attrgetter("number"))
+        self.changed: dict[GroupShard, ShardProgress] = {}
         self.roster: Roster | None = None  # a changed one; the caller holds the group's lock
         self.appends: list[Append] = []
 
@@ -148,52 +147,40 @@ class GroupUpdate:
             shard.lock.release()
 
     def progress(self, shard: GroupShard) -> ShardProgress:
-        return self._changed.get(shard.number, shard.progress)
-
-    def set_progress(self, shard: GroupShard, progress: ShardProgress) -> None:
-        self._changed[shard.number] = progress
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._changed and self.roster is None
+        """Return the progress with the changes of this update."""
+        return self.changed.get(shard, shard.progress)
 
     def commit(self, stages: tuple[str, ...] = ()) -> CommitResult:
         """Commit and return when durable. Raises without any change in memory."""
-        self.group.check_exists()
-        commit = Commit(tuple(self.appends), stages, tuple(self._changes()))
+        group, number = self.group, self.group.topic.number
+        group.check_exists()
+        # Each change expects the version it was made from: after another writer it is refused.
+        changes = []
+        if self.roster is not None:
+            value = group_records.encode_roster(self.roster)
+            key = group_records.roster_key(number, group.name)
+            changes.append(RecordChange(key, value, group.version))
+        for shard, progress in self.changed.items():
+            value = group_records.encode_progress(progress)
+            key = group_records.shard_key(number, group.name, shard.number)
+            changes.append(RecordChange(key, value, shard.version))
+        commit = Commit(tuple(self.appends), stages, tuple(changes))
         try:
             done = self._context.durable.commit(commit).result()
         except (Conflict, ConnectionLost) as error:
             self._reload()
-            raise Unavailable(f"group {self.group.name!r}: {error}; retry") from None
-        self._apply_versions(done.versions)
+            raise Unavailable(f"group {group.name!r}: {error}; retry") from None
+        versions = iter(done.versions)  # in the order of the changes
+        if self.roster is not None:
+            group.roster, group.version = self.roster, next(versions)
+        for shard, progress in self.changed.items():
+            shard.progress, shard.version = progress, next(versions)
         return done
-
-    def _changes(self) -> Iterable[RecordChange]:
-        group, number = self.group, self.group.topic.number
-        if self.roster is not None:
-            value = group_records.encode_roster(self.roster)
-            yield RecordChange(group_records.roster_key(number, group.name), value, group.version)
-        for shard in self._touched():
-            value = group_records.encode_progress(self._changed[shard.number])
-            yield RecordChange(
-                group_records.shard_key(number, group.name, shard.number), value, shard.version
-            )
-
-    def _touched(self) -> list[GroupShard]:
-        return [shard for shard in self.shards if shard.number in self._changed]
-
-    def _apply_versions(self, versions: tuple[int, ...]) -> None:
-        left = iter(versions)
-        if self.roster is not None:
-            self.group.roster, self.group.version = self.roster, next(left)
-        for shard in self._touched():
-            shard.progress, shard.version = self._changed[shard.number], next(left)
 
     def _reload(self) -> None:
         """Read the records again: they were changed elsewhere, or the outcome is unknown."""
         store, group = self._context.durable.store, self.group
-        for shard in self._touched():
+        for shard in self.changed:
             key = group_records.shard_key(group.topic.number, group.name, shard.number)
             record = store.get(key)
             if record is not None:

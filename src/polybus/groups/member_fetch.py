@@ -7,24 +7,23 @@ release, or a lost one. The rows may include a few acked ones; long acked ranges
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from operator import ne
+from typing import Any, Final, NamedTuple
 
 from polybus.errors import Trimmed
 from polybus.groups import shard_progress
+from polybus.groups.group_records import ShardProgress
 from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
 from polybus.model import offset_ranges
 from polybus.model.rows import EMPTY, Rows
 from polybus.store.contract import ShardRange
 
-if TYPE_CHECKING:
-    from polybus.groups.group_records import ShardProgress
-
 MIN_SKIP_ROWS: Final = 256  # a shorter acked range is not worth another read
 # Per shard and fetch: starting a read costs as much as some hundred rows.
 MIN_SHARE_ROWS: Final = 1024
-INT32_BYTES: Final = 4
 
 
 class HeldPosition(NamedTuple):
@@ -82,31 +81,25 @@ class MemberFetch:
 
     def poll(self) -> FetchResult:
         """Return the current result. Raises `Fenced` or `Expired` if it is no longer a member."""
-        group = self._group
+        group, held = self._group, self._held
         group.member(self._consumer, self._epoch)
         ends = self._ends(group.topic.number)
         known = [shard.progress for shard in group.shards], group.target
-        if known != self._settled:
-            return self._poll_assignment(known, ends)
-        held = self._held
-        moved = [shard for n, shard in self._mine.items() if held[n].next < ends[n]]
-        if not moved:
-            return EMPTY_FETCH
-        rows = self._read(moved, ends)
-        places = self._record_handed_rows(self._mine, rows) if rows.count else []
-        return FetchResult([], [], [], places, rows, False)
-
-    def _poll_assignment(
-        self, known: tuple[list[ShardProgress], dict[int, str]], ends: Sequence[int]
-    ) -> FetchResult:
-        """Return rows together with the changes of the assignment."""
-        group, held = self._group, self._held
+        if known == self._settled:
+            # The usual wake-up: nothing has changed but the ends of some shards.
+            moved = [shard for n, shard in self._mine.items() if held[n].next < ends[n]]
+            if not moved:
+                return EMPTY_FETCH
+            rows, places = self._read(moved, ends)
+            return FetchResult([], [], [], places, rows, False)
         owned = {shard.number: shard for shard in group.owned_shards(self._consumer, self._epoch)}
-        new = [shard for shard in owned.values() if not self._is_known(shard)]
-        lost = [n for n in held if n not in owned or not self._is_known(owned[n])]
+        current = {
+            n for n, shard in owned.items() if n in held and held[n].epoch == shard.progress.epoch
+        }
+        new = [shard for n, shard in owned.items() if n not in current]
+        lost = [n for n in held if n not in current]
         release = [n for n, shard in owned.items() if not group.can_keep(shard, self._consumer)]
-        rows = self._read([shard for n, shard in owned.items() if n not in release], ends)
-        places = self._record_handed_rows(owned, rows) if rows.count else []
+        rows, places = self._read([owned[n] for n in owned if n not in release], ends)
         unknown = [n for n in release if n not in held or not held[n].releasing]
         assigned = [_describe_shard(shard, ends) for shard in new]
         self._mine, self._settled = owned, None if new or lost or release else known
@@ -121,26 +114,24 @@ class MemberFetch:
         self._max_bytes -= result.rows.size_bytes
         return self._max_rows > 0 and self._max_bytes > 0
 
-    def _is_known(self, shard: GroupShard) -> bool:
-        held = self._held.get(shard.number)
-        return held is not None and held.epoch == shard.progress.epoch
-
-    def _read(self, shards: list[GroupShard], ends: Sequence[int]) -> Rows:
+    def _read(
+        self, shards: list[GroupShard], ends: Sequence[int]
+    ) -> tuple[Rows, list[dict[str, int]]]:
         """Read rows. If a shard is trimmed meanwhile, try once more from its new start."""
+        topic, store = self._group.topic.number, self._context.durable.store
         for _ in range(2):
             parts = self._plan_reads(shards, ends)
             if not parts:
                 break
-            bounds = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
             try:
-                number, store = self._group.topic.number, self._context.durable.store
-                rows = store.read_parts(number, parts, **bounds)
-                self._rotate_shards(parts, rows)
-                return rows
+                rows = store.read_parts(
+                    topic, parts, max_rows=self._max_rows, max_bytes=self._max_bytes
+                )
+                return rows, self._record_handed(parts, rows)
             except Trimmed:
                 wanted = {part.shard for part in parts}
                 self._catch_up([shard for shard in shards if shard.number in wanted])
-        return EMPTY
+        return EMPTY, []
 
     def _plan_reads(self, shards: list[GroupShard], ends: Sequence[int]) -> list[ShardRange]:
         """Return the ranges to read: an equal share per shard, at least `MIN_SHARE_ROWS`.
@@ -148,8 +139,21 @@ class MemberFetch:
         Rows that one shard does not use go to the others. Shards that get none come first in
         the next fetch.
         """
-        places = [(shard, self._read_offset(shard, ends[shard.number])) for shard in shards]
-        ready = [(shard, at) for shard, at in places if at < ends[shard.number]]
+        ready: list[tuple[GroupShard, int]] = []  # with the next offset to read
+        for shard in shards:
+            progress, held = shard.progress, self._held.get(shard.number)
+            at = progress.low
+            if held is not None and held.epoch == progress.epoch:
+                if held.paused:
+                    continue
+                at = held.next
+                if shard.handed_to is None:  # handed out before the bus started
+                    shard.handed_to = at
+            acked = offset_ranges.find_range(progress.ranges, at) if progress.ranges else None
+            if acked:
+                at = acked[1]
+            if at < ends[shard.number]:
+                ready.append((shard, at))
         if len(ready) > 1:
             ready.sort(key=lambda pair: pair[0].read_turn)
         rows_left, parts = self._max_rows, []
@@ -157,89 +161,57 @@ class MemberFetch:
             if rows_left <= 0 or self._max_bytes <= 0:
                 break
             end = ends[shard.number]
-            if shard.progress.ranges:
-                end = min(end, _next_run(shard.progress, at, end))
+            long = (a for a, b in shard.progress.ranges if a > at and b - a >= MIN_SKIP_ROWS)
+            end = min(end, next(long, end))  # the read stops before a long acked range
             share = min(rows_left, max(-(-rows_left // left), MIN_SHARE_ROWS), end - at)
             rows_left -= share
             parts.append(ShardRange(shard.number, at, end, share))
         return parts
 
-    def _rotate_shards(self, parts: Sequence[ShardRange], rows: Rows) -> None:
-        """Move the shards that were read to the end of the order.
+    def _record_handed(self, parts: Sequence[ShardRange], rows: Rows) -> list[dict[str, int]]:
+        """Record that the member gets these rows. Returns their `places`.
 
-        Shards after the last one with rows were not reached and keep their place.
+        The shards that were read move to the end of the order. Shards after the last one with
+        rows were not reached and keep their place.
         """
-        last = int.from_bytes(rows.shards[-INT32_BYTES:], "little") if rows.count else -1
-        for part in parts:
-            self._group.turn += 1
-            self._group.shards[part.shard].read_turn = self._group.turn
-            if part.shard == last:
+        shards = memoryview(rows.shards).cast("B").cast("i")
+        offsets = memoryview(rows.offsets).cast("B").cast("q")
+        times = memoryview(rows.timestamps_ns).cast("B").cast("q")
+        places: list[dict[str, int]] = []
+        begin, group = 0, self._group
+        for number, *_ in parts:  # rows are grouped by shard, in the order of the parts
+            shard = group.shards[number]
+            group.turn += 1
+            shard.read_turn = group.turn
+            if begin == rows.count or shards[begin] != number:
+                continue
+            is_other = partial(ne, number)
+            end = bisect_left(shards, True, begin + 1, rows.count, key=is_other)
+            first, last = offsets[begin], offsets[end - 1]
+            if shard.handed_to is not None:
+                shard.handed_to = max(shard.handed_to, last + 1)
+            shard.commit_times.add_samples(offsets[begin:end], times[begin:end])
+            epoch = shard.progress.epoch
+            places.append({"shard": number, "epoch": epoch, "from": first, "to": last + 1})
+            begin = end
+            if begin == rows.count:
                 break
-
-    def _read_offset(self, shard: GroupShard, end: int) -> int:
-        """Return the next offset to read, or the shard's end if the member wants no rows."""
-        progress, held = shard.progress, self._held.get(shard.number)
-        if held is None or held.epoch != progress.epoch:
-            at = progress.low
-        elif held.paused:
-            return end
-        else:
-            at = held.next
-            if shard.handed_to is None:  # handed out before the bus started
-                shard.handed_to = at
-        acked = offset_ranges.find_range(progress.ranges, at) if progress.ranges else None
-        return acked[1] if acked else at
+        return places
 
     def _catch_up(self, shards: list[GroupShard]) -> None:
         """Move the low-water mark and the member to the first message that is not trimmed."""
         bounds = self._context.durable.store.bounds(self._group.topic.number).shards
         with GroupUpdate(self._context, self._group, shards) as update:
-            for shard in update.shards:
+            for shard in shards:
                 start = bounds[shard.number].start
                 held = self._held.get(shard.number)
                 if held is not None and held.next < start:
                     self._held[shard.number] = held._replace(next=start)
                 trimmed = shard_progress.skip_trimmed(shard.progress, start)
                 if trimmed is not shard.progress:
-                    update.set_progress(shard, trimmed)
-            if not update.is_empty:
+                    update.changed[shard] = trimmed
+            if update.changed:
                 update.commit()
-
-    def _record_handed_rows(
-        self, owned: Mapping[int, GroupShard], rows: Rows
-    ) -> list[dict[str, int]]:
-        offsets = memoryview(rows.offsets).cast("B").cast("q")
-        times = memoryview(rows.timestamps_ns).cast("B").cast("q")
-        return [
-            self._record_handed(owned[shard], offsets[at], times[at])
-            for shard, at in _by_shard(rows)
-        ]
-
-    def _record_handed(
-        self, shard: GroupShard, offsets: memoryview[int], times: memoryview[int]
-    ) -> dict[str, int]:
-        first, end = offsets[0], offsets[-1] + 1
-        if shard.handed_to is not None:
-            shard.handed_to = max(shard.handed_to, end)
-        shard.commit_times.add_samples(offsets, times)
-        return {"shard": shard.number, "epoch": shard.progress.epoch, "from": first, "to": end}
-
-
-def _by_shard(rows: Rows) -> Iterator[tuple[int, slice]]:
-    """Yield each shard with the slice of its rows; rows are grouped by shard."""
-    shards, start = memoryview(rows.shards).cast("B").cast("i"), 0
-    while start < rows.count:
-        shard = shards[start]
-        later = range(start + 1, rows.count)
-        end = start + 1 + bisect_left(later, True, key=lambda at: shards[at] != shard)
-        yield shard, slice(start, end)
-        start = end
-
-
-def _next_run(progress: ShardProgress, start: int, end: int) -> int:
-    """Return the start of the next long acked range, or the end if there is none."""
-    long = (a for a, b in progress.ranges if a > start and b - a >= MIN_SKIP_ROWS)
-    return next(long, end)
 
 
 def _describe_shard(shard: GroupShard, ends: Sequence[int]) -> dict[str, Any]:

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from polybus.errors import LimitReached
-from polybus.groups import dead_letter_queue, shard_progress
-from polybus.groups.acks import append_dead_letters
+from polybus.groups import shard_progress
 from polybus.groups.assignment import assign_shards
+from polybus.groups.dead_letter_queue import append_dead_letters
 from polybus.groups.group_records import Member, Roster
 from polybus.groups.group_registry import MAX_RECORDS_PER_COMMIT, GroupRegistry, split_shards
 from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
-
-if TYPE_CHECKING:
-    from polybus.model.topic import Topic
+from polybus.model.topic import Topic
 
 # Shards of dead members per commit. Their dead letters may touch all shards of the .dlq topic.
 MAX_ORPHANS_PER_COMMIT: Final = 200
@@ -44,26 +42,25 @@ class Membership:
                 if group.is_removed:  # between the lookup and the lock
                     topic = self._context.durable.get(topic.name)
                     continue
+                roster = group.roster
                 try:
-                    return self._join(group, consumer, requested)
+                    if consumer not in roster.members and len(roster.members) >= self._max_members:
+                        text = f"group {name!r} must have at most {self._max_members} members"
+                        raise LimitReached("max_members", text)
+                    member = replace(requested, epoch=roster.next_epoch)
+                    group.last_seen_s[consumer] = self._context.clock()
+                    changed = Roster(
+                        roster.generation + 1,
+                        next_epoch=member.epoch + 1,
+                        members={**roster.members, consumer: member},
+                        creator=roster.creator,
+                    )
+                    self.rebalance(group, changed)
+                    return member
                 except BaseException:
                     if not group.version:  # the group was never written
                         self._registry.discard(group)
                     raise
-
-    def _join(self, group: Group, consumer: str, requested: Member) -> Member:
-        roster = group.roster
-        if consumer not in roster.members and len(roster.members) >= self._max_members:
-            text = f"group {group.name!r} must have at most {self._max_members} members"
-            raise LimitReached("max_members", text)
-        member = replace(requested, epoch=roster.next_epoch)
-        members = {**roster.members, consumer: member}
-        group.last_seen_s[consumer] = self._context.clock()
-        changed = replace(
-            roster, generation=roster.generation + 1, next_epoch=member.epoch + 1, members=members
-        )
-        self.rebalance(group, changed)
-        return member
 
     def leave(self, group: Group, consumer: str, epoch: int) -> None:
         """Remove a member. Its shards go to others at once and are not suspect."""
@@ -96,6 +93,7 @@ class Membership:
             group.needs_rebalance = True
             members = (roster or group.roster).members
             holders = {shard.number: shard.progress.owner for shard in group.shards}
+            # A shard that is about to move keeps its target, or it would move twice.
             previous = {**holders, **group.target}
             target = assign_shards(members, previous, holders)
             self._move_shards(group, roster, target, leaving)
@@ -107,9 +105,16 @@ class Membership:
     def _move_shards(
         self, group: Group, roster: Roster | None, target: Mapping[int, str], leaving: str
     ) -> None:
+        """Commit the roster, release shards of members that are gone, and assign unowned ones."""
         before = group.roster.members
         members = roster.members if roster else before
-        moving = [shard for shard in group.shards if _needs_move(shard, members, target)]
+        # Shards to write: orphaned, unowned with a target, or not on disk yet.
+        moving = [
+            shard
+            for shard in group.shards
+            if _is_orphan(shard, members)
+            or (shard.progress.owner is None and (shard.number in target or not shard.version))
+        ]
         has_running = any(shard.running for shard in moving)
         most = MAX_ORPHANS_PER_COMMIT if has_running else MAX_RECORDS_PER_COMMIT
         # Without a shard to move, one commit still writes the roster.
@@ -119,11 +124,15 @@ class Membership:
                     update.roster = roster
                 self._release_orphans(update, members, before, leaving)
                 for shard in chunk:
-                    _assign_shard(update, shard, members, target)
-                if not update.is_empty:
+                    progress, name = update.progress(shard), target.get(shard.number)
+                    if name is not None:
+                        epoch = members[name].epoch
+                        progress = shard_progress.assign_owner(progress, name, epoch)
+                    update.changed[shard] = progress
+                if update.changed or update.roster:
                     update.commit()
                 for shard in chunk:
-                    shard.reset_owner(shard.progress.low)
+                    shard.reset_owner()
 
     def _release_orphans(
         self,
@@ -134,20 +143,22 @@ class Membership:
     ) -> None:
         """Release shards whose owner is gone; runs of a dead owner count as failed."""
         orphans = [shard for shard in update.shards if _is_orphan(shard, members)]
-        topic, exhausted = update.group.topic, list[dead_letter_queue.ExhaustedMessage]()
+        topic, exhausted = update.group.topic, list[shard_progress.ExhaustedMessage]()
         bounds = self._context.durable.store.bounds(topic.number).shards if orphans else ()
         for shard in orphans:
             progress = shard.progress
             owner = progress.owner or ""
             if owner == leaving:
-                released = shard_progress.release_owner(shard, progress, progress.suspect_to)
-                update.set_progress(shard, released)
+                update.changed[shard] = shard_progress.release_owner(
+                    shard, progress, progress.suspect_to
+                )
                 continue
             most = before[owner].max_deliver if owner in before else DEFAULT_MAX_DELIVER
             outcome = shard_progress.release_dead_owner(shard, bounds[shard.number].end, most)
-            update.set_progress(shard, outcome.progress)
+            update.changed[shard] = outcome.progress
             exhausted += outcome.exhausted
-        append_dead_letters(self._context, update, exhausted)
+        if exhausted:
+            append_dead_letters(self._context, update, exhausted)
 
 
 def _remove_members(roster: Roster, names: set[str]) -> Roster:
@@ -155,27 +166,9 @@ def _remove_members(roster: Roster, names: set[str]) -> Roster:
     return replace(roster, generation=roster.generation + 1, members=members)
 
 
-def _needs_move(
-    shard: GroupShard, members: Mapping[str, Member], target: Mapping[int, str]
-) -> bool:
-    """Return whether the shard is orphaned, unowned with a target, or not on disk yet."""
-    if shard.progress.owner is None:
-        return shard.number in target or not shard.version
-    return _is_orphan(shard, members)
-
-
 def _is_orphan(shard: GroupShard, members: Mapping[str, Member]) -> bool:
+    """Return whether the owner is gone, or is a newer member of the same name."""
     if shard.progress.owner is None:
         return False
     member = members.get(shard.progress.owner)
     return member is None or member.epoch != shard.progress.member
-
-
-def _assign_shard(
-    update: GroupUpdate, shard: GroupShard, members: Mapping[str, Member], target: Mapping[int, str]
-) -> None:
-    name = target.get(shard.number)
-    progress = update.progress(shard)
-    if name is not None:
-        progress = shard_progress.assign_owner(progress, name, members[name].epoch)
-    update.set_progress(shard, progress)

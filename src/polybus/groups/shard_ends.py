@@ -30,6 +30,13 @@ class ShardEnds:
         """Return the ends by shard. The sequence stays current."""
         return self._ends.get(topic) or self.refresh_ends(topic)
 
+    def get_end(self, topic: int, shard: int, at_least: int) -> int:
+        """Return the end of a shard. Asks the store only if the known end is below `at_least`."""
+        known = self._ends.get(topic)
+        if known is None or known[shard] < at_least:
+            return self.refresh_ends(topic)[shard]
+        return known[shard]
+
     def refresh_ends(self, topic: int) -> Sequence[int]:
         """Return the ends by shard after reading them from the store."""
         shards = self._store.bounds(topic).shards

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from polybus.errors import Fenced, LimitReached, MalformedRequest
-from polybus.groups.dead_letter_queue import ExhaustedMessage
+from polybus.groups.group_records import ShardProgress
+from polybus.groups.group_state import GroupShard
 from polybus.model import offset_ranges
-
-if TYPE_CHECKING:
-    from polybus.groups.group_records import ShardProgress
-    from polybus.groups.group_state import GroupShard
-    from polybus.model.offset_ranges import Range
+from polybus.model.offset_ranges import Range
 
 # Ranges above the low-water mark. One stuck message stops its shard only after this many gaps.
 # The record is rewritten with each ack and stays below 32 KiB.
@@ -30,6 +27,15 @@ MAX_ATTEMPTS: Final = 4096
 # not become suspect.
 MAX_SUSPECT_ROWS: Final = 32_768
 DIED: Final = "the consumer died during the run"
+
+
+class ExhaustedMessage(NamedTuple):
+    """A message that has failed `max_deliver` times."""
+
+    shard: int
+    offset: int
+    deliveries: int
+    reason: str
 
 
 class FailureReport(NamedTuple):
@@ -133,18 +139,15 @@ def record_failures(
 def release_dead_owner(shard: GroupShard, end: int, max_deliver: int) -> ReportOutcome:
     """Release a dead member's shard: its runs have failed, its handed offsets are suspect."""
     progress = shard.progress
-    handed_to = _estimate_handed_to(progress, end) if shard.handed_to is None else shard.handed_to
+    handed_to = shard.handed_to
+    if handed_to is None:  # the offsets were handed out before the bus started
+        acked = progress.ranges[-1][1] if progress.ranges else progress.low
+        handed_to = min(end, acked + MAX_SUSPECT_ROWS)
     suspect_to = max(progress.suspect_to, handed_to)
     released = release_owner(shard, progress, suspect_to if suspect_to > progress.low else 0)
     room = MAX_ATTEMPTS - len(progress.attempts)
     running = [FailureReport(offset, DIED) for offset in shard.running[:room] if offset < end]
     return record_failures(released, shard.number, running, max_deliver)
-
-
-def _estimate_handed_to(progress: ShardProgress, end: int) -> int:
-    """Estimate the end of the offsets that were handed out before the bus started."""
-    acked = progress.ranges[-1][1] if progress.ranges else progress.low
-    return min(end, acked + MAX_SUSPECT_ROWS)
 
 
 def release_owner(shard: GroupShard, progress: ShardProgress, suspect_to: int) -> ShardProgress:
@@ -167,8 +170,6 @@ def assign_owner(progress: ShardProgress, owner: str, member: int) -> ShardProgr
 def mark_dead_lettered(progress: ShardProgress, offsets: Iterable[int]) -> ShardProgress:
     """Ack messages whose dead letters are in the same commit."""
     dead = [(offset, offset + 1) for offset in offsets]
-    if not dead:
-        return progress
     acked = ack_ranges(progress, dead, MAX_RANGES + MAX_ATTEMPTS)
     return acked._replace(dead_lettered=progress.dead_lettered + len(dead))
 

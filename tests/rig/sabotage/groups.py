@@ -5,8 +5,9 @@ from __future__ import annotations
 from tests.rig.patching import Edit, Patch
 
 COORDINATOR = "groups/coordinator.py"
-SETTLE = "    def _rebalance(self, group: Group) -> None:\n"
-ACKING = """    def _acking(self, topic, group, consumer, epoch):
+TIMER = "\n\nclass CoordinatorTimer:\n"
+ACKING = """
+    def _acking(self, topic, group, consumer, epoch):
         from types import SimpleNamespace
 
         from polybus.errors import Fenced
@@ -15,7 +16,6 @@ ACKING = """    def _acking(self, topic, group, consumer, epoch):
             return self._check_member(topic, group, consumer, epoch)
         except Fenced:
             return self._registry.get(topic, group), SimpleNamespace(max_deliver=5)
-
 """
 
 SABOTAGES = [
@@ -28,22 +28,22 @@ SABOTAGES = [
         (
             Edit(
                 COORDINATOR,
-                "self._check_member(topic, group, consumer, epoch)\n        if not any(report.release",
-                "self._acking(topic, group, consumer, epoch)\n        if not any(report.release",
+                "self._check_member(topic, group, consumer, epoch)\n        arguments",
+                "self._acking(topic, group, consumer, epoch)\n        arguments",
             ),
             Edit(
                 COORDINATOR,
                 "self._check_member(topic, group, *member)\n        number, shard_epoch",
                 "self._acking(topic, group, *member)\n        number, shard_epoch",
             ),
-            Edit(COORDINATOR, SETTLE, ACKING + SETTLE),
+            Edit(COORDINATOR, TIMER, ACKING + TIMER),
         ),
     ),
     # A transaction is done again, though its message is acked.
     Patch(
         "repeats-off",
         "groups/acks.py",
-        "            if offset_ranges.contains(progress.low, progress.ranges, offset):\n",
-        "            if False:\n",
+        "        if offset_ranges.contains(progress.low, progress.ranges, offset):\n",
+        "        if False:\n",
     ),
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.errors import Damaged, Expired, Fenced, StoreFull
+from polybus.errors import Damaged, Expired, Fenced, StoreFull, Unavailable
 from polybus.groups import shard_progress
+from polybus.groups.group_records import decode_progress
 from polybus.model.commit import Commit, RecordChange
 from polybus.store.engine_registry import open_store
 from tests.unit.groups.group_harness import GroupHarness
@@ -109,6 +110,24 @@ def test_unowned_shards_are_assigned_after_a_restart(harness):
     harness.open()
     harness.groups.tick()
     assert two.owns == [3]
+
+
+def test_ack_of_a_record_that_was_changed_elsewhere_is_refused(harness):
+    harness.produce(10)
+    one = harness.join("a")
+    one.fetch()
+    first = harness.groups
+    harness.open()  # a second coordinator on the same store
+    one.ack(0, (0, 4))
+    with pytest.raises(Unavailable, match="retry"):
+        first.ack(*one.who, [one.entry(0, (6, 7))])
+    progress = decode_progress(harness.store.scan(b"groupshard/")[0].value)
+    assert (progress.low, progress.ranges) == (4, ())  # as the second has written it
+    # The refused coordinator has read the record again, so a retry succeeds.
+    (response,) = first.ack(*one.who, [one.entry(0, (6, 7))])
+    assert (response["low"], response["error"]) == (4, None)
+    harness.open()
+    assert harness.shard(0)["acked"] == 5
 
 
 def test_fenced_member_stays_fenced_after_a_restart(harness):

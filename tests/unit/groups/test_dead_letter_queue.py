@@ -6,8 +6,9 @@ import pytest
 
 from polybus.errors import Denied, Unavailable
 from polybus.groups import dead_letter_queue
+from polybus.groups.message_block import OutputMessage, build_block
 from polybus.groups.shard_progress import FailureReport
-from polybus.model.commit import Commit
+from polybus.model.commit import Append, Commit
 
 
 @pytest.fixture
@@ -120,15 +121,16 @@ def test_dead_letters_per_commit_are_limited(harness, member, monkeypatch):
 
 
 def test_headers_are_replaced_and_reasons_truncated(harness, member):
-    from polybus.groups.dead_letter_queue import ExhaustedMessage, _add_headers
-    from polybus.groups.message_block import OutputMessage
-
-    message = OutputMessage(None, b"", [("polybus.topic", b"old"), ("x", b"1")], 0)
-    failure = ExhaustedMessage(0, 1, 3, "ä" * 2000 + "\ud800")
-    found = _add_headers(message, harness.topic(), "g", failure, 9)
-    assert [name for name, _ in found].count("polybus.topic") == 1
-    assert dict(found)["polybus.topic"] == b"t"
-    assert dict(found)["polybus.reason"].decode() == "ä" * 512
+    requeued = OutputMessage(None, b"", [("polybus.topic", b"old"), ("x", b"1")], 0)
+    append = Append(harness.topic().number, 1, build_block([requeued]))
+    harness.store.commit(Commit(appends=(append,))).result()
+    reason = "ä" * 2000 + "\ud800"
+    member.ack(1, failed=tuple(FailureReport(10, reason) for _ in range(3)))
+    (letter,) = harness.letters()
+    headers = dict(letter.headers)
+    assert [name for name, _ in letter.headers].count("polybus.topic") == 1
+    assert (headers["polybus.topic"], headers["x"]) == (b"t", b"1")
+    assert headers["polybus.reason"].decode() == "ä" * 512
 
 
 def test_runs_of_a_dead_consumer_have_failed(harness):

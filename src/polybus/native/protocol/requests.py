@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from polybus.groups.group_registry import EARLIEST
 from polybus.model.stamp import KEPT_RESULTS
+from polybus.model.start_point import EARLIEST
 from polybus.model.topic import ALL, All
 from polybus.native.protocol import answers
 from polybus.native.protocol.fields import Request, action, param
