@@ -132,8 +132,8 @@ CONSUMER = [
         "dialects/fdq/client/key_queue.py",
         (
             "a failed key goes on",
-            "if self._blocked and self._queue_behind_blocked(run):",
-            "if False:",
+            "if blocked is not None:\n            run",
+            "if False:\n            run",
         ),
         (
             "late ends count",
@@ -146,13 +146,16 @@ CONSUMER = [
         "dialects/fdq/client/executor.py",
         (
             "on without a lease",
-            "if now_s > self._member.lease_until_s or self.is_stopping:",
-            "if self.is_stopping:",
+            "has_lease = now_s <= self._member.lease_until_s",
+            "has_lease = True",
         ),
         (
             "what may not be begun is passed over",
-            "            run.shard.is_open = False\n            return False",
-            "            return False",
+            "                    run.shard.is_open = False\n"
+            "                if not run.shard.is_open:\n"
+            "                    reason = NOT_RUN\n"
+            "                    continue\n",
+            "                    reason = NOT_RUN\n                    continue\n",
         ),
     ),
     *mutants(

@@ -30,8 +30,8 @@ LANES = mutants(
     "dialects/fdq/client/key_queue.py",
     (
         "a held key is overtaken",
-        "if self._blocked and self._queue_behind_blocked(run):",
-        "if False:",
+        "if blocked is not None:\n            run",
+        "if False:\n            run",
     ),
     ("closed shards go on", "if not run.shard.is_open:", "if False:"),
     (
@@ -49,8 +49,8 @@ LANES = mutants(
     ("keys are held forever", "self._blocked.pop((run.shard, blocked.key), None)", "pass"),
     (
         "rows are never freed",
-        "popleft().rows\n            return None\n        if self._blocked",
-        "popleft().rows * 0\n            return None\n        if self._blocked",
+        "popleft().rows\n            return None\n        blocked",
+        "popleft().rows * 0\n            return None\n        blocked",
     ),
 )
 
@@ -127,8 +127,8 @@ FETCHING = mutants(
     "dialects/fdq/client/fetcher.py",
     (
         "what is done is run",
-        "if not shard.is_done(offsets[indices[0]], offsets[indices[-1]] + 1):",
-        "if True:",
+        "if shard.is_done(rows.offsets[start], rows.offsets[start + length - 1] + 1):",
+        "if False:",
     ),
     ("lanes by the shard's bits", ">> 32) % count", ") % 16 % count"),
     (

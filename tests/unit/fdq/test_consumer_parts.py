@@ -193,7 +193,7 @@ def ended(lane, *, well):
 
 def lane_of(held, keys):
     lane = KeyOrderedQueue()
-    lane.push(QueuedMessages(held, rows(keys), range(len(keys))))
+    lane.push([QueuedMessages(held, rows(keys), range(len(keys)))])
     return lane
 
 
@@ -215,7 +215,7 @@ def test_unsent_report_is_repeated_unchanged():
     }
     assert not held.failures
     first.restore()
-    assert held.has_unreported
+    assert held.has_unreported()
     assert AckBatch(held).build_report() == entry
 
 
@@ -228,7 +228,7 @@ def test_response_decides_the_followers_of_a_failed_run():
     assert [run for run, _ in following] == runs
     assert [[one.offset for one in after] for _, after in following] == [[0], [], [2]]
     assert list(held.done) == [(1, 2)]
-    assert not held.has_unreported
+    assert not held.has_unreported()
 
 
 def test_failed_message_that_is_done_is_not_retried():

@@ -67,7 +67,7 @@ class Executors(RuleBasedStateMachine):
         batch = FetchedRows(rows(first, keys))
         for number, lane in enumerate(self.lanes):
             mine = [at for at in range(len(keys)) if self.lane_of(first + at) == number]
-            lane.push(QueuedMessages(self.shard, batch, mine))
+            lane.push([QueuedMessages(self.shard, batch, mine)])
 
     @rule(number=st.integers(0, LANES - 1))
     def begin(self, number):
@@ -188,7 +188,7 @@ TestExecutors.settings = settings(max_examples=80, stateful_step_count=60, deadl
 
 def lane_with(shard, keys, first=0):
     lane = KeyOrderedQueue()
-    lane.push(QueuedMessages(shard, FetchedRows(rows(first, keys)), range(len(keys))))
+    lane.push([QueuedMessages(shard, FetchedRows(rows(first, keys)), range(len(keys)))])
     return lane
 
 
@@ -245,7 +245,7 @@ def test_blocked_key_is_free_in_the_next_assignment():
     lane = lane_with(old, ["a"])
     lane.fail(lane.begin(0.0), "no")
     old.is_open = False
-    lane.push(QueuedMessages(new, FetchedRows(rows(0, ["a"])), [0]))
+    lane.push([QueuedMessages(new, FetchedRows(rows(0, ["a"])), [0])])
     assert lane.begin(0.0).shard is new
 
 
@@ -256,7 +256,7 @@ def test_committed_run_is_done_even_if_it_fails_later():
     run.is_committed = True
     assert lane.fail(run, "after the commit")
     assert not shard.failures
-    assert shard.collect_finished()
+    shard.collect_finished()
     assert (shard.done.low, shard.take_unsent_acks()) == (1, []), "acked twice"
     assert started(lane) == 1
 
@@ -270,7 +270,7 @@ def test_deliveries_below_the_suspect_mark_are_redeliveries():
         lane.finish(run)
     assert deliveries == [4, 2, 1]
     shard.collect_finished()
-    assert shard.counts == (3, 2)
+    assert (shard.emitted, shard.redelivered) == (3, 2)
 
 
 def test_full_shard_starts_only_runs_that_add_no_range():
@@ -282,7 +282,7 @@ def test_full_shard_starts_only_runs_that_add_no_range():
     lane = lane_with(shard, ["a", "b"], first=end + 4)
     assert lane.begin(0.0) is None
     assert lane.wants_room
-    lane.push(QueuedMessages(shard, FetchedRows(rows(0, ["c"])), [0]))
+    lane.push([QueuedMessages(shard, FetchedRows(rows(0, ["c"])), [0])])
     assert lane.begin(0.0) is None, "behind what is aside there is no overtaking"
     assert lane_with(shard, ["c"]).begin(0.0) is not None
 
@@ -308,7 +308,7 @@ def test_end_of_an_abandoned_run_does_not_count():
     assert lane.fail(run, "too long")
     assert not lane.finish(run)
     assert not lane.fail(run, "again")
-    assert not shard.collect_finished()
+    assert not shard.finished
     assert len(shard.failures) == 1
 
 
@@ -323,7 +323,7 @@ def test_key_is_unblocked_after_its_waiting_runs():
         lane.finish(lane.begin(0.0))
     assert lane.begin(0.0) is None
     assert lane.freed_rows == 2
-    lane.push(QueuedMessages(shard, FetchedRows(rows(2, ["a"])), [0]))
+    lane.push([QueuedMessages(shard, FetchedRows(rows(2, ["a"])), [0])])
     assert started(lane) == 2
 
 
@@ -332,7 +332,7 @@ def test_key_is_unblocked_after_its_waiting_runs():
 
 def batch_lane(shard, count, last_attempt=2):
     lane = KeyOrderedQueue()
-    lane.push(QueuedBatches(shard, rows(0, ["k"] * count), 0, last_attempt))
+    lane.push([QueuedBatches(shard, rows(0, ["k"] * count), 0, last_attempt)])
     return lane
 
 
@@ -345,7 +345,7 @@ def test_failed_batch_is_retried_whole_and_its_last_run_is_single():
         runs.append(list(run.offsets))
         lane.fail(run, "no")
         failure = shard.failures.popleft()
-        assert [one["attempt"] for one in failure.build_reports()] == [len(runs) - 1] * 4
+        assert [failure.run.attempts_of(at) for at in failure.run.offsets] == [len(runs) - 1] * 4
         lane.retry(lane.schedule_followers(run, run.retry_runs({}, set())))
     while (run := lane.begin(0.0)) is not None:
         runs.append(list(run.offsets))
@@ -353,7 +353,7 @@ def test_failed_batch_is_retried_whole_and_its_last_run_is_single():
     assert runs == [[0, 1, 2, 3], [0, 1, 2, 3], [0], [1], [2], [3]]
     shard.collect_finished()
     assert shard.take_unsent_acks() == [(0, 4)]
-    assert shard.counts == (12, 8)
+    assert (shard.emitted, shard.redelivered) == (12, 8)
     assert shard.waiting == 0
 
 
@@ -373,7 +373,7 @@ def test_suspect_batches_are_small_and_end_at_the_mark():
         lane.finish(run)
     assert runs == [[0, 1, 2], [3], [4], [5, 6]]
     shard.collect_finished()
-    assert shard.counts == (7, 4)
+    assert (shard.emitted, shard.redelivered) == (7, 4)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_rows_of_a_full_shard_free_the_fetch_buffer(monkeypatch):
     monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", 1)
     shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "b", "c"])
-    lane.push(QueuedMessages(shard, FetchedRows(rows(3, ["d", "e"])), range(2)))
+    lane.push([QueuedMessages(shard, FetchedRows(rows(3, ["d", "e"])), range(2))])
     failed = lane.begin(0.0)
     lane.fail(failed, "down")
     assert started(lane) is None

@@ -7,8 +7,9 @@ messages of the key would overtake that run.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from threading import Event
-from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -16,60 +17,73 @@ import pytest
 from polybus.dialects.fdq.client.assigned_shards import AssignedShard
 from polybus.dialects.fdq.client.consumer import ConsumeOptions
 from polybus.dialects.fdq.client.executor import Executor, PoisonGuard, WakeSignal
-from polybus.dialects.fdq.client.handler_run import FetchedRows, QueuedMessages
+from polybus.dialects.fdq.client.handler_run import FetchedRows, HandlerRun, QueuedMessages
 from polybus.errors import Fenced
 from polybus.model.arrow import READ_SCHEMA
 from tests.rig.observer import until
 
 
+class Member:
+    """A member with a lease. Its executor has three messages of one key; the first is suspect."""
+
+    def __init__(self) -> None:
+        self.lease_until_s = 0.0
+        self.handled: list[int] = []
+        self.reported: list[int] = []  # suspect runs that were reported to the bus
+        self.wake_signal = WakeSignal()
+        self.is_fenced = False
+        self.executor = Executor(
+            0,
+            ConsumeOptions("orders", "c1", lambda envelope: self.handled.append(envelope.offset)),
+            cast(Any, self),
+            wake_signal=self.wake_signal,
+            guard=PoisonGuard(self.report_start, Event()),
+            on_free=lambda rows: None,
+        )
+        at, none = [0, 1, 2], [None] * 3
+        columns = [at, [0] * 3, at, at, at, ["key"] * 3, [b"body"] * 3, none]
+        arrays = [
+            pa.array(values, field.type) for values, field in zip(columns, READ_SCHEMA, strict=True)
+        ]
+        rows = FetchedRows(pa.record_batch(arrays, schema=READ_SCHEMA))
+        shard = AssignedShard({"shard": 0, "epoch": 1, "low": 0, "suspect_to": 1})
+        self.executor.push([QueuedMessages(shard, rows, range(3))])
+
+    def report_start(self, run: HandlerRun) -> None:
+        self.reported.append(run.offset)
+        if self.is_fenced:
+            raise Fenced("a newer consumer has joined")
+
+    def wait_until_idle(self) -> None:
+        """Wait until the executor found no run that may begin."""
+        self.wake_signal.wait(10)
+
+
 @pytest.fixture
-def member():
-    return SimpleNamespace(lease_until_s=0.0, handled=[])
+def member() -> Iterator[Member]:
+    member = Member()
+    yield member
+    member.executor.stop()
 
 
-def refuse(run):
-    raise Fenced("a newer consumer has joined")
-
-
-@pytest.fixture
-def executor(member):
-    """An executor with three messages of one key, of which the first is suspect."""
-    made = Executor(
-        0,
-        ConsumeOptions("orders", "c1", lambda envelope: member.handled.append(envelope.offset)),
-        member,
-        wake_signal=WakeSignal(),
-        guard=PoisonGuard(refuse, Event()),
-        on_free=lambda rows: None,
-    )
-    at, none = [0, 1, 2], [None] * 3
-    columns = [at, [0] * 3, at, at, at, ["key"] * 3, [b"body"] * 3, none]
-    arrays = [pa.array(one, field.type) for one, field in zip(columns, READ_SCHEMA, strict=True)]
-    rows = FetchedRows(pa.record_batch(arrays, schema=READ_SCHEMA))
-    shard = AssignedShard({"shard": 0, "epoch": 1, "low": 0, "suspect_to": 1})
-    made.push([QueuedMessages(shard, rows, range(3))])
-    return made
-
-
-def test_no_run_begins_without_a_lease(executor, member):
-    assert executor._begin() is None
+def test_no_run_begins_without_a_lease(member: Member) -> None:
+    member.executor.start()
+    member.wait_until_idle()
+    assert (member.reported, member.handled) == ([], [])
     member.lease_until_s = math.inf
-    run = executor._begin()
-    assert run is not None
-    assert run.offset == 0
+    until(lambda: member.handled == [0, 1, 2], "all runs begin under the new lease")
+    assert member.reported == [0]
 
 
-def test_no_run_begins_while_stopping(executor, member):
+def test_no_run_begins_while_stopping(member: Member) -> None:
     member.lease_until_s = math.inf
-    executor.stop()
-    assert executor._begin() is None
+    member.executor.stop()
+    member.executor._main()
+    assert (member.reported, member.handled) == ([], [])
 
 
-def test_later_run_of_a_key_does_not_overtake_a_refused_one(executor, member):
-    member.lease_until_s = math.inf
-    executor.start()
-    until(
-        lambda: executor.queue.freed_rows or executor._wake_signal._event.is_set(), "it has tried"
-    )
-    executor.stop()
-    assert member.handled == []
+def test_later_run_of_a_key_does_not_overtake_a_refused_one(member: Member) -> None:
+    member.lease_until_s, member.is_fenced = math.inf, True
+    member.executor.start()
+    member.wait_until_idle()
+    assert (member.reported, member.handled) == ([0], [])

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from threading import Event
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from polybus.dialects.fdq.client.group_member import RETRYABLE, ConsumerClosing
@@ -99,16 +100,12 @@ class AckBatch:
     """The unreported progress of one shard, taken for one report."""
 
     def __init__(self, shard: AssignedShard, *, release: bool = False) -> None:
-        shard.collect_finished()
         self.shard = shard
         self.release = release
-        self._counts = shard.counts
+        shard.collect_finished()
+        self._counts = shard.emitted, shard.redelivered
         self._acked: list[Range] = shard.take_unsent_acks()
         self._failures: list[RunFailure] = [shard.failures.popleft() for _ in shard.failures.copy()]
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self._acked or self._failures) and self.shard.is_reported(self._counts)
 
     def build_report(self) -> dict[str, Any]:
         shard = self.shard
@@ -116,7 +113,11 @@ class AckBatch:
             "shard": shard.number,
             "epoch": shard.epoch,
             "acked": self._acked,
-            "failed": [report for failure in self._failures for report in failure.build_reports()],
+            "failed": [
+                {"offset": offset, "reason": reason, "attempt": run.attempts_of(offset)}
+                for run, reason in self._failures
+                for offset in run.offsets
+            ],
             "emitted": self._counts[0],
             "redelivered": self._counts[1],
             "release": self.release,
@@ -143,7 +144,7 @@ class AckBatch:
             gone |= dead
             followers.append((failure.run, failure.run.retry_runs(attempts, dead)))
         shard.mark_done(gone, int(response["low"]))
-        shard.mark_reported(self._counts)
+        shard.reported = self._counts
         return followers
 
 
@@ -169,7 +170,22 @@ class Acker:
 
     # --- rounds
 
-    def wait_for_work(self) -> None:
+    def run(self, stopping: Event) -> None:
+        """Report progress and start retries until `stopping` is set."""
+        while not stopping.is_set():
+            now_s = time.monotonic()
+            self._check_timeouts(now_s)
+            if now_s >= self._next_ack_s:
+                self._ack()
+            for run in self._retries.take(time.monotonic()):
+                assert run.blocked_key is not None
+                self._executors[run.blocked_key.executor_index].retry(run)
+            for executor in self._executors:
+                if executor.queue.wants_room:
+                    executor.refresh()
+            self._wait_for_work()
+
+    def _wait_for_work(self) -> None:
         """Wait until there is progress to report, then linger to collect more of it."""
         due_s = self._retries.next_s()
         is_running = any(executor.queue.current for executor in self._executors)
@@ -180,18 +196,6 @@ class Acker:
         time.sleep(URGENT_S)
         if due_s is None or due_s > time.monotonic() + self._ack_every_s:
             self._wake_signal.wait_urgent(self._ack_every_s)
-
-    def run_once(self) -> None:
-        now_s = time.monotonic()
-        self._check_timeouts(now_s)
-        if now_s >= self._next_ack_s:
-            self._ack()
-        for run in self._retries.take(time.monotonic()):
-            assert run.blocked_key is not None
-            self._executors[run.blocked_key.executor_index].retry(run)
-        for executor in self._executors:
-            if executor.queue.wants_room:
-                executor.refresh()
 
     def is_idle(self, shards: Iterable[AssignedShard]) -> bool:
         """Return whether no run of these closed shards is current.
@@ -209,14 +213,19 @@ class Acker:
     # --- acks
 
     def _ack(self) -> None:
-        batches, began_s = self._collect_batches(), time.monotonic()
+        """Report the progress of all shards. Releases shards that are drained."""
+        batches, began_s = [], time.monotonic()
+        for shard in self._shards.all():
+            is_drained = shard.is_releasing and self.is_idle([shard])
+            if is_drained or shard.has_unreported():
+                batches.append(AckBatch(shard, release=is_drained))
         for at in range(0, len(batches), MAX_SHARDS):
             self._send(batches[at : at + MAX_SHARDS])
         wanted_s = (time.monotonic() - began_s) / ACK_TIME_SHARE
         self._ack_every_s = min(max(wanted_s, FIRST_ACK_EVERY_S), LAST_ACK_EVERY_S)
 
     def _send(self, batches: list[AckBatch]) -> None:
-        reports = [batch.build_report() for batch in batches]
+        options, reports = self._options, [batch.build_report() for batch in batches]
         try:
             response = self._member.act("group.ack", shards=reports)
         except Expired:
@@ -226,33 +235,21 @@ class Acker:
                 batch.restore()
             self._next_ack_s = time.monotonic() + RETRY_PAUSE_S
             if self._is_reachable:
-                options = self._options
                 log.warning("%s of %s: acks are delayed: %s", options.name, options.topic, error)
             self._is_reachable = False
             return
         self._is_reachable = True
         for batch, shard_response in zip(batches, response["shards"], strict=True):
-            self._apply_response(batch, shard_response)
-
-    def _collect_batches(self) -> list[AckBatch]:
-        batches = []
-        for shard in self._shards.all():
-            shard.collect_finished()
-            is_drained = shard.is_releasing and self.is_idle([shard])
-            if is_drained or shard.has_unreported:
-                batches.append(AckBatch(shard, release=is_drained))
-        return batches
-
-    def _apply_response(self, batch: AckBatch, response: dict[str, Any]) -> None:
-        if response.get("error"):
-            self._on_refused(batch, response["error"])
-            return
-        for run, runs in batch.apply_response(response):
-            self._schedule_followers(run, runs)
-        if batch.release:
-            options = self._options
-            log.info("%s released shard %s of %s", options.name, batch.shard.number, options.topic)
-            self._drop_shard(batch.shard)
+            if shard_response.get("error"):
+                self._on_refused(batch, shard_response["error"])
+                continue
+            for run, runs in batch.apply_response(shard_response):
+                self._schedule_followers(run, runs)
+            if batch.release:
+                log.info(
+                    "%s released shard %s of %s", options.name, batch.shard.number, options.topic
+                )
+                self._drop_shard(batch.shard)
 
     def _schedule_followers(self, run: HandlerRun, runs: list[HandlerRun]) -> None:
         assert run.blocked_key is not None
@@ -327,8 +324,8 @@ class Acker:
         last_s = time.monotonic() + LEAVE_TRIES_S
         if len(self._shards.all()) > MAX_SHARDS:
             self._ack()
-        batches = [AckBatch(shard) for shard in self._shards.all()]
-        reports = [batch.build_report() for batch in batches if not batch.is_empty][:MAX_SHARDS]
+        unreported = [shard for shard in self._shards.all() if shard.has_unreported()]
+        reports = [AckBatch(shard).build_report() for shard in unreported[:MAX_SHARDS]]
         while True:
             try:
                 self._member.act("group.leave", shards=reports)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from polybus.model.offset_ranges import OffsetRanges, Range, merge_ranges, ranges_from_offsets
 
@@ -43,21 +43,11 @@ class Committer(Protocol):
     def commit(self, run: MessageRun, outputs: list[TransactionOutput]) -> dict[str, Any]: ...
 
 
-class RunFailure:
+class RunFailure(NamedTuple):
     """A failed run that the acker has not reported yet."""
 
-    __slots__ = ("reason", "run")
-
-    def __init__(self, run: HandlerRun, reason: str) -> None:
-        self.run = run
-        self.reason = reason
-
-    def build_reports(self) -> list[dict[str, Any]]:
-        run = self.run
-        return [
-            {"offset": offset, "reason": self.reason, "attempt": run.attempts_of(offset)}
-            for offset in run.offsets
-        ]
+    run: HandlerRun
+    reason: str
 
 
 class AssignedShard:
@@ -89,7 +79,7 @@ class AssignedShard:
         self.waiting = 0  # messages that wait for others, and their bytes
         self.waiting_bytes = 0
         self.version = 0  # changes with `done` and the blocked keys
-        self._reported = (0, 0)  # emitted and redelivered, as the bus knows them
+        self.reported = (0, 0)  # emitted and redelivered, as the bus knows them
         self._unsent: list[Range] = []
         self._full_at = max_ranges - COLLECT_EVERY - 2 * executors
         self.is_full = len(self.done) >= self._full_at
@@ -122,16 +112,14 @@ class AssignedShard:
 
     # --- progress
 
-    def collect_finished(self) -> bool:
-        """Move finished runs to the acked ranges. Returns whether there were any."""
+    def collect_finished(self) -> None:
+        """Move finished runs to the acked ranges."""
         if not (self.finished or self.finished_ranges or self.committed):
-            return False
+            return
         with self._lock:
             ranges = ranges_from_offsets(_drain(self.finished))
             ranges += _drain(self.finished_ranges)
             committed = _drain(self.committed)
-            if not (ranges or committed):
-                return False
             for start, end in ranges:
                 self.done.add(start, end)
                 self.emitted += end - start
@@ -141,7 +129,12 @@ class AssignedShard:
             self.emitted += len(committed)
             self._unsent = merge_ranges([*self._unsent, *ranges])
             self._update_fullness()
-            return True
+
+    def has_unreported(self) -> bool:
+        """Return whether there is progress that the bus does not know."""
+        self.collect_finished()
+        has_runs = bool(self._unsent or self.failures)
+        return has_runs or (self.emitted, self.redelivered) != self.reported
 
     def take_unsent_acks(self) -> list[Range]:
         """Take the ranges to report. Call `restore_unsent_acks` if the report fails."""
@@ -182,22 +175,6 @@ class AssignedShard:
     def _update_fullness(self) -> None:
         self.is_full = len(self.done) >= self._full_at or self._blocked_keys >= MAX_BLOCKED_KEYS
         self.version += 1
-
-    # --- reports to the bus
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        return self.emitted, self.redelivered
-
-    @property
-    def has_unreported(self) -> bool:
-        return bool(self._unsent or self.failures) or not self.is_reported(self.counts)
-
-    def is_reported(self, counts: tuple[int, int]) -> bool:
-        return counts == self._reported
-
-    def mark_reported(self, counts: tuple[int, int]) -> None:
-        self._reported = counts
 
 
 class AssignedShards:
@@ -266,7 +243,7 @@ class AssignedShards:
             return True
 
     def has_unreported(self) -> bool:
-        return any(shard.collect_finished() or shard.has_unreported for shard in self.all())
+        return any(shard.has_unreported() for shard in self.all())
 
     def describe_held(self) -> list[dict[str, Any]]:
         """Return the `held` field of a fetch."""

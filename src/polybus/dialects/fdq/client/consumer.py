@@ -100,16 +100,6 @@ class ConsumeOptions:
                 f" got heartbeat_s {self.heartbeat_s!r} and dead_s {self.dead_s!r}"
             )
 
-    @property
-    def join_fields(self) -> dict[str, Any]:
-        """The fields of `group.join` beside the member's identity."""
-        return {
-            "start": self.start,
-            "max_deliver": self.max_deliver,
-            "heartbeat_ms": max(1, round(self.heartbeat_s * 1000)),
-            "dead_ms": max(1, round(self.dead_s * 1000)),
-        }
-
 
 def _is_name(name: object) -> bool:
     try:
@@ -254,9 +244,7 @@ class GroupSubscription:
 
     def _ack_loop(self) -> None:
         try:
-            while not self._stopping.is_set():
-                self._acker.run_once()
-                self._acker.wait_for_work()
+            self._acker.run(self._stopping)
             self._acker.drain(lambda: self._deadline_s)
             if self.error is None:
                 self._acker.leave(lambda: self._deadline_s)

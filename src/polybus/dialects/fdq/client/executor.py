@@ -141,8 +141,7 @@ class Executor:
 
     def push(self, queued: Iterable[QueuedRows]) -> None:
         with self.lock:
-            for rows in queued:
-                self.queue.push(rows)
+            self.queue.push(queued)
             self.changed.notify()
 
     def retry(self, run: HandlerRun) -> None:
@@ -205,25 +204,27 @@ class Executor:
 
     def _main(self) -> None:
         IN_HANDLER.set(True)
-        options, queue, index = self._options, self.queue, self.index
-        topic, handler = options.topic, options.handler
+        topic, handler, index = self._options.topic, self._options.handler, self.index
         run: HandlerRun | None = None
         reason: Any = None
         while True:
+            # One lock per message: it ends the last run and begins the next.
             with self.lock:
-                if run is not None and not self._end(run, reason):
-                    # The run was given up and another thread has taken over.
-                    self.hung -= 1
-                    return
-                run = self._begin() or self._wait_for_run()
-                if queue.freed_rows >= FREE_EVERY:
-                    self._report_freed()
+                run = self._next_run(run, reason)
             if run is None:
                 return
             reason = None
-            if run.offset < run.shard.suspect_to and not self._report_start(run):
-                reason = NOT_RUN
-                continue
+            if run.offset < run.shard.suspect_to:
+                try:
+                    self._guard.begin(run)
+                    run.started_s = time.monotonic()
+                except (PolybusError, ConsumerClosing):
+                    # The shard is lost. Close it, or later messages of the key would overtake
+                    # this one.
+                    run.shard.is_open = False
+                if not run.shard.is_open:
+                    reason = NOT_RUN
+                    continue
             try:
                 handler(run.build_argument(topic, index))
             except BaseException as error:  # also SystemExit: it ends the run, not the consumer
@@ -231,48 +232,40 @@ class Executor:
                 log.warning("%s: handler failed at shard %s, offset %s", *place, exc_info=True)
                 reason = format_reason(error)
 
-    def _begin(self) -> HandlerRun | None:
-        now_s = time.monotonic()
-        if now_s > self._member.lease_until_s or self.is_stopping:
-            return None
-        return self.queue.begin(now_s)
+    def _next_run(self, ended: HandlerRun | None, reason: Any) -> HandlerRun | None:
+        """End a run, then wait for the next and begin it. The caller holds the lock.
 
-    def _end(self, run: HandlerRun, reason: Any) -> bool:
-        self._guard.end(run)
-        if reason is None:
-            if self._wake_signal.is_waiting:
-                self._wake_signal.wake()
-            return self.queue.finish(run)
-        if reason is NOT_RUN:
-            return self.queue.cancel(run)
-        self._wake_signal.wake_urgently()
-        return self.queue.fail(run, reason)
-
-    def _wait_for_run(self) -> HandlerRun | None:
-        run = None
-        while run is None and not self.is_stopping:
-            self._report_freed()
+        `reason` is None for a success. Returns None if the thread must end.
+        """
+        queue = self.queue
+        if ended is not None:
+            if ended.offset < ended.shard.suspect_to:
+                self._guard.end(ended)
+            if reason is None:
+                if self._wake_signal.is_waiting:
+                    self._wake_signal.wake()
+                is_current = queue.finish(ended)
+            elif reason is NOT_RUN:
+                is_current = queue.cancel(ended)
+            else:
+                self._wake_signal.wake_urgently()
+                is_current = queue.fail(ended, reason)
+            if not is_current:  # it was given up, and another thread has taken over
+                self.hung -= 1
+                return None
+        while not self.is_stopping:
+            now_s = time.monotonic()
+            has_lease = now_s <= self._member.lease_until_s
+            run = queue.begin(now_s) if has_lease else None
+            # A busy thread reports free room only now and then.
+            if queue.freed_rows >= (1 if run is None else FREE_EVERY):
+                freed, queue.freed_rows = queue.freed_rows, 0
+                self._on_free(freed)
+            if run is not None:
+                return run
             self._wake_signal.wake()
-            has_lease = time.monotonic() <= self._member.lease_until_s
             self.changed.wait(None if has_lease else LEASE_POLL_S)
-            run = self._begin()
-        return run
-
-    def _report_freed(self) -> None:
-        if self.queue.freed_rows:
-            self._on_free(self.queue.freed_rows)
-            self.queue.freed_rows = 0
-
-    def _report_start(self, run: HandlerRun) -> bool:
-        """Tell the bus of a suspect run. Returns False if it must not start."""
-        try:
-            self._guard.begin(run)
-        except (PolybusError, ConsumerClosing):
-            # The shard is lost. Close it, or later messages of the key would overtake this one.
-            run.shard.is_open = False
-            return False
-        run.started_s = time.monotonic()
-        return run.shard.is_open
+        return None
 
 
 def format_reason(error: BaseException) -> str:

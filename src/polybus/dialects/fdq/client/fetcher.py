@@ -15,8 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from itertools import compress
+from collections.abc import Callable, Iterator, Sequence
 from threading import Condition
 from typing import TYPE_CHECKING, Any
 
@@ -74,15 +73,24 @@ class MessageDispatcher:
         by_executor: RowsByExecutor = defaultdict(list)
         count = 0
         for shard, start, length in slices:
-            pending = _select_pending(shard, rows, range(start, start + length))
+            pending: Sequence[int] = range(start, start + length)
+            if shard.is_done(rows.offsets[start], rows.offsets[start + length - 1] + 1):
+                pending = [at for at in pending if not shard.is_done(rows.offsets[at])]
             count += len(pending)
-            if self._executors == 1:
-                by_executor[0] += _cut_messages(shard, rows, pending)
-                continue
-            chosen = choose_executors(rows, pending, self._executors)
-            for number in set(chosen):
-                indices = list(compress(pending, (executor == number for executor in chosen)))
-                by_executor[number] += _cut_messages(shard, rows, indices)
+            chosen: dict[int, Sequence[int]] = {0: pending}
+            if self._executors > 1:
+                numbers = choose_executors(rows, pending, self._executors)
+                chosen = {
+                    number: [
+                        at for at, other in zip(pending, numbers, strict=True) if other == number
+                    ]
+                    for number in set(numbers)
+                }
+            for number, indices in chosen.items():
+                by_executor[number] += [
+                    QueuedMessages(shard, rows, indices[at : at + CHUNK_ROWS])
+                    for at in range(0, len(indices), CHUNK_ROWS)
+                ]
         return by_executor, count, sum(map(len, rows.bodies)) + count * ROW_BYTES
 
 
@@ -98,30 +106,29 @@ class BatchDispatcher:
     ) -> tuple[RowsByExecutor, int, int]:
         by_executor: RowsByExecutor = defaultdict(list)
         for shard, start, length in slices:
-            queued = self._queue_shard(shard, batch.slice(start, length))
-            by_executor[shard.number % self._executors] += queued
+            executor = shard.number % self._executors
+            for first, part in _pending_parts(shard, batch.slice(start, length)):
+                by_executor[executor] += [
+                    QueuedBatches(shard, part.slice(at, MAX_ROWS), first + at, self._last_attempt)
+                    for at in range(0, part.num_rows, MAX_ROWS)
+                ]
         count = sum(rows.rows for queued in by_executor.values() for rows in queued)
         return by_executor, count, int(batch.nbytes)
 
-    def _queue_shard(self, shard: AssignedShard, batch: pa.RecordBatch) -> list[QueuedRows]:
-        offsets = batch.column("offset")
-        first, last = offsets[0].as_py(), offsets[-1].as_py()
-        if last - first + 1 == batch.num_rows and not shard.is_done(first, last + 1):
-            return self._cut(shard, batch, first)
-        # Some rows are done already: batches are consecutive, so split at each of them.
-        indices = {offset: index for index, offset in enumerate(offsets.to_pylist())}
-        pending = [offset for offset in indices if not shard.is_done(offset)]
-        return [
-            queued
-            for start, end in split_consecutive(pending)
-            for queued in self._cut(shard, batch.slice(indices[start], end - start), start)
-        ]
 
-    def _cut(self, shard: AssignedShard, batch: pa.RecordBatch, first: int) -> list[QueuedRows]:
-        return [
-            QueuedBatches(shard, batch.slice(at, MAX_ROWS), first + at, self._last_attempt)
-            for at in range(0, batch.num_rows, MAX_ROWS)
-        ]
+def _pending_parts(
+    shard: AssignedShard, batch: pa.RecordBatch
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield consecutive rows of one shard that are not done, with their first offset."""
+    offsets = batch.column("offset")
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    if last - first + 1 == batch.num_rows and not shard.is_done(first, last + 1):
+        yield first, batch
+        return
+    indices = {offset: index for index, offset in enumerate(offsets.to_pylist())}
+    pending = [offset for offset in indices if not shard.is_done(offset)]
+    for start, end in split_consecutive(pending):
+        yield start, batch.slice(indices[start], end - start)
 
 
 def choose_executors(rows: FetchedRows, indices: Sequence[int], count: int) -> list[int]:
@@ -136,23 +143,6 @@ def choose_executors(rows: FetchedRows, indices: Sequence[int], count: int) -> l
         offsets[at] % count if (key := keys[at]) is None else (hash_key(key.encode()) >> 32) % count
         for at in indices
     ]
-
-
-def _cut_messages(
-    shard: AssignedShard, rows: FetchedRows, indices: Sequence[int]
-) -> list[QueuedRows]:
-    return [
-        QueuedMessages(shard, rows, indices[at : at + CHUNK_ROWS])
-        for at in range(0, len(indices), CHUNK_ROWS)
-    ]
-
-
-def _select_pending(shard: AssignedShard, rows: FetchedRows, indices: range) -> Sequence[int]:
-    """Return the rows that are not done."""
-    offsets = rows.offsets
-    if not shard.is_done(offsets[indices[0]], offsets[indices[-1]] + 1):
-        return indices
-    return [at for at in indices if not shard.is_done(offsets[at])]
 
 
 class FetchWindow:
@@ -282,7 +272,16 @@ class Fetcher:
         self, changes: dict[str, Any], epochs: dict[int, int], generation: int
     ) -> bool:
         """Apply assignment changes. Returns False if they belong to an earlier generation."""
-        self._drop_lost(changes["lost"], epochs)
+        for number in changes["lost"]:
+            # By the epoch of the request: the shard may be assigned again since.
+            lost = self._shards.get(number, epochs.get(number, 0))
+            if lost is not None:
+                # A released shard may be reported as lost before its release is answered.
+                level = logging.INFO if lost.is_releasing else logging.WARNING
+                place = self._options.name, number, self._options.topic
+                log.log(level, "%s lost shard %s of %s", *place)
+                self._shards.drop(lost)
+                self._refresh_executors()
         for assignment in changes["assigned"]:
             shard = AssignedShard(assignment, self._options.executors)
             shard.committer = self._committer
@@ -314,20 +313,6 @@ class Fetcher:
         if started:
             self._refresh_executors()
             self._on_release()
-
-    def _drop_lost(self, numbers: list[int], epochs: dict[int, int]) -> None:
-        """Drop lost shards by the epochs of the request, because they may be back since.
-
-        A shard that was released may be reported as lost before its release is answered.
-        """
-        for number in numbers:
-            shard = self._shards.get(number, epochs.get(number, 0))
-            if shard is not None:
-                level = logging.INFO if shard.is_releasing else logging.WARNING
-                place = self._options.name, number, self._options.topic
-                log.log(level, "%s lost shard %s of %s", *place)
-                self._shards.drop(shard)
-                self._refresh_executors()
 
     def _refresh_executors(self) -> None:
         for executor in self._executors:

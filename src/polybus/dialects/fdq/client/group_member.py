@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,6 +61,11 @@ class GroupMember:
         self.closing = Event()  # set: stop waiting for an unreachable bus
         self._bus = bus
         self._options = options
+        self._identity = {
+            "topic": options.topic,
+            "group": options.group,
+            "consumer": options.name,
+        }
         self._on_lost = on_lost
         self._clock = clock
         self._lock = Lock()
@@ -88,9 +92,12 @@ class GroupMember:
         Raises `Expired` after it has joined again, and `Fenced` if the consumer must stop.
         """
         epoch, asked_s = self.epoch, self._clock()
-        with self._translating_fences(epoch):
-            response = self._bus.act(name, **self._identity_fields(epoch), **fields)
-        self._extend_lease(asked_s)
+        try:
+            response = self._bus.act(name, **self._identity, epoch=epoch, **fields)
+        except (Expired, Fenced) as error:
+            raise self._on_refused(error, epoch) from None
+        # The bus has seen the member at some time after the request was made.
+        self.lease_until_s = max(self.lease_until_s, asked_s + self._options.dead_s)
         return response
 
     def follow(
@@ -98,16 +105,18 @@ class GroupMember:
     ) -> Iterator[tuple[dict[str, Any] | None, pa.RecordBatch | None]]:
         """Fetch continuously. The lease counts from the request, not from the rows."""
         epoch, asked_s = self.epoch, self._clock()
-        with self._translating_fences(epoch):
-            for response in self._bus.follow(**self._identity_fields(epoch), **fields):
-                self._extend_lease(asked_s)
+        try:
+            for response in self._bus.follow(**self._identity, epoch=epoch, **fields):
+                self.lease_until_s = max(self.lease_until_s, asked_s + self._options.dead_s)
                 yield response
+        except (Expired, Fenced) as error:
+            raise self._on_refused(error, epoch) from None
 
     def commit(self, **fields: Any) -> dict[str, Any]:
         """Commit a transaction. `Fenced` may concern the shard alone, so the handler gets it."""
         epoch = self.epoch
         try:
-            return self._bus.act("group.commit", **self._identity_fields(epoch), **fields)
+            return self._bus.act("group.commit", **self._identity, epoch=epoch, **fields)
         except Expired:
             self._rejoin(epoch)
             raise
@@ -127,30 +136,14 @@ class GroupMember:
 
     # --- epochs
 
-    def _identity_fields(self, epoch: int) -> dict[str, Any]:
-        options = self._options
-        return {
-            "topic": options.topic,
-            "group": options.group,
-            "consumer": options.name,
-            "epoch": epoch,
-        }
-
-    @contextmanager
-    def _translating_fences(self, epoch: int) -> Iterator[None]:
-        try:
-            yield
-        except Expired:
+    def _on_refused(self, error: PolybusError, epoch: int) -> PolybusError:
+        """Join again if the member has expired. Returns the error for the caller."""
+        if isinstance(error, Expired):
             self._rejoin(epoch)
-            raise
-        except Fenced as error:
-            # A late response to an earlier epoch does not concern the current one.
-            with self._lock:
-                is_current = epoch == self.epoch
-            raise (error if is_current else Expired(str(error))) from None
-
-    def _extend_lease(self, asked_s: float) -> None:
-        self.lease_until_s = max(self.lease_until_s, asked_s + self._options.dead_s)
+            return error
+        # A late response to an earlier epoch does not concern the current one.
+        with self._lock:
+            return error if epoch == self.epoch else Expired(str(error))
 
     def _rejoin(self, epoch: int) -> None:
         with self._lock:
@@ -164,17 +157,19 @@ class GroupMember:
                 options.group,
             )
             self._on_lost()
-            self.retry(self._join_again)
-
-    def _join_again(self) -> None:
-        if self.is_leaving:
-            raise ConsumerClosing
-        self._join()
+            self.retry(self._join)
 
     def _join(self) -> None:
-        asked_s = self._clock()
-        fields = self._identity_fields(0)
-        del fields["epoch"]
-        response = self._bus.act("group.join", **fields, **self._options.join_fields)
+        if self.is_leaving:
+            raise ConsumerClosing
+        asked_s, options = self._clock(), self._options
+        response = self._bus.act(
+            "group.join",
+            **self._identity,
+            start=options.start,
+            max_deliver=options.max_deliver,
+            heartbeat_ms=max(1, round(options.heartbeat_s * 1000)),
+            dead_ms=max(1, round(options.dead_s * 1000)),
+        )
         self.epoch = int(response["epoch"])
         self.lease_until_s = asked_s + self._options.dead_s

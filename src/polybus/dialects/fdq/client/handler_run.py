@@ -309,24 +309,18 @@ class QueuedBatches:
     def take(self) -> BatchRun | None:
         if not self._left:
             return None
-        rows = self._next_rows()
-        batch = self._batch.slice(self._batch.num_rows - self._left, rows)
-        run = BatchRun(self.shard, batch, self._offset, self._last_attempt)
-        self._left -= rows
-        self._offset += rows
-        return run
-
-    def _next_rows(self) -> int:
-        """Return the number of rows of the next batch."""
         start = self._offset
         end = start + min(self._left, MAX_ROWS)
         if start < self.shard.suspect_to:
             end = min(end, start + MAX_SUSPECT_BATCH_ROWS, self.shard.suspect_to)
         attempts = _select_attempts(self.shard.attempts, range(start, end))
-        if not attempts:
-            return end - start
-        first = next(iter(split_runs(range(start, end), attempts, self._last_attempt)))
-        return first[1] - first[0]
+        if attempts:  # rows that failed before do not share a batch with others
+            _, end = next(split_runs(range(start, end), attempts, self._last_attempt))
+        rows = end - start
+        batch = self._batch.slice(self._batch.num_rows - self._left, rows)
+        self._left -= rows
+        self._offset = end
+        return BatchRun(self.shard, batch, start, self._last_attempt)
 
 
 def split_consecutive(offsets: Iterable[int]) -> Iterator[Range]:

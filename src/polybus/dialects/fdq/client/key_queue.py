@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from polybus.dialects.fdq.client.assigned_shards import COLLECT_EVERY, AssignedShard
@@ -52,8 +53,8 @@ class KeyOrderedQueue:
 
     # --- input
 
-    def push(self, rows: QueuedRows) -> None:
-        self._queued.append(rows)
+    def push(self, queued: Iterable[QueuedRows]) -> None:
+        self._queued.extend(queued)
 
     def retry(self, run: HandlerRun) -> None:
         """Make a failed run ready after its backoff."""
@@ -103,7 +104,11 @@ class KeyOrderedQueue:
                 self._unblock_next(run)
             return True
         if run.blocked_key is None:
-            self._block_key(run)
+            run.blocked_key = BlockedKey(run.key, self.index)
+            run.detach()
+            run.shard.add_blocked_keys(1)
+            if run.key is not None:  # a message without a key blocks no other
+                self._blocked[run.shard, run.key] = run.blocked_key
         run.fail(reason)
         return True
 
@@ -162,20 +167,16 @@ class KeyOrderedQueue:
             if not run.shard.is_full or run.shard.may_start(run.offset, is_new=False):
                 return run
             self._ready.append(run)
-        if self._full_shards:
-            self._resume()
+        # Rows of full shards continue after progress of the shard, before rows that came later.
+        for shard, (version, parked) in list(self._full_shards.items()):
+            if shard.version != version:
+                del self._full_shards[shard]
+                self._queued.extendleft(reversed(parked))
         while self._queued:
             next_run = self._next_from(self._queued[0])
             if next_run is not None:
                 return next_run
         return None
-
-    def _resume(self) -> None:
-        """Requeue rows of full shards that have made progress since they were parked."""
-        for shard, (version, parked) in list(self._full_shards.items()):
-            if shard.version != version:
-                del self._full_shards[shard]
-                self._queued.extendleft(reversed(parked))
 
     def _next_from(self, rows: QueuedRows) -> HandlerRun | None:
         """Take a run from the first rows. Returns None if the caller must try again."""
@@ -190,7 +191,12 @@ class KeyOrderedQueue:
         if run is None:
             self.freed_rows += self._queued.popleft().rows
             return None
-        if self._blocked and self._queue_behind_blocked(run):
+        blocked = self._blocked.get((shard, run.key)) if run.key is not None else None
+        if blocked is not None:
+            run.blocked_key = blocked
+            run.detach()
+            blocked.waiting.append(run)
+            shard.add_waiting(1, run.size_bytes)
             return None
         if shard.is_full:
             # Read the version before the decision: a change in between causes another look.
@@ -202,29 +208,12 @@ class KeyOrderedQueue:
                 return None
         return run
 
-    def _queue_behind_blocked(self, run: HandlerRun) -> bool:
-        blocked = self._blocked.get((run.shard, run.key)) if run.key is not None else None
-        if blocked is None:
-            return False
-        run.blocked_key = blocked
-        run.detach()
-        blocked.waiting.append(run)
-        run.shard.add_waiting(1, run.size_bytes)
-        return True
-
     def _park(self, rows: QueuedRows) -> QueuedRows:
         """Count rows with the waiting messages of their shard instead of the fetch buffer."""
         if not rows.rows:  # parked already, or a returned run
             return rows
         self.freed_rows += rows.rows
         return _ParkedRows(rows)
-
-    def _block_key(self, run: HandlerRun) -> None:
-        run.blocked_key = BlockedKey(run.key, self.index)
-        run.detach()
-        run.shard.add_blocked_keys(1)
-        if run.key is not None:
-            self._blocked[run.shard, run.key] = run.blocked_key
 
     def _unblock_next(self, run: HandlerRun) -> None:
         """Make the next message of a blocked key ready, or unblock the key."""
