@@ -157,6 +157,15 @@ def test_counts_are_exact_after_a_clean_stop(harness):
     assert harness.shard(0)["emitted"] == 9
 
 
+def test_delayed_report_does_not_lower_the_counts(harness):
+    harness.produce(10)
+    one = harness.join("a")
+    one.fetch()
+    one.ack(0, (0, 4), emitted=5, redelivered=2)
+    one.ack(0, (4, 5), emitted=3, redelivered=1)
+    assert (harness.shard(0)["emitted"], harness.shard(0)["redelivered"]) == (5, 2)
+
+
 def test_counts_without_an_ack_are_written_at_stop(harness):
     """As after transactions, whose acks are commits of their own."""
     harness.produce(10)

@@ -161,6 +161,15 @@ def test_failed_run_does_not_fail_again_when_its_consumer_dies(harness):
     assert two.fetch().assigned[0]["attempts"] == {"2": 1, "3": 1}
 
 
+def test_runs_reported_with_an_ack_fail_when_their_consumer_dies(harness):
+    harness.produce(10)
+    one = harness.join("a")
+    one.fetch()
+    one.ack(0, (0, 2), running=(2, 4))
+    two = harness.join("a")
+    assert two.fetch().assigned[0]["attempts"] == {"2": 1, "4": 1}
+
+
 def test_replaced_consumer_counts_as_dead(harness):
     harness.produce(10)
     one = harness.join("a")

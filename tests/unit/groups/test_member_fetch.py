@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+from threading import Thread
+from typing import Any, cast
+
 import pytest
 
 from polybus.errors import Expired, Fenced
-from polybus.groups.ack_latency import BUCKET_NAMES, CommitTimes, bucket_name
+from polybus.groups.ack_latency import BUCKET_NAMES, CommitTimes
 from polybus.groups.member_fetch import MIN_SHARE_ROWS, MIN_SKIP_ROWS
 from polybus.model.commit import Append, Commit
 from polybus.model.rows import Rows
@@ -203,15 +207,44 @@ def test_ack_latency_of_messages_handed_out_before_a_restart(harness):
     assert latency == {**dict.fromkeys(BUCKET_NAMES, 0), "5000": 101}
 
 
-def test_buckets():
-    assert [bucket_name(n) for n in (-5, 0, 10**6, 10**6 + 1, 59 * 10**9, 61 * 10**9)] == [
-        "1",
-        "1",
-        "1",
-        "2",
-        "60000",
-        "inf",
-    ]
+@pytest.mark.parametrize(
+    ("elapsed_ns", "bucket"),
+    [
+        (-5, "1"),
+        (0, "1"),
+        (10**6, "1"),
+        (10**6 + 1, "2"),
+        (59 * 10**9, "60000"),
+        (61 * 10**9, "inf"),
+    ],
+)
+def test_latency_is_counted_in_its_bucket(elapsed_ns, bucket):
+    counts = CommitTimes().count_acked({}, [(0, 2)], elapsed_ns, lambda offset: 0)
+    assert counts == {bucket: 2}
+
+
+def test_ack_during_a_fetch_uses_whole_samples():
+    """Fetches and acks of one shard are concurrent."""
+    seen, counted = CommitTimes(), []
+
+    def count():
+        counted.append(seen.count_acked({}, [(3, 5)], SECOND_NS, lambda offset: None))
+
+    class Times:
+        """A column that an ack interrupts while it is read."""
+
+        def __getitem__(self, rows):
+            return self
+
+        def tolist(self):
+            ack.start()
+            ack.join(0.1)
+            return [0]
+
+    ack = Thread(target=count)
+    seen.add_samples(memoryview(array("q", [3])), cast(Any, Times()))
+    ack.join()
+    assert counted == [{"1000": 2}]
 
 
 def columns(rows: Rows) -> tuple[memoryview, memoryview]:
