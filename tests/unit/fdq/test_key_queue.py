@@ -12,7 +12,6 @@ from polybus.dialects.fdq.client.handler_run import (
     FetchedRows,
     QueuedBatches,
     QueuedMessages,
-    split_consecutive,
     split_runs,
 )
 from polybus.dialects.fdq.client.key_queue import KeyOrderedQueue
@@ -379,8 +378,8 @@ def test_suspect_batches_are_small_and_end_at_the_mark():
 @pytest.mark.parametrize(
     ("offsets", "found"), [([], []), ([3], [(3, 4)]), ([1, 2, 5, 6, 8], [(1, 3), (5, 7), (8, 9)])]
 )
-def test_split_consecutive(offsets, found):
-    assert list(split_consecutive(offsets)) == found
+def test_offsets_are_split_into_consecutive_ranges(offsets, found):
+    assert list(split_runs(offsets, {}, 1)) == found
 
 
 def test_split_runs_keeps_failed_messages_together():

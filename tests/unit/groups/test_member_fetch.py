@@ -266,6 +266,7 @@ def test_commit_time_samples_are_bounded_and_counts_exact(harness):
     for start in range(0, 5000, 50):
         seen.add_samples(*columns(harness.store.read(number, 0, start, start + 50)))
     assert sum(seen.count_acked({}, [(4000, 5000)], SECOND_NS, unknown).values()) == 1000
+    assert seen.count_acked({}, [(0, 10)], SECOND_NS, unknown) == {}  # the oldest are dropped
     seen.discard_below(4990)
     assert sum(seen.count_acked({}, [(4990, 5000)], SECOND_NS, unknown).values()) == 10
     assert seen.count_acked({"1": 7}, [(0, 10)], SECOND_NS, unknown) == {"1": 7}  # no sample

@@ -54,7 +54,10 @@ class _LazyClient(Generic[C]):
     @property
     def is_usable(self) -> bool:
         """Whether it was opened and the opening has not failed."""
-        return self._opening is not None and not _has_failed(self._opening)
+        task = self._opening
+        if task is None or not task.done():
+            return task is not None
+        return not task.cancelled() and task.exception() is None
 
     async def open(self) -> C:
         """Return the client. All callers wait for the same task, and none can cancel it."""
@@ -423,7 +426,3 @@ async def reset(
 async def _run_as_handler(awaitable: Awaitable[Any]) -> None:
     IN_HANDLER.set(True)  # `close` must not wait for the handler that calls it
     await awaitable
-
-
-def _has_failed(task: asyncio.Task[Any]) -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)

@@ -39,28 +39,25 @@ def reset(
     Raises `Conflict` while the group has live consumers. With `force` they start again from
     the new position.
     """
-    position = _position_field(to)
+    position: str | dict[str, Any]
+    if isinstance(to, datetime):
+        position = {"time_ns": to_nanoseconds("to", to)}
+    elif isinstance(to, Mapping):
+        offsets = {
+            str(check_position("shard", shard)): check_position("offset", offset)
+            for shard, offset in to.items()
+        }
+        position = {"offsets": offsets}
+    elif isinstance(to, str):
+        if to not in NAMED_POSITIONS:
+            raise UsageError(
+                f"to must be {', '.join(NAMED_POSITIONS)}, an id, a time or offsets, got {to!r}"
+            )
+        position = to
+    else:
+        position = {"id": check_position("to", to)}
     bus = buses.connect(url, options)
     try:
         return bus.act("group.reset", topic=topic, group=group, to=position, force=force)
     finally:
         bus.close()
-
-
-def _position_field(to: object) -> str | dict[str, Any]:
-    if isinstance(to, datetime):
-        return {"time_ns": to_nanoseconds("to", to)}
-    if isinstance(to, Mapping):
-        return {
-            "offsets": {
-                str(check_position("shard", shard)): check_position("offset", offset)
-                for shard, offset in to.items()
-            }
-        }
-    if isinstance(to, str):
-        if to not in NAMED_POSITIONS:
-            raise UsageError(
-                f"to must be {', '.join(NAMED_POSITIONS)}, an id, a time or offsets, got {to!r}"
-            )
-        return to
-    return {"id": check_position("to", to)}

@@ -323,11 +323,6 @@ class QueuedBatches:
         return BatchRun(self.shard, batch, start, self._last_attempt)
 
 
-def split_consecutive(offsets: Iterable[int]) -> Iterator[Range]:
-    """Yield ranges of consecutive offsets."""
-    return split_runs(offsets, {}, 1)
-
-
 def split_runs(
     offsets: Iterable[int], attempts: dict[int, int], last_attempt: int
 ) -> Iterator[Range]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from itertools import repeat
+from itertools import chain, repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
@@ -98,21 +98,28 @@ def replay(
         raise UsageError("from_id and from_time must not be given together")
     if not wait_s >= 0:
         raise UsageError(f"wait_s must be at least 0, got {wait_s!r}")
-    start = (
-        _check_id("from_id", from_id) if from_time is None else _check_time("from_time", from_time)
-    )
-    is_time = from_time is not None or isinstance(to, datetime)
-    end = _check_time("to", to) if is_time and to is not None else _check_id("to", to)
+    first = None if from_id is None else check_position("from_id", from_id)
+    start_ns = None if from_time is None else to_nanoseconds("from_time", from_time)
+    last = end_ns = None
+    if to is not None:
+        if from_time is not None or isinstance(to, datetime):
+            end_ns = to_nanoseconds("to", to)
+        else:
+            last = check_position("to", to)
     bus = buses.connect(url, options)
     try:
-        return _open_replay(bus, topic, start, end, batch, wait_s)
+        if start_ns is not None:
+            first = bus.act("find", topic=topic, timestamp_ns=start_ns)["position"]
+        if end_ns is not None:
+            last = bus.act("find", topic=topic, timestamp_ns=end_ns)["position"]
+        if last is None and not wait_s:
+            last = bus.act("bounds", topic=topic)["next_id"]
+        info = bus.act("topic.info", topic=topic)
+        reader = bus.read(topic, start=first, end=last, wait_s=wait_s)
+        return TopicReplay(bus, reader, info, batch)
     except BaseException:
         bus.close()
         raise
-
-
-class TimePosition(int):
-    """A time, nanoseconds since 1970."""
 
 
 class TopicReplay(Generic[T]):
@@ -129,7 +136,9 @@ class TopicReplay(Generic[T]):
         self._reader = reader
         self._topic: str = topic["topic"]
         self._indexes = shard_indexes(topic["generations"])
-        self._items: Iterator[Any] = iter(reader) if as_batches else self._envelopes()
+        self._items: Iterator[Any] = iter(reader)
+        if not as_batches:
+            self._items = chain.from_iterable(map(self.envelopes, self._items))
 
     def __iter__(self) -> Self:
         return self
@@ -143,8 +152,15 @@ class TopicReplay(Generic[T]):
             raise
 
     def envelopes(self, batch: pa.RecordBatch) -> Iterator[Envelope]:
-        """Return the envelopes of one batch."""
-        return envelopes_of(self._topic, batch, self._indexes)
+        """Return the envelopes of one batch. Columns are converted to lists once."""
+        names = ("id", "shard", "offset", "timestamp_ns", "insertion_ms", "shard_key", "body")
+        columns = [batch.column(name).to_pylist() for name in names]
+        column = batch.column("headers")
+        has_any = column.null_count < len(column)
+        pairs = column.to_pylist() if has_any else repeat(None, len(column))
+        headers = [dict(row or ()) for row in pairs]
+        indexes = [self._indexes[shard] for shard in columns[1]]
+        return map(Envelope, repeat(self._topic), *columns, headers, indexes)
 
     def cancel(self) -> None:
         """End the replay, from any thread."""
@@ -166,52 +182,7 @@ class TopicReplay(Generic[T]):
     ) -> None:
         self.close()
 
-    def _envelopes(self) -> Iterator[Envelope]:
-        for batch in self._reader:
-            yield from self.envelopes(batch)
-
-
-def _open_replay(
-    bus: buses.BusClient, topic: str, start: int | None, end: int | None, batch: bool, wait_s: float
-) -> TopicReplay[Any]:
-    first, last = _find_id(bus, topic, start), _find_id(bus, topic, end)
-    if last is None and not wait_s:
-        last = bus.act("bounds", topic=topic)["next_id"]
-    info = bus.act("topic.info", topic=topic)
-    reader = bus.read(topic, start=first, end=last, wait_s=wait_s)
-    return TopicReplay(bus, reader, info, batch)
-
-
-def _find_id(bus: buses.BusClient, topic: str, position: int | None) -> int | None:
-    """Return the id of a position; a time is looked up."""
-    if not isinstance(position, TimePosition):
-        return position
-    return int(bus.act("find", topic=topic, timestamp_ns=int(position))["position"])
-
-
-def envelopes_of(topic: str, batch: pa.RecordBatch, indexes: Sequence[int]) -> Iterator[Envelope]:
-    """Return an envelope per row. Columns are converted to lists once."""
-    names = ("id", "shard", "offset", "timestamp_ns", "insertion_ms", "shard_key", "body")
-    ids, shards, *rest = [batch.column(name).to_pylist() for name in names]
-    columns = ids, shards, *rest, headers_of(batch), [indexes[shard] for shard in shards]
-    return map(Envelope, repeat(topic), *columns)
-
-
-def headers_of(batch: pa.RecordBatch) -> list[dict[str, bytes]]:
-    column = batch.column("headers")
-    if column.null_count == len(column):
-        return [{} for _ in range(len(column))]
-    return [dict(pairs or ()) for pairs in column.to_pylist()]
-
 
 def shard_indexes(generations: Sequence[int]) -> list[int]:
     """Return, for each shard, its index among the shards that were opened with it."""
     return [index for count in generations for index in range(count)]
-
-
-def _check_time(name: str, value: object) -> TimePosition:
-    return TimePosition(to_nanoseconds(name, value))
-
-
-def _check_id(name: str, value: object) -> int | None:
-    return None if value is None else check_position(name, value)
