@@ -38,12 +38,12 @@ CHECKER = [
             "if False:",
         ),
         (
-            "no peer need handle it",
+            "unhandled is fine",
             "elif not any(run.outcome == OK for run",
             "elif not any(True for run",
         ),
         ("nothing need be produced", "if row.body not in evidence.outputs:", "if False:"),
-        ("twice in the topic is fine", "if len(rows) > 1:", "if len(rows) > 2:"),
+        ("duplicates in the topic are fine", "if len(rows) > 1:", "if len(rows) > 2:"),
         (
             "two runs may produce",
             "if len(runs := {run_of(row.body) for row in rows}) > 1:",
@@ -110,7 +110,7 @@ CHECKER = [
             "if one.outcome == OK and one.epoch < newest:",
             "if one.epoch < newest:",
         ),
-        ("what was in progress is accused", "if at < one.began_ns)", "if at < one.ended_ns)"),
+        ("calls in progress are late", "if at < one.began_ns)", "if at < one.ended_ns)"),
     ),
     *mutants(
         "tests/rig/fdq/stats_rules.py",
@@ -131,26 +131,26 @@ CONSUMER = [
     *mutants(
         "dialects/fdq/client/key_queue.py",
         (
-            "a failed key goes on",
+            "blocked key continues",
             "if blocked is not None:\n            run",
             "if False:\n            run",
         ),
         (
-            "late ends count",
+            "end of an abandoned run counts",
             "            return False\n        self.current = None\n        shard",
             "            pass\n        self.current = None\n        shard",
         ),
-        ("a held key stays held", "self._blocked.pop((run.shard, blocked.key), None)", "pass"),
+        ("key stays blocked", "self._blocked.pop((run.shard, blocked.key), None)", "pass"),
     ),
     *mutants(
         "dialects/fdq/client/executor.py",
         (
-            "on without a lease",
+            "run without a lease",
             "has_lease = now_s <= self._member.lease_until_s",
             "has_lease = True",
         ),
         (
-            "what may not be begun is passed over",
+            "refused run is overtaken",
             "                    run.shard.is_open = False\n"
             "                if not run.shard.is_open:\n"
             "                    reason = NOT_RUN\n"
@@ -161,19 +161,19 @@ CONSUMER = [
     *mutants(
         "dialects/fdq/client/acker.py",
         (
-            "what was not heard is forgotten",
+            "unsent acks are dropped",
             "        self.shard.restore_unsent_acks(self._acked)\n        self.shard.failures",
             "        self.shard.failures",
         ),
         (
-            "released while it runs",
+            "shard is released during a run",
             "shard.is_releasing and self.is_idle([shard])",
             "shard.is_releasing",
         ),
     ),
     *mutants(
         "dialects/fdq/client/assigned_shards.py",
-        ("shards of a former life", "if generation != self.generation:", "if False:"),
+        ("assignment of an earlier generation", "if generation != self.generation:", "if False:"),
     ),
 ]
 

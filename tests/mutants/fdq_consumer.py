@@ -29,24 +29,24 @@ SUITES: dict[str, tuple[str, ...]] = {
 LANES = mutants(
     "dialects/fdq/client/key_queue.py",
     (
-        "a held key is overtaken",
+        "blocked key is overtaken",
         "if blocked is not None:\n            run",
         "if False:\n            run",
     ),
-    ("closed shards go on", "if not run.shard.is_open:", "if False:"),
+    ("closed shards start runs", "if not run.shard.is_open:", "if False:"),
     (
-        "a late end counts",
+        "end of an abandoned run counts",
         "            return False\n        self.current = None\n        shard",
         "            pass\n        self.current = None\n        shard",
     ),
-    ("a commit is not the end", "if run.is_committed:  # its", "if False:  # its"),
-    ("full shards run on", "if not shard.may_start(run.offset, is_new=True):", "if False:"),
-    ("aside forever", "if shard.version != version:", "if False:"),
-    ("overtaken from aside", "if shard in self._full_shards:", "if False:"),
-    ("one full shard takes all the room", "if not rows.rows:", "if True:"),
-    ("what was aside waits forever", "self.shard.add_waiting(-rows, -size_bytes)", "pass"),
-    ("the next of a key is lost", "self._ready.append(follower)", "pass"),
-    ("keys are held forever", "self._blocked.pop((run.shard, blocked.key), None)", "pass"),
+    ("failure after a commit counts", "if run.is_committed:  # its", "if False:  # its"),
+    ("full shards start any run", "if not shard.may_start(run.offset, is_new=True):", "if False:"),
+    ("parked rows never continue", "if shard.version != version:", "if False:"),
+    ("parked rows are overtaken", "if shard in self._full_shards:", "if False:"),
+    ("parked rows keep their room", "if not rows.rows:", "if True:"),
+    ("parked rows count as waiting forever", "self.shard.add_waiting(-rows, -size_bytes)", "pass"),
+    ("next message of a key is lost", "self._ready.append(follower)", "pass"),
+    ("keys stay blocked", "self._blocked.pop((run.shard, blocked.key), None)", "pass"),
     (
         "rows are never freed",
         "popleft().rows\n            return None\n        blocked",
@@ -58,9 +58,9 @@ SHARDS = mutants(
     "dialects/fdq/client/assigned_shards.py",
     ("never full", "self.is_full = len(self.done) >= self._full_at or", "self.is_full ="),
     ("any number of failures", "or self._blocked_keys >= MAX_BLOCKED_KEYS", ""),
-    ("the first waits for all", "if offset == self.done.low:", "if False:"),
+    ("message at the low mark waits", "if offset == self.done.low:", "if False:"),
     (
-        "those that failed wait for room",
+        "retries need room",
         "len(self.done) < self._full_at or self.done",
         "self.done",
     ),
@@ -70,20 +70,24 @@ SHARDS = mutants(
         "self.emitted += len(committed)",
         "self._unsent += [(at, at + 1) for at in committed]",
     ),
-    ("nothing is put back", "self._unsent = merge_ranges([*self._unsent, *unsent])", "pass"),
+    (
+        "unsent acks are not restored",
+        "self._unsent = merge_ranges([*self._unsent, *unsent])",
+        "pass",
+    ),
     ("failures are not emitted", "self.emitted += failed", "pass"),
 )
 
 RUNS = mutants(
     "dialects/fdq/client/handler_run.py",
     (
-        "a run comes again as itself",
+        "retry is the same object",
         "return [MessageRun(self.shard, self._rows, self._index, self.offset, failed)]",
         "self.attempts = failed\n        return [self]",
     ),
-    ("the dead come again", "if self.offset in dead:", "if False:"),
+    ("dead letters are retried", "if self.offset in dead:", "if False:"),
     (
-        "pending work keeps all",
+        "waiting run keeps its fetch",
         "self._rows, self._index = self._rows.copy_row(self._index), 0",
         "pass",
     ),
@@ -92,47 +96,55 @@ RUNS = mutants(
 
 BATCHES = mutants(
     "dialects/fdq/client/handler_run.py",
-    ("the last run has company", "is_alone = failures >= last_attempt", "is_alone = False"),
+    ("last run shares a batch", "is_alone = failures >= last_attempt", "is_alone = False"),
     (
-        "suspects in large batches",
+        "large batches of suspect rows",
         "end = min(end, start + MAX_SUSPECT_BATCH_ROWS, self.shard.suspect_to)",
         "pass",
     ),
-    ("the dead of a batch come again", "if at not in dead]", "]"),
+    ("dead letters of a batch are retried", "if at not in dead]", "]"),
 )
 
 REST = mutants(
     "dialects/fdq/client/acker.py",
-    ("failures are forgotten", "self.shard.failures.extendleft(reversed(self._failures))", "pass"),
     (
-        "released while it runs",
+        "failures are not restored",
+        "self.shard.failures.extendleft(reversed(self._failures))",
+        "pass",
+    ),
+    (
+        "shard is released during a run",
         "shard.is_releasing and self.is_idle([shard])",
         "shard.is_releasing",
     ),
-    ("hangs are not seen", "if run is None or now_s - run.started_s <= timeout_s:", "if True:"),
+    ("timeouts are ignored", "if run is None or now_s - run.started_s <= timeout_s:", "if True:"),
     ("close does not wait", "while not self.is_idle(shards) and", "while False and"),
-    ("a slow run takes all the room", "executor.refresh(is_slow=True)", "pass"),
-    ("what is left behind never ran", "run = executor.abandon(ABANDONED)", "run = None"),
+    ("slow run keeps its room", "executor.refresh(is_slow=True)", "pass"),
+    ("abandoned run is not reported", "run = executor.abandon(ABANDONED)", "run = None"),
 )
 
 HOLDINGS = mutants(
     "dialects/fdq/client/assigned_shards.py",
-    ("a former life's shards", "if generation != self.generation:", "if False:"),
-    ("old epochs are held", "shard is not None and shard.epoch == epoch", "shard is not None"),
-    ("released again and again", "if shard is None or shard.is_releasing:", "if shard is None:"),
-    ("open after the end", "shard.is_open = not self._is_closed", "pass"),
+    ("assignment of an earlier generation", "if generation != self.generation:", "if False:"),
+    (
+        "shard of an old epoch is found",
+        "shard is not None and shard.epoch == epoch",
+        "shard is not None",
+    ),
+    ("release starts twice", "if shard is None or shard.is_releasing:", "if shard is None:"),
+    ("shard is open after close", "shard.is_open = not self._is_closed", "pass"),
 )
 
 FETCHING = mutants(
     "dialects/fdq/client/fetcher.py",
     (
-        "what is done is run",
+        "done rows are queued",
         "if shard.is_done(rows.offsets[start], rows.offsets[start + length - 1] + 1):",
         "if False:",
     ),
-    ("lanes by the shard's bits", ">> 32) % count", ") % 16 % count"),
+    ("executor by the shard's bits", ">> 32) % count", ") % 16 % count"),
     (
-        "batches with holes",
+        "batches with gaps",
         "if last - first + 1 == batch.num_rows and not shard.is_done(first, last + 1):",
         "if True:",
     ),

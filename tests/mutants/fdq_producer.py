@@ -141,7 +141,7 @@ REPLAY = [
     *mutants(
         "dialects/fdq/client/topic_replay.py",
         ("it never ends", "if last is None and not wait_s:", "if False:"),
-        ("ids are times", "if not isinstance(position, TimePosition):", "if False:"),
+        ("ids are times", "if from_time is not None or isinstance(to, datetime):", "if True:"),
         (
             "the bus is kept",
             "self._reader.close()\n        self._bus.close()",

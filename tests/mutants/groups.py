@@ -20,48 +20,56 @@ SUITES: dict[str, tuple[str, ...]] = {"unit": ("tests/unit/groups",)}
 
 ASSIGNMENT = mutants(
     "groups/assignment.py",
-    ("who has least gets more", "(-len(kept[name]), name)", "(len(kept[name]), name)"),
-    ("no peer keeps what it has", 'kept.get(owner or "", pool)', "pool"),
-    ("holders are not asked", "if holder in kept and", "if False and"),
+    (
+        "members with few shards get the extra ones",
+        "(-len(kept[name]), name)",
+        "(len(kept[name]), name)",
+    ),
+    ("members keep no shard", 'kept.get(owner or "", pool)', "pool"),
+    ("owners are not preferred", "if holder in kept and", "if False and"),
 )
 
 RANGES = mutants(
     "model/offset_ranges.py",
-    ("touching ranges stay apart", "start <= merged[-1][1]", "start < merged[-1][1]"),
-    ("low mark not raised", "if start > low:", "if start >= low:"),
-    ("the end is in", "offset < ranges[index][1]", "offset <= ranges[index][1]"),
+    ("adjacent ranges are not merged", "start <= merged[-1][1]", "start < merged[-1][1]"),
+    ("low mark is not raised", "if start > low:", "if start >= low:"),
+    ("range includes its end", "offset < ranges[index][1]", "offset <= ranges[index][1]"),
 )
 
 JUDGING = mutants(
     "groups/shard_progress.py",
-    ("any owner", "if progress.owner != consumer or progress.epoch != epoch:", "if False:"),
-    ("any epoch", " or progress.epoch != epoch:", ":"),
-    ("acks from the future", "if report.last > end:", "if False:"),
-    ("ranges without end", "if len(above) > max(most, len(progress.ranges)):", "if False:"),
-    ("attempts without end", "if known == 0 and len(attempts) >= MAX_ATTEMPTS:", "if False:"),
     (
-        "told again, counted again",
+        "owner is not checked",
+        "if progress.owner != consumer or progress.epoch != epoch:",
+        "if False:",
+    ),
+    ("epoch is not checked", " or progress.epoch != epoch:", ":"),
+    ("acks beyond the end", "if report.last > end:", "if False:"),
+    ("unlimited ranges", "if len(above) > max(most, len(progress.ranges)):", "if False:"),
+    ("unlimited attempts", "if known == 0 and len(attempts) >= MAX_ATTEMPTS:", "if False:"),
+    (
+        "repeated failure counts twice",
         "count = known if is_repeated else known + 1",
         "count = known + 1",
     ),
-    ("one delivery too many", "if count >= max_deliver:", "if count > max_deliver:"),
+    ("one delivery over max_deliver", "if count >= max_deliver:", "if count > max_deliver:"),
     (
-        "attempts stay",
+        "attempts of acked messages stay",
         "attempts.items() if not offset_ranges.contains(low, above, at)",
         "attempts.items()",
     ),
     (
-        "suspicion stays",
+        "suspect mark is not cleared",
         "suspect_to = progress.suspect_to if progress.suspect_to > low else 0",
         "suspect_to = progress.suspect_to",
     ),
-    ("no peer is suspect", "suspect_to if suspect_to > progress.low else 0", "0"),
+    ("no offset is suspect", "suspect_to if suspect_to > progress.low else 0", "0"),
     (
-        "the dead ran nothing",
+        "running offsets of a dead member do not fail",
         "return record_failures(released, shard.number, running, max_deliver)",
         "return ReportOutcome(released)",
     ),
-    ("the same epoch again", "epoch=progress.epoch + 1)", "epoch=progress.epoch)"),
+    ("assignment keeps its epoch", "epoch=progress.epoch + 1)", "epoch=progress.epoch)"),
     (
         "counts of the last owner are lost",
         "emitted=progress.emitted + emitted",
@@ -69,7 +77,7 @@ JUDGING = mutants(
     ),
     ("trimmed counts as acked", "start=progress.start + unread,", "start=progress.start,"),
     (
-        "letters are not counted",
+        "dead letters are not counted",
         "dead_lettered=progress.dead_lettered + len(dead)",
         "dead_lettered=0",
     ),
@@ -77,36 +85,36 @@ JUDGING = mutants(
 
 MEMBERSHIP = mutants(
     "groups/membership.py",
-    ("members without end", "len(roster.members) >= self._max_members", "False"),
+    ("unlimited members", "len(roster.members) >= self._max_members", "False"),
     ("epochs do not rise", "next_epoch=member.epoch + 1", "next_epoch=member.epoch"),
-    ("the dead live", "if dead:", "if False:"),
-    ("pending work is forgotten", "elif group.needs_rebalance:", "elif False:"),
-    ("who leaves is suspect", "if owner == leaving:", "if False:"),
+    ("dead members do not expire", "if dead:", "if False:"),
+    ("needed rebalance is skipped", "elif group.needs_rebalance:", "elif False:"),
+    ("leaving member leaves suspect offsets", "if owner == leaving:", "if False:"),
     (
-        "no peer is woken",
+        "rebalance wakes no fetch",
         "        self._context.wake(group.topic.number)\n\n    def _move",
         "\n    def _move",
     ),
     (
-        "replaced, and not fenced",
+        "replaced member keeps its shards",
         "return member is None or member.epoch != shard.progress.member",
         "return member is None",
     ),
-    ("a group of no peer stays", "if not group.version:", "if False:"),
-    ("what was meant is forgotten", "{**holders, **group.target}", "{**holders}"),
+    ("group without a member stays", "if not group.version:", "if False:"),
+    ("previous target is ignored", "{**holders, **group.target}", "{**holders}"),
 )
 
 STATE = mutants(
     "groups/group_state.py",
-    ("a newer one of the name is no matter", "if member.epoch > epoch:", "if False:"),
+    ("old member of the same name is not fenced", "if member.epoch > epoch:", "if False:"),
     (
-        "written whatever is there",
+        "version of a record is not checked",
         "RecordChange(key, value, shard.version)",
         "RecordChange(key, value, None)",
     ),
-    ("removed, and still used", "if self.is_removed:", "if False:"),
+    ("removed group is used", "if self.is_removed:", "if False:"),
     (
-        "known before it is on disk",
+        "committed progress is not applied",
         "            shard.progress, shard.version = progress, next(versions)\n",
         "            pass\n",
     ),
@@ -115,122 +123,130 @@ STATE = mutants(
 ACKS = mutants(
     "groups/acks.py",
     (
-        "done again",
+        "acked transaction is repeated",
         "if offset_ranges.contains(progress.low, progress.ranges, offset):",
         "if False:",
     ),
-    ("late runs count", "if failed != attempt:", "if False:"),
+    ("transaction of an old attempt", "if failed != attempt:", "if False:"),
     (
-        "outputs are lost",
+        "outputs are dropped",
         "        update.appends += appends\n        return",
         "        return",
     ),
-    ("stages are lost", "return update.commit(stages)", "return update.commit()"),
-    ("nothing is released", "if report.release:\n        # The", "if False:\n        # The"),
-    ("nothing runs", "shard.running = report.running", "pass"),
-    ("the next owner inherits", "shard.reset_owner()", "pass"),
-    ("counts go back", "max(emitted, report.emitted)", "report.emitted"),
+    ("stages are dropped", "return update.commit(stages)", "return update.commit()"),
+    ("release is ignored", "if report.release:\n        # The", "if False:\n        # The"),
+    ("running offsets are ignored", "shard.running = report.running", "pass"),
+    ("observations of the last owner stay", "shard.reset_owner()", "pass"),
+    ("counts decrease", "max(emitted, report.emitted)", "report.emitted"),
 )
 
 FETCHING = mutants(
     "groups/member_fetch.py",
-    ("rows of what is to be released", "if n not in release]", "]"),
-    ("told again and again", " or not held[n].releasing", ""),
-    ("paused is not heeded", "if held.paused:", "if False:"),
-    ("what is acked comes again", "at = acked[1]", "pass"),
+    ("rows of a shard to release", "if n not in release]", "]"),
+    ("known release is reported again", " or not held[n].releasing", ""),
+    ("pause is ignored", "if held.paused:", "if False:"),
+    ("acked rows are delivered", "at = acked[1]", "pass"),
     (
-        "no peer knows what was handed out",
+        "handed offsets are not recorded",
         "shard.handed_to = max(shard.handed_to, last + 1)",
         "pass",
     ),
     (
-        "the first shard is always first",
+        "shards are not rotated",
         "shard.read_turn = group.turn",
         "pass",
     ),
     (
-        "those without a chance wait on",
+        "unreached shards lose their place",
         "            if begin == rows.count:\n                break\n",
         "",
     ),
     (
-        "trimmed is not counted",
+        "trimmed messages are not counted",
         "                    update.changed[shard] = trimmed",
         "                    pass",
     ),
-    ("who follows hears of no change", "known == self._settled:", "self._settled is not None:"),
-    ("who follows gets the same again", '._replace(next=place["to"])', ""),
-    ("it follows without end", "self._max_rows -= result.rows.count", "pass"),
+    ("following fetch misses changes", "known == self._settled:", "self._settled is not None:"),
+    ("following fetch repeats rows", '._replace(next=place["to"])', ""),
+    ("following fetch is unlimited", "self._max_rows -= result.rows.count", "pass"),
 )
 
 TABLE = mutants(
     "groups/group_registry.py",
-    ("groups without end", "if len(self._known) >= self._max_groups:", "if False:"),
-    ("no peer is charged", "created >= self._max_user_groups:", "False:"),
-    ("epochs begin again", "return int(record.value) if record else 1", "return 1"),
-    ("the latest is the earliest", "each.start if start == EARLIEST else each.end", "each.start"),
+    ("unlimited groups", "if len(self._known) >= self._max_groups:", "if False:"),
+    ("groups count against no user", "created >= self._max_user_groups:", "False:"),
+    ("epochs restart", "return int(record.value) if record else 1", "return 1"),
+    (
+        "latest starts at the earliest",
+        "each.start if start == EARLIEST else each.end",
+        "each.start",
+    ),
     (
         "no new deadline",
         "dict.fromkeys(group.roster.members, now)",
         "dict.fromkeys(group.roster.members, 0.0)",
     ),
-    ("dropped topics leave records", "self._dropped.append(topic.number)", "pass"),
-    ("a sweep that failed is over", "self._dropped += dropped", "pass"),
+    ("dropped topics keep their records", "self._dropped.append(topic.number)", "pass"),
+    ("failed removal is not repeated", "self._dropped += dropped", "pass"),
 )
 
 REST = [
     *mutants(
         "groups/group_reset.py",
-        ("moved under its members", "if group.roster.members and not force:", "if False:"),
-        ("a reset fences no peer", "epoch=progress.epoch + 1,", "epoch=progress.epoch,"),
-        ("the count goes on", "                        start=to_offset,\n", ""),
-        ("one id too far", '"little") < first:', '"little") <= first:'),
+        ("reset with members", "if group.roster.members and not force:", "if False:"),
+        ("reset keeps the epoch", "epoch=progress.epoch + 1,", "epoch=progress.epoch,"),
+        ("reset keeps the start of counts", "                        start=to_offset,\n", ""),
+        ("reset to an id skips it", '"little") < first:', '"little") <= first:'),
     ),
     *mutants(
         "groups/dead_letter_queue.py",
-        ("letters of letters", "return not topic.name.endswith(SUFFIX)", "return True"),
-        ("letters without end", "exhausted[:MAX_DEAD_LETTERS]", "exhausted"),
-        ("headers are doubled", "if header[0] not in names]", "]"),
+        (
+            "dead letters of a dead letter queue",
+            "return not topic.name.endswith(SUFFIX)",
+            "return True",
+        ),
+        ("unlimited dead letters", "exhausted[:MAX_DEAD_LETTERS]", "exhausted"),
+        ("headers are duplicated", "if header[0] not in names]", "]"),
     ),
     *mutants(
         "groups/shard_ends.py",
-        ("news go back", " and known[shard] < end", ""),
+        ("end of a shard decreases", " and known[shard] < end", ""),
         (
-            "news while it looks are lost",
+            "end is read once",
             "            shards = self._store.bounds(topic).shards\n        for",
             "        for",
         ),
     ),
     *mutants(
         "groups/ack_latency.py",
-        ("notes without end", "if len(self._offsets) > MAX_SAMPLES:", "if False:"),
+        ("unlimited samples", "if len(self._offsets) > MAX_SAMPLES:", "if False:"),
     ),
     *mutants(
         "native/port/group_actions.py",
         (
-            "produced without a right",
+            "output without a right to produce",
             "        access.check_allowed(caller.identity, PRODUCE, name)\n",
             "",
         ),
-        ("no room for letters is no matter", "    check_dead_letter_name(topic)\n", ""),
-        ("changes wake no peer", "waits.wake(number, GROUP_CHANGES)", "pass"),
+        ("name without room for its dead letter queue", "    check_dead_letter_name(topic)\n", ""),
+        ("changes wake no fetch", "waits.wake(number, GROUP_CHANGES)", "pass"),
     ),
 ]
 
 FETCHES = mutants(
     "native/port/group_actions.py",
     (
-        "no bound of a fetch",
+        "fetch is not limited",
         "min(request.max_rows, limits.max_fetch_rows)",
         "request.max_rows",
     ),
     (
-        "a right that is gone is no matter",
+        "revoked right is ignored",
         "            _get_group_topic(port, caller, request)  # access",
         "            # access",
     ),
     (
-        "a change is not the last",
+        "fetch continues after a change",
         "            if result.is_change or not (result and",
         "            if not (result and",
     ),

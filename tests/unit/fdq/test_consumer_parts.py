@@ -32,7 +32,7 @@ def batch(keys, first=0):
     count = len(keys)
     at = list(range(first, first + count))
     columns = [at, [0] * count, at, at, at, keys, [b"body"] * count, [None] * count]
-    arrays = [pa.array(one, field.type) for one, field in zip(columns, READ_SCHEMA, strict=True)]
+    arrays = [pa.array(c, field.type) for c, field in zip(columns, READ_SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=READ_SCHEMA)
 
 
@@ -60,27 +60,29 @@ def test_window_adapts_within_its_bounds():
     assert window.rows == 40, "all was used up: fetches are slow"
 
 
-class Told:
+class RespondingMember:
     """A member that gets one assignment response."""
 
-    def __init__(self, **told):
-        self._told = {"assigned": [], "release": [], "lost": [], **told}
+    def __init__(self, **changes):
+        self._response = {"assigned": [], "release": [], "lost": [], **changes}
 
     def retry(self, step):
         step()
 
     def follow(self, **asked):
-        yield self._told, None
+        yield self._response, None
 
 
 @pytest.mark.parametrize("is_releasing", [True, False])
 def test_lost_shard_is_logged_as_warning_unless_released(caplog, is_releasing):
-    held, terms = AssignedShards(), ConsumeOptions("t", "one", print)
+    held, options = AssignedShards(), ConsumeOptions("t", "one", print)
     held.put(shard(3), 0)
     if is_releasing:
         held.start_release(3)
-    member, nobody = cast(Any, Told(lost=[3])), cast(Any, None)
-    Fetcher(terms, member, held, [], nobody, FetchBuffer(FetchWindow(10, 10)), print).fetch_once()
+    member, committer = cast(Any, RespondingMember(lost=[3])), cast(Any, None)
+    Fetcher(
+        options, member, held, [], committer, FetchBuffer(FetchWindow(10, 10)), print
+    ).fetch_once()
     assert held.all() == []
     assert ("one lost shard 3 of t" in caplog.messages) is not is_releasing
 
@@ -118,9 +120,9 @@ def test_key_has_one_executor_by_bits_that_did_not_choose_its_shard():
     keys = [f"key-{n}" for n in range(400)]
     # Keys of one shard, whose hashes have equal low bits.
     same = [key for key in keys if xxhash.xxh64_intdigest(key.encode()) % 16 == 3]
-    lanes = choose_executors(rows(same), range(len(same)), 4)
-    assert lanes == choose_executors(rows(same), range(len(same)), 4)
-    assert set(lanes) == set(range(4))
+    executors = choose_executors(rows(same), range(len(same)), 4)
+    assert executors == choose_executors(rows(same), range(len(same)), 4)
+    assert set(executors) == set(range(4))
 
 
 def test_messages_without_a_key_are_spread_over_executors():
@@ -130,31 +132,31 @@ def test_messages_without_a_key_are_spread_over_executors():
 
 def joined(*parts):
     """One fetched batch, with the slice of each shard."""
-    table = pa.Table.from_batches([one for _, one in parts])
-    starts = accumulate((one.num_rows for _, one in parts), initial=0)
-    places = [(held, at, one.num_rows) for (held, one), at in zip(parts, starts, strict=False)]
+    table = pa.Table.from_batches([part for _, part in parts])
+    starts = accumulate((part.num_rows for _, part in parts), initial=0)
+    places = [(held, at, part.num_rows) for (held, part), at in zip(parts, starts, strict=False)]
     return table.combine_chunks().to_batches()[0], places
 
 
 def taken(pieces):
     """Return the offsets of queued rows, run by run."""
-    found = []
+    runs_taken = []
     for piece in pieces:
         while (run := piece.take()) is not None:
-            found.append((run.shard.number, list(run.offsets)))
-    return found
+            runs_taken.append((run.shard.number, list(run.offsets)))
+    return runs_taken
 
 
 def test_messages_are_dispatched_by_key_without_done_ones():
     one, two = shard(1), shard(2, ranges=[[5, 7]])
-    dealt, count, size = MessageDispatcher(1).dispatch(
+    dispatched, count, size = MessageDispatcher(1).dispatch(
         *joined((one, batch(["a", "b"])), (two, batch("cdef", 4)))
     )
-    assert taken(dealt[0]) == [(1, [0]), (1, [1]), (2, [4]), (2, [7])]
+    assert taken(dispatched[0]) == [(1, [0]), (1, [1]), (2, [4]), (2, [7])]
     assert count == 4
     assert size > 6 * len(b"body")
-    dealt, count, _ = MessageDispatcher(3).dispatch(*joined((one, batch([None] * 4))))
-    assert {lane: taken(pieces) for lane, pieces in dealt.items()} == {
+    dispatched, count, _ = MessageDispatcher(3).dispatch(*joined((one, batch([None] * 4))))
+    assert {queue: taken(pieces) for queue, pieces in dispatched.items()} == {
         0: [(1, [0]), (1, [3])],
         1: [(1, [1])],
         2: [(1, [2])],
@@ -163,18 +165,18 @@ def test_messages_are_dispatched_by_key_without_done_ones():
 
 def test_batches_are_dispatched_by_shard_and_split_at_done_rows():
     one, two = shard(1), shard(2, ranges=[[5, 7]])
-    dealt, count, _ = BatchDispatcher(2, 4).dispatch(
+    dispatched, count, _ = BatchDispatcher(2, 4).dispatch(
         *joined((one, batch("ab")), (two, batch("cdefgh", 3)))
     )
-    assert taken(dealt[1]) == [(1, [0, 1])]
-    assert taken(dealt[0]) == [(2, [3, 4]), (2, [7, 8])]
+    assert taken(dispatched[1]) == [(1, [0, 1])]
+    assert taken(dispatched[0]) == [(2, [3, 4]), (2, [7, 8])]
     assert count == 6
 
 
 def test_waiting_message_does_not_keep_its_fetch_alive():
     held = shard()
-    lane = lane_of(held, ["a", "b"])
-    run = ended(lane, well=False)
+    queue = queue_of(held, ["a", "b"])
+    run = ended(queue, well=False)
     assert len(run._rows.bodies) == 1
     assert run.build_argument("t", 0).shard_key == "a"
 
@@ -182,26 +184,26 @@ def test_waiting_message_does_not_keep_its_fetch_alive():
 # --- reports
 
 
-def ended(lane, *, well):
-    run = lane.begin(0.0)
+def ended(queue, *, well):
+    run = queue.begin(0.0)
     if well:
-        lane.finish(run)
+        queue.finish(run)
     else:
-        lane.fail(run, "why")
+        queue.fail(run, "why")
     return run
 
 
-def lane_of(held, keys):
-    lane = KeyOrderedQueue()
-    lane.push([QueuedMessages(held, rows(keys), range(len(keys)))])
-    return lane
+def queue_of(held, keys):
+    queue = KeyOrderedQueue()
+    queue.push([QueuedMessages(held, rows(keys), range(len(keys)))])
+    return queue
 
 
 def test_unsent_report_is_repeated_unchanged():
     held = shard()
-    lane = lane_of(held, ["a", "b", "c"])
+    queue = queue_of(held, ["a", "b", "c"])
     for well in (True, False, True):
-        ended(lane, well=well)
+        ended(queue, well=well)
     first = AckBatch(held)
     entry = first.build_report()
     assert entry == {
@@ -221,12 +223,12 @@ def test_unsent_report_is_repeated_unchanged():
 
 def test_response_decides_the_followers_of_a_failed_run():
     held = shard()
-    lane = lane_of(held, ["a", "b", "c"])
-    runs = [ended(lane, well=False) for _ in range(3)]
+    queue = queue_of(held, ["a", "b", "c"])
+    runs = [ended(queue, well=False) for _ in range(3)]
     answer = {"low": 0, "attempts": {"0": 1, "2": 1}, "dead": [1], "error": None}
     following = AckBatch(held).apply_response(answer)
     assert [run for run, _ in following] == runs
-    assert [[one.offset for one in after] for _, after in following] == [[0], [], [2]]
+    assert [[run.offset for run in after] for _, after in following] == [[0], [], [2]]
     assert list(held.done) == [(1, 2)]
     assert not held.has_unreported()
 
@@ -234,8 +236,8 @@ def test_response_decides_the_followers_of_a_failed_run():
 def test_failed_message_that_is_done_is_not_retried():
     """The response with its dead letter was lost."""
     held = shard()
-    lane = lane_of(held, ["a"])
-    ended(lane, well=False)
+    queue = queue_of(held, ["a"])
+    ended(queue, well=False)
     following = AckBatch(held).apply_response({"low": 1, "attempts": {}, "dead": [], "error": None})
     assert [after for _, after in following] == [[]]
     assert held.done.low == 1
@@ -243,11 +245,11 @@ def test_failed_message_that_is_done_is_not_retried():
 
 def test_failures_over_the_limit_are_retried_uncounted():
     held = shard()
-    lane = lane_of(held, ["a", "b"])
-    ended(lane, well=True)
-    ended(lane, well=False)
+    queue = queue_of(held, ["a", "b"])
+    ended(queue, well=True)
+    ended(queue, well=False)
     following = AckBatch(held).retry_uncounted()
-    assert [[one.offset for one in after] for _, after in following] == [[1]]
+    assert [[run.offset for run in after] for _, after in following] == [[1]]
     assert AckBatch(held).build_report()["acked"] == [(0, 1)]
 
 
@@ -255,44 +257,44 @@ def test_failures_over_the_limit_are_retried_uncounted():
 
 
 def test_assignment_of_an_earlier_generation_is_ignored():
-    holdings = AssignedShards()
-    generation = holdings.generation
-    one = shard()
-    assert holdings.put(one, generation)
-    holdings.drop_all()
-    assert not one.is_open
-    assert not one.is_held
-    assert not holdings.put(shard(), generation)
-    assert holdings.all() == []
+    assigned = AssignedShards()
+    generation = assigned.generation
+    first = shard()
+    assert assigned.put(first, generation)
+    assigned.drop_all()
+    assert not first.is_open
+    assert not first.is_held
+    assert not assigned.put(shard(), generation)
+    assert assigned.all() == []
 
 
 def test_newer_assignment_replaces_the_older():
-    holdings = AssignedShards()
+    assigned = AssignedShards()
     old, new = shard(epoch=1), shard(epoch=2)
-    holdings.put(old, 0)
-    holdings.put(new, 0)
+    assigned.put(old, 0)
+    assigned.put(new, 0)
     assert not old.is_open
-    assert holdings.get(0, 1) is None
-    assert holdings.get(0, 2) is new
-    holdings.drop(old)
-    assert holdings.all() == [new]
+    assert assigned.get(0, 1) is None
+    assert assigned.get(0, 2) is new
+    assigned.drop(old)
+    assert assigned.all() == [new]
 
 
 def test_release_starts_once_and_close_applies_to_later_shards():
-    holdings = AssignedShards()
-    one = shard()
-    holdings.put(one, 0)
-    assert holdings.start_release(0)
-    assert not holdings.start_release(0)
-    assert not holdings.start_release(7)
-    assert not one.is_open
-    assert one.is_held
-    assert [(held["paused"], held["releasing"]) for held in holdings.describe_held()] == [
+    assigned = AssignedShards()
+    first = shard()
+    assigned.put(first, 0)
+    assert assigned.start_release(0)
+    assert not assigned.start_release(0)
+    assert not assigned.start_release(7)
+    assert not first.is_open
+    assert first.is_held
+    assert [(held["paused"], held["releasing"]) for held in assigned.describe_held()] == [
         (True, True)
     ]
-    holdings.close()
+    assigned.close()
     late = shard(1)
-    holdings.put(late, 0)
+    assigned.put(late, 0)
     assert not late.is_open
 
 
@@ -300,13 +302,13 @@ def test_release_starts_once_and_close_applies_to_later_shards():
 
 
 def test_wake_signal_does_not_miss_earlier_work():
-    alarm = WakeSignal()
-    alarm.wait(60, unless=lambda: True)
-    ringing = threading.Thread(target=alarm.wake_urgently)
-    ringing.start()
-    alarm.wait(60)
-    alarm.wait_urgent(60)
-    ringing.join()
+    signal = WakeSignal()
+    signal.wait(60, unless=lambda: True)
+    waker = threading.Thread(target=signal.wake_urgently)
+    waker.start()
+    signal.wait(60)
+    signal.wait_urgent(60)
+    waker.join()
 
 
 class Unspeakable(Exception):

@@ -17,9 +17,9 @@ from polybus.dialects.fdq.client.handler_run import (
 from polybus.dialects.fdq.client.key_queue import KeyOrderedQueue
 from polybus.model.arrow import READ_SCHEMA
 
-LANES = 3
-MAX_RANGES = COLLECT_EVERY + 2 * LANES + 2  # the shard is full with two gaps
-MAX_HOLDS = 3  # and with three blocked keys
+QUEUES = 3
+MAX_RANGES = COLLECT_EVERY + 2 * QUEUES + 2  # the shard is full with two gaps
+MAX_BLOCKED = 3  # and with three blocked keys
 MAX_DELIVER = 3
 
 
@@ -27,7 +27,7 @@ def rows(first, keys):
     count = len(keys)
     at = list(range(first, first + count))
     columns = [at, [0] * count, at, at, at, keys, [b"body"] * count, [None] * count]
-    arrays = [pa.array(one, field.type) for one, field in zip(columns, READ_SCHEMA, strict=True)]
+    arrays = [pa.array(c, field.type) for c, field in zip(columns, READ_SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=READ_SCHEMA)
 
 
@@ -42,71 +42,71 @@ class Executors(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(
-            "polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", MAX_HOLDS
+            "polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", MAX_BLOCKED
         )
-        self.shard = AssignedShard(given(), LANES, MAX_RANGES)
-        self.lanes = [KeyOrderedQueue() for _ in range(LANES)]
+        self.shard = AssignedShard(given(), QUEUES, MAX_RANGES)
+        self.queues = [KeyOrderedQueue() for _ in range(QUEUES)]
         self.keys: list[str | None] = []
         self.failed: dict[int, int] = {}
         self.done: set[int] = set()  # succeeded or dead-lettered
         self.acked: set[int] = set()
         self.dead: set[int] = set()
         self.pausing: list = []
-        self.zombies: list = []
+        self.abandoned: list = []
         self.emitted = 0
 
-    def lane_of(self, offset):
+    def queue_of(self, offset):
         key = self.keys[offset]
-        return (offset if key is None else len(key)) % LANES
+        return (offset if key is None else len(key)) % QUEUES
 
     @rule(keys=st.lists(st.sampled_from([None, "", "a", "bb", "cc"]), min_size=1, max_size=12))
     def fetch(self, keys):
         first = len(self.keys)
         self.keys += keys
         batch = FetchedRows(rows(first, keys))
-        for number, lane in enumerate(self.lanes):
-            mine = [at for at in range(len(keys)) if self.lane_of(first + at) == number]
-            lane.push([QueuedMessages(self.shard, batch, mine)])
+        for number, queue in enumerate(self.queues):
+            mine = [at for at in range(len(keys)) if self.queue_of(first + at) == number]
+            queue.push([QueuedMessages(self.shard, batch, mine)])
 
-    @rule(number=st.integers(0, LANES - 1))
+    @rule(number=st.integers(0, QUEUES - 1))
     def begin(self, number):
-        lane = self.lanes[number]
-        run = None if lane.current else lane.begin(0.0)
+        queue = self.queues[number]
+        run = None if queue.current else queue.begin(0.0)
         if run is None:
             return
         at, key = run.offset, run.key
         assert at not in self.done, "it was done already"
         assert run.attempts == self.failed.get(at, 0)
-        earlier = {one for one in range(at) if key is not None and self.keys[one] == key}
+        earlier = {n for n in range(at) if key is not None and self.keys[n] == key}
         assert earlier <= self.done, "an earlier one of its key is not done"
 
-    @rule(number=st.integers(0, LANES - 1))
+    @rule(number=st.integers(0, QUEUES - 1))
     def finish(self, number):
-        lane = self.lanes[number]
-        run = lane.current
+        queue = self.queues[number]
+        run = queue.current
         if run is None:
             return
-        assert lane.finish(run)
-        assert not lane.finish(run)
+        assert queue.finish(run)
+        assert not queue.finish(run)
         self.done.add(run.offset)
         self.emitted += 1
 
-    @rule(number=st.integers(0, LANES - 1), is_late=st.booleans())
+    @rule(number=st.integers(0, QUEUES - 1), is_late=st.booleans())
     def fail(self, number, is_late):
-        lane = self.lanes[number]
-        run = lane.current
+        queue = self.queues[number]
+        run = queue.current
         if run is None:
             return
-        assert lane.fail(run, "why")
+        assert queue.fail(run, "why")
         self.emitted += 1
         if is_late:
-            self.zombies.append((lane, run))
+            self.abandoned.append((queue, run))
 
-    @precondition(lambda self: self.zombies)
+    @precondition(lambda self: self.abandoned)
     @rule()
     def end_late(self):
-        lane, run = self.zombies.pop()
-        assert not lane.finish(run), "a run that was given up counted"
+        queue, run = self.abandoned.pop()
+        assert not queue.finish(run), "a run that was given up counted"
 
     @rule()
     def ack(self):
@@ -121,22 +121,22 @@ class Executors(RuleBasedStateMachine):
             run = self.shard.failures.popleft().run
             count = self.failed[run.offset] = self.failed.get(run.offset, 0) + 1
             is_dead = count == MAX_DELIVER
-            lane = self.lanes[self.lane_of(run.offset)]
+            queue = self.queues[self.queue_of(run.offset)]
             if is_dead:
                 self.dead.add(run.offset)
                 self.done.add(run.offset)
                 self.shard.mark_done([run.offset])
-            following = lane.schedule_followers(
+            following = queue.schedule_followers(
                 run, run.retry_runs({run.offset: count}, {run.offset} if is_dead else set())
             )
             if following is not None:
-                self.pausing.append((lane, following))
+                self.pausing.append((queue, following))
 
     @precondition(lambda self: self.pausing)
     @rule(data=st.data())
     def pause_is_over(self, data):
-        lane, run = self.pausing.pop(data.draw(st.integers(0, len(self.pausing) - 1)))
-        lane.retry(run)
+        queue, run = self.pausing.pop(data.draw(st.integers(0, len(self.pausing) - 1)))
+        queue.retry(run)
 
     @invariant()
     def books(self):
@@ -155,23 +155,23 @@ class Executors(RuleBasedStateMachine):
         for _ in range(4 * len(self.keys) + 4):
             if self.acked | self.dead == everything:
                 break
-            for lane in self.lanes:
-                run = lane.current or lane.begin(0.0)
+            for queue in self.queues:
+                run = queue.current or queue.begin(0.0)
                 if run is not None:
-                    lane.finish(run)
+                    queue.finish(run)
                     self.done.add(run.offset)
                     self.emitted += 1
             self.ack()
             while self.pausing:
-                lane, run = self.pausing.pop()
-                lane.retry(run)
+                queue, run = self.pausing.pop()
+                queue.retry(run)
         assert self.done == everything, f"lost: {sorted(everything - self.done)}"
         assert self.acked | self.dead == everything
         assert (self.shard.done.low, len(self.shard.done)) == (len(self.keys), 0)
         assert self.shard.emitted == self.emitted
-        assert all(lane.begin(0.0) is None for lane in self.lanes)
+        assert all(queue.begin(0.0) is None for queue in self.queues)
         assert (self.shard.waiting, self.shard.waiting_bytes) == (0, 0)
-        assert sum(lane.freed_rows for lane in self.lanes) == len(self.keys)
+        assert sum(queue.freed_rows for queue in self.queues) == len(self.keys)
 
 
 def ranges_in(offsets):
@@ -185,88 +185,88 @@ TestExecutors.settings = settings(max_examples=80, stateful_step_count=60, deadl
 # --- single messages
 
 
-def lane_with(shard, keys, first=0):
-    lane = KeyOrderedQueue()
-    lane.push([QueuedMessages(shard, FetchedRows(rows(first, keys)), range(len(keys)))])
-    return lane
+def queue_with(shard, keys, first=0):
+    queue = KeyOrderedQueue()
+    queue.push([QueuedMessages(shard, FetchedRows(rows(first, keys)), range(len(keys)))])
+    return queue
 
 
-def started(lane):
-    run = lane.begin(0.0)
+def started(queue):
+    run = queue.begin(0.0)
     return None if run is None else run.offset
 
 
 def test_failed_key_is_blocked_and_others_continue():
     shard = AssignedShard(given())
-    lane = lane_with(shard, ["a", "b", "a", "b"])
-    lane.begin(0.0)
-    lane.fail(lane.current, "no")
+    queue = queue_with(shard, ["a", "b", "a", "b"])
+    queue.begin(0.0)
+    queue.fail(queue.current, "no")
     order = []
-    while (run := lane.begin(0.0)) is not None:
+    while (run := queue.begin(0.0)) is not None:
         order.append(run.offset)
-        lane.finish(run)
+        queue.finish(run)
     assert order == [1, 3]
     assert shard.waiting == 1
     failed = shard.failures.popleft().run
-    lane.retry(lane.schedule_followers(failed, failed.retry_runs({0: 1}, set())))
-    run = lane.begin(0.0)
+    queue.retry(queue.schedule_followers(failed, failed.retry_runs({0: 1}, set())))
+    run = queue.begin(0.0)
     assert (run.offset, run.attempts, run.delivery) == (0, 1, 2)
-    lane.finish(run)
-    assert started(lane) == 2
+    queue.finish(run)
+    assert started(queue) == 2
 
 
 def test_closed_shard_starts_no_run():
     shard = AssignedShard(given())
-    lane = lane_with(shard, ["a", "b", "a"])
-    lane.begin(0.0)
-    lane.fail(lane.current, "no")
+    queue = queue_with(shard, ["a", "b", "a"])
+    queue.begin(0.0)
+    queue.fail(queue.current, "no")
     shard.is_open = False
-    assert lane.begin(0.0) is None
-    lane.drop_closed()
-    assert lane.freed_rows == 3
+    assert queue.begin(0.0) is None
+    queue.drop_closed()
+    assert queue.freed_rows == 3
     failed = shard.failures.popleft().run
-    lane.retry(failed)
-    assert lane.begin(0.0) is None
+    queue.retry(failed)
+    assert queue.begin(0.0) is None
 
 
 def test_ready_run_of_a_closed_shard_is_not_started():
     shard = AssignedShard(given())
-    lane = lane_with(shard, ["a"])
-    lane.fail(lane.begin(0.0), "no")
+    queue = queue_with(shard, ["a"])
+    queue.fail(queue.begin(0.0), "no")
     failed = shard.failures.popleft().run
-    lane.retry(lane.schedule_followers(failed, failed.retry_runs({}, set())))
+    queue.retry(queue.schedule_followers(failed, failed.retry_runs({}, set())))
     shard.is_open = False
-    assert lane.begin(0.0) is None
+    assert queue.begin(0.0) is None
 
 
 def test_blocked_key_is_free_in_the_next_assignment():
     old, new = AssignedShard(given()), AssignedShard(given() | {"epoch": 2})
-    lane = lane_with(old, ["a"])
-    lane.fail(lane.begin(0.0), "no")
+    queue = queue_with(old, ["a"])
+    queue.fail(queue.begin(0.0), "no")
     old.is_open = False
-    lane.push([QueuedMessages(new, FetchedRows(rows(0, ["a"])), [0])])
-    assert lane.begin(0.0).shard is new
+    queue.push([QueuedMessages(new, FetchedRows(rows(0, ["a"])), [0])])
+    assert queue.begin(0.0).shard is new
 
 
 def test_committed_run_is_done_even_if_it_fails_later():
     shard = AssignedShard(given())
-    lane = lane_with(shard, ["a", "a"])
-    run = lane.begin(0.0)
+    queue = queue_with(shard, ["a", "a"])
+    run = queue.begin(0.0)
     run.is_committed = True
-    assert lane.fail(run, "after the commit")
+    assert queue.fail(run, "after the commit")
     assert not shard.failures
     shard.collect_finished()
     assert (shard.done.low, shard.take_unsent_acks()) == (1, []), "acked twice"
-    assert started(lane) == 1
+    assert started(queue) == 1
 
 
 def test_deliveries_below_the_suspect_mark_are_redeliveries():
     shard = AssignedShard(given(suspect_to=1, attempts={"0": 2, "1": 1}))
-    lane = lane_with(shard, ["a", "b", "c"])
+    queue = queue_with(shard, ["a", "b", "c"])
     deliveries = []
-    while (run := lane.begin(0.0)) is not None:
+    while (run := queue.begin(0.0)) is not None:
         deliveries.append(run.delivery)
-        lane.finish(run)
+        queue.finish(run)
     assert deliveries == [4, 2, 1]
     shard.collect_finished()
     assert (shard.emitted, shard.redelivered) == (3, 2)
@@ -278,12 +278,12 @@ def test_full_shard_starts_only_runs_that_add_no_range():
     assert shard.is_full
     assert not shard.wants_rows
     end = gaps[-1][1]
-    lane = lane_with(shard, ["a", "b"], first=end + 4)
-    assert lane.begin(0.0) is None
-    assert lane.wants_room
-    lane.push([QueuedMessages(shard, FetchedRows(rows(0, ["c"])), [0])])
-    assert lane.begin(0.0) is None, "behind what is aside there is no overtaking"
-    assert lane_with(shard, ["c"]).begin(0.0) is not None
+    queue = queue_with(shard, ["a", "b"], first=end + 4)
+    assert queue.begin(0.0) is None
+    assert queue.wants_room
+    queue.push([QueuedMessages(shard, FetchedRows(rows(0, ["c"])), [0])])
+    assert queue.begin(0.0) is None, "later rows overtake parked ones"
+    assert queue_with(shard, ["c"]).begin(0.0) is not None
 
 
 def test_shard_is_full_until_its_gaps_are_closed():
@@ -302,53 +302,53 @@ def test_shard_is_full_until_its_gaps_are_closed():
 
 def test_end_of_an_abandoned_run_does_not_count():
     shard = AssignedShard(given())
-    lane = lane_with(shard, ["a"])
-    run = lane.begin(0.0)
-    assert lane.fail(run, "too long")
-    assert not lane.finish(run)
-    assert not lane.fail(run, "again")
+    queue = queue_with(shard, ["a"])
+    run = queue.begin(0.0)
+    assert queue.fail(run, "too long")
+    assert not queue.finish(run)
+    assert not queue.fail(run, "again")
     assert not shard.finished
     assert len(shard.failures) == 1
 
 
 def test_key_is_unblocked_after_its_waiting_runs():
     shard = AssignedShard(given())
-    lane = lane_with(shard, ["a", "a"])
-    lane.fail(lane.begin(0.0), "no")
-    assert lane.begin(0.0) is None
+    queue = queue_with(shard, ["a", "a"])
+    queue.fail(queue.begin(0.0), "no")
+    assert queue.begin(0.0) is None
     failed = shard.failures.popleft().run
-    lane.retry(lane.schedule_followers(failed, failed.retry_runs({}, set())))
+    queue.retry(queue.schedule_followers(failed, failed.retry_runs({}, set())))
     for _ in range(2):
-        lane.finish(lane.begin(0.0))
-    assert lane.begin(0.0) is None
-    assert lane.freed_rows == 2
-    lane.push([QueuedMessages(shard, FetchedRows(rows(2, ["a"])), [0])])
-    assert started(lane) == 2
+        queue.finish(queue.begin(0.0))
+    assert queue.begin(0.0) is None
+    assert queue.freed_rows == 2
+    queue.push([QueuedMessages(shard, FetchedRows(rows(2, ["a"])), [0])])
+    assert started(queue) == 2
 
 
 # --- batches
 
 
-def batch_lane(shard, count, last_attempt=2):
-    lane = KeyOrderedQueue()
-    lane.push([QueuedBatches(shard, rows(0, ["k"] * count), 0, last_attempt)])
-    return lane
+def batch_queue(shard, count, last_attempt=2):
+    queue = KeyOrderedQueue()
+    queue.push([QueuedBatches(shard, rows(0, ["k"] * count), 0, last_attempt)])
+    return queue
 
 
 def test_failed_batch_is_retried_whole_and_its_last_run_is_single():
     shard = AssignedShard(given())
-    lane = batch_lane(shard, 4)
+    queue = batch_queue(shard, 4)
     runs = []
     for _ in range(2):
-        run = lane.begin(0.0)
+        run = queue.begin(0.0)
         runs.append(list(run.offsets))
-        lane.fail(run, "no")
+        queue.fail(run, "no")
         failure = shard.failures.popleft()
         assert [failure.run.attempts_of(at) for at in failure.run.offsets] == [len(runs) - 1] * 4
-        lane.retry(lane.schedule_followers(run, run.retry_runs({}, set())))
-    while (run := lane.begin(0.0)) is not None:
+        queue.retry(queue.schedule_followers(run, run.retry_runs({}, set())))
+    while (run := queue.begin(0.0)) is not None:
         runs.append(list(run.offsets))
-        lane.finish(run)
+        queue.finish(run)
     assert runs == [[0, 1, 2, 3], [0, 1, 2, 3], [0], [1], [2], [3]]
     shard.collect_finished()
     assert shard.take_unsent_acks() == [(0, 4)]
@@ -359,27 +359,28 @@ def test_failed_batch_is_retried_whole_and_its_last_run_is_single():
 def test_dead_letters_of_a_batch_are_not_retried():
     shard = AssignedShard(given())
     run = BatchRun(shard, rows(0, ["k"] * 5), 0, 5)
-    assert [list(one.offsets) for one in run.retry_runs({}, {2})] == [[0, 1], [3, 4]]
+    assert [list(retry.offsets) for retry in run.retry_runs({}, {2})] == [[0, 1], [3, 4]]
     assert run.retry_runs({}, set(range(5))) == []
 
 
 def test_suspect_batches_are_small_and_end_at_the_mark():
     shard = AssignedShard(given(suspect_to=3, attempts={"4": 2}))
-    lane = batch_lane(shard, 7)
+    queue = batch_queue(shard, 7)
     runs = []
-    while (run := lane.begin(0.0)) is not None:
+    while (run := queue.begin(0.0)) is not None:
         runs.append(list(run.offsets))
-        lane.finish(run)
+        queue.finish(run)
     assert runs == [[0, 1, 2], [3], [4], [5, 6]]
     shard.collect_finished()
     assert (shard.emitted, shard.redelivered) == (7, 4)
 
 
 @pytest.mark.parametrize(
-    ("offsets", "found"), [([], []), ([3], [(3, 4)]), ([1, 2, 5, 6, 8], [(1, 3), (5, 7), (8, 9)])]
+    ("offsets", "expected"),
+    [([], []), ([3], [(3, 4)]), ([1, 2, 5, 6, 8], [(1, 3), (5, 7), (8, 9)])],
 )
-def test_offsets_are_split_into_consecutive_ranges(offsets, found):
-    assert list(split_runs(offsets, {}, 1)) == found
+def test_offsets_are_split_into_consecutive_ranges(offsets, expected):
+    assert list(split_runs(offsets, {}, 1)) == expected
 
 
 def test_split_runs_keeps_failed_messages_together():
@@ -393,29 +394,29 @@ def test_split_runs_isolates_last_attempts():
 def test_shard_stops_reading_if_all_runs_fail(monkeypatch):
     monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", 3)
     shard = AssignedShard(given())
-    lane = lane_with(shard, [f"k{n}" for n in range(9)])
-    while (run := lane.begin(0.0)) is not None:
-        lane.fail(run, "down")
+    queue = queue_with(shard, [f"k{n}" for n in range(9)])
+    while (run := queue.begin(0.0)) is not None:
+        queue.fail(run, "down")
     assert len(shard.failures) == 3
     assert not shard.wants_rows
     failed = shard.failures.popleft().run
-    lane.retry(lane.schedule_followers(failed, failed.retry_runs({}, set())))
-    run = lane.begin(0.0)
+    queue.retry(queue.schedule_followers(failed, failed.retry_runs({}, set())))
+    run = queue.begin(0.0)
     assert run.offset == 0
-    lane.finish(run)
-    assert lane.begin(0.0).offset == 3
+    queue.finish(run)
+    assert queue.begin(0.0).offset == 3
 
 
 def test_full_shard_retries_failed_runs_and_starts_the_low_water_mark(monkeypatch):
     """Otherwise the shard would stop forever: every other message would add a range."""
     monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", 3)
     shard = AssignedShard(given(), executors=2)
-    first = lane_with(shard, ["a", "b", "c"])
-    other = lane_with(shard, ["k1", "k2", "k3", "k4"], first=3)
+    first = queue_with(shard, ["a", "b", "c"])
+    other = queue_with(shard, ["k1", "k2", "k3", "k4"], first=3)
     slow = first.begin(0.0)
     while (run := other.begin(0.0)) is not None:
         other.fail(run, "down")
-    assert [one.run.offset for one in shard.failures] == [3, 4, 5]
+    assert [failure.run.offset for failure in shard.failures] == [3, 4, 5]
     last = shard.failures.pop().run
     other.retry(other.schedule_followers(last, last.retry_runs({}, set())))
     assert started(other) == 5, "it touches nothing, but there is room"
@@ -423,36 +424,36 @@ def test_full_shard_retries_failed_runs_and_starts_the_low_water_mark(monkeypatc
     shard.collect_finished()
     assert started(first) == 1, "the low mark"
     first.fail(first.current, "down")
-    assert started(first) is None, "nothing else that is new"
+    assert started(first) is None, "a full shard starts no new run"
 
 
 def test_rows_of_a_full_shard_free_the_fetch_buffer(monkeypatch):
     monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", 1)
     shard = AssignedShard(given())
-    lane = lane_with(shard, ["a", "b", "c"])
-    lane.push([QueuedMessages(shard, FetchedRows(rows(3, ["d", "e"])), range(2))])
-    failed = lane.begin(0.0)
-    lane.fail(failed, "down")
-    assert started(lane) is None
-    assert (lane.freed_rows, shard.waiting, shard.waiting_bytes) == (5, 5, 5 * len(b"body"))
-    lane.retry(lane.schedule_followers(failed, failed.retry_runs({}, set())))
+    queue = queue_with(shard, ["a", "b", "c"])
+    queue.push([QueuedMessages(shard, FetchedRows(rows(3, ["d", "e"])), range(2))])
+    failed = queue.begin(0.0)
+    queue.fail(failed, "down")
+    assert started(queue) is None
+    assert (queue.freed_rows, shard.waiting, shard.waiting_bytes) == (5, 5, 5 * len(b"body"))
+    queue.retry(queue.schedule_followers(failed, failed.retry_runs({}, set())))
     found = []
-    while (run := lane.begin(0.0)) is not None:
+    while (run := queue.begin(0.0)) is not None:
         found.append(run.offset)
-        lane.finish(run)
+        queue.finish(run)
     assert found == [0, 1, 2, 3, 4]
-    assert (lane.freed_rows, shard.waiting, shard.waiting_bytes) == (5, 0, 0)
+    assert (queue.freed_rows, shard.waiting, shard.waiting_bytes) == (5, 0, 0)
 
 
 def test_rows_behind_a_slow_run_free_the_fetch_buffer():
     shard = AssignedShard(given())
-    lane = lane_with(shard, ["a", "b", "c"])
-    slow = lane.begin(0.0)
+    queue = queue_with(shard, ["a", "b", "c"])
+    slow = queue.begin(0.0)
     for _ in range(2):
-        lane.park_pending()
-        assert (lane.freed_rows, shard.waiting) == (3, 3)
-    lane.finish(slow)
-    while (run := lane.begin(0.0)) is not None:
-        lane.finish(run)
+        queue.park_pending()
+        assert (queue.freed_rows, shard.waiting) == (3, 3)
+    queue.finish(slow)
+    while (run := queue.begin(0.0)) is not None:
+        queue.finish(run)
     shard.collect_finished()
-    assert (shard.done.low, lane.freed_rows, shard.waiting) == (3, 3, 0)
+    assert (shard.done.low, queue.freed_rows, shard.waiting) == (3, 3, 0)

@@ -49,11 +49,11 @@ class GroupHarness:
         self.groups = Coordinator(context, **self.limits)
 
     def topic(self, name: str = "t", shards: int = 4) -> Topic:
-        found = self.durable.find(name)
-        if found is None:
-            found = self.store.create(name, shards, {})
-            self.durable.register(found)
-        return found
+        topic = self.durable.find(name)
+        if topic is None:
+            topic = self.store.create(name, shards, {})
+            self.durable.register(topic)
+        return topic
 
     def produce(self, count: int, shard: int = 0, topic: str = "t", key: str | None = None) -> None:
         from polybus.model.commit import Append, Commit
@@ -76,14 +76,14 @@ class GroupHarness:
         return self.groups.info(self.topic(), group)
 
     def shard(self, number: int, group: str = "g") -> dict[str, Any]:
-        found: dict[str, Any] = self.info(group)["shards"][number]
-        return found
+        shard: dict[str, Any] = self.info(group)["shards"][number]
+        return shard
 
     def letters(self, topic: str = "t.dlq") -> list[OutputMessage]:
-        found = self.durable.find(topic)
-        if found is None:
+        queue = self.durable.find(topic)
+        if queue is None:
             return []
-        return [one for _, one in read_messages(self.store.read(found.number, "all", 1))]
+        return [letter for _, letter in read_messages(self.store.read(queue.number, "all", 1))]
 
     def _dead_letters(self, topic: Topic) -> Topic:
         return self.topic(topic.name + ".dlq", len(topic.open_shards))
@@ -108,26 +108,27 @@ class HarnessMember:
 
     def fetch(self, bounds: tuple[int, int] = MANY) -> FetchResult:
         """Poll and apply the result."""
-        found = self.look(bounds)
-        for number in found.lost:
+        result = self.look(bounds)
+        for number in result.lost:
             del self.held[number]
             self.rows.pop(number, None)
-        for one in found.assigned:
-            self.held[one["shard"]] = HeldPosition(one["epoch"], one["low"])
-            self.rows[one["shard"]] = []
-        offsets = memoryview(found.rows.offsets).cast("B").cast("q").tolist()
-        for place in found.places:
+        for assignment in result.assigned:
+            number = assignment["shard"]
+            self.held[number] = HeldPosition(assignment["epoch"], assignment["low"])
+            self.rows[number] = []
+        offsets = memoryview(result.rows.offsets).cast("B").cast("q").tolist()
+        for place in result.places:
             number, count = place["shard"], place["to"] - place["from"]
             self.held[number] = self.held[number]._replace(next=place["to"])
             assert offsets[:count] == list(range(place["from"], place["to"]))
             self.rows[number] += offsets[:count]
             del offsets[:count]
         assert not offsets
-        return found
+        return result
 
     def ack(self, shard: int, *acked: tuple[int, int], **more: Any) -> dict[str, Any]:
-        (told,) = self.ack_all(self.entry(shard, *acked, **more))
-        return told
+        (response,) = self.ack_all(self.entry(shard, *acked, **more))
+        return response
 
     def entry(self, shard: int, *acked: tuple[int, int], **more: Any) -> ShardReport:
         epoch = more.pop("epoch", None)
@@ -155,7 +156,7 @@ class HarnessMember:
     @property
     def owns(self) -> list[int]:
         shards = self.harness.info(self.group)["shards"]
-        return [one["shard"] for one in shards if one["owner"] == self.consumer]
+        return [shard["shard"] for shard in shards if shard["owner"] == self.consumer]
 
 
 def encoded(body: bytes) -> str:
@@ -163,8 +164,8 @@ def encoded(body: bytes) -> str:
 
 
 def bodies(batch: pa.RecordBatch) -> list[bytes]:
-    found: list[bytes] = batch.column("body").to_pylist()
-    return found
+    column: list[bytes] = batch.column("body").to_pylist()
+    return column
 
 
 def _fields(member: Member) -> dict[str, int]:

@@ -23,8 +23,8 @@ def test_message_becomes_a_dead_letter_after_max_deliver_failures(harness, membe
     assert member.fail(1, 4, 0)["attempts"] == {"4": 1}
     assert member.fail(1, 4, 1)["attempts"] == {"4": 2}
     assert harness.letters() == []
-    told = member.fail(1, 4, 2)
-    assert (told["attempts"], told["dead"], told["error"]) == ({}, [4], None)
+    response = member.fail(1, 4, 2)
+    assert (response["attempts"], response["dead"], response["error"]) == ({}, [4], None)
     (letter,) = harness.letters()
     assert (letter.key, letter.body, letter.insertion_ms) == ("k", b"4", 7)
     assert dict(letter.headers) == {
@@ -47,8 +47,8 @@ def test_dead_letter_and_ack_are_one_commit(harness, member, monkeypatch):
     commits: list[Commit] = []
     real = harness.store.commit
     monkeypatch.setattr(harness.store, "commit", lambda one: commits.append(one) or real(one))
-    told = member.ack(1, (0, 4), failed=tuple(FailureReport(4, "x") for _ in range(3)))
-    assert told["dead"] == [4]
+    response = member.ack(1, (0, 4), failed=tuple(FailureReport(4, "x") for _ in range(3)))
+    assert response["dead"] == [4]
     (commit,) = commits
     assert len(commit.appends) == len(commit.changes) == 1
     assert harness.shard(1)["low"] == 5
@@ -61,8 +61,8 @@ def test_dead_letter_topic_has_no_dead_letter_topic(harness):
     harness.groups.leave(*member.who, [])
     joined = harness.groups.join(harness.topic("t.dlq"), "g", "a", member_of())
     entry = member.entry(0, epoch=1, failed=tuple(FailureReport(0) for _ in range(5)))
-    (told,) = harness.groups.ack(harness.topic("t.dlq"), "g", "a", joined.epoch, [entry])
-    assert (told["attempts"], told["dead"]) == ({"0": 5}, [])
+    (response,) = harness.groups.ack(harness.topic("t.dlq"), "g", "a", joined.epoch, [entry])
+    assert (response["attempts"], response["dead"]) == ({"0": 5}, [])
     assert harness.durable.find("t.dlq.dlq") is None
 
 
@@ -79,8 +79,8 @@ def test_message_without_a_dead_letter_topic_is_redelivered(harness, member, mon
     with monkeypatch.context() as patch:
         patch.setattr(harness, "_dead_letters", denied)
         harness.open()
-        told = member.ack(1, (0, 2), failed=tuple(FailureReport(4) for _ in range(3)))
-    assert told == {"shard": 1, "low": 2, "attempts": {"4": 3}, "dead": [], "error": None}
+        response = member.ack(1, (0, 2), failed=tuple(FailureReport(4) for _ in range(3)))
+    assert response == {"shard": 1, "low": 2, "attempts": {"4": 3}, "dead": [], "error": None}
     harness.open()
     assert member.fail(1, 4, 3)["dead"] == [4]
 
@@ -100,8 +100,8 @@ def test_unavailable_store_fails_the_call(harness, member, monkeypatch):
 def test_trimmed_message_is_neither_dead_lettered_nor_retried(harness, member, runs):
     member.ack(1, (0, 2), failed=(FailureReport(4),))
     harness.store.trim(harness.topic().number, {1: 6})
-    told = member.ack(1, failed=tuple(FailureReport(4) for _ in range(runs)))
-    assert told == {"shard": 1, "low": 6, "attempts": {}, "dead": [], "error": None}
+    response = member.ack(1, failed=tuple(FailureReport(4) for _ in range(runs)))
+    assert response == {"shard": 1, "low": 6, "attempts": {}, "dead": [], "error": None}
     assert harness.letters() == []
     harness.open()
     shard = harness.shard(1)
@@ -111,13 +111,15 @@ def test_trimmed_message_is_neither_dead_lettered_nor_retried(harness, member, r
 def test_dead_letters_per_commit_are_limited(harness, member, monkeypatch):
     monkeypatch.setattr(dead_letter_queue, "MAX_DEAD_LETTERS", 2)
     failed = tuple(FailureReport(offset) for offset in (1, 2, 3) for _ in range(3))
-    told = member.ack(1, failed=failed)
-    assert told["dead"] == [1, 2]
-    assert told["attempts"] == {"3": 3}
+    response = member.ack(1, failed=failed)
+    assert response["dead"] == [1, 2]
+    assert response["attempts"] == {"3": 3}
     assert member.fail(1, 3)["dead"] == [3]
     monkeypatch.setattr(dead_letter_queue, "MAX_BYTES", 1)
-    told = member.ack(1, failed=tuple(FailureReport(offset) for offset in (5, 6) for _ in range(3)))
-    assert told["dead"] == [5]
+    response = member.ack(
+        1, failed=tuple(FailureReport(offset) for offset in (5, 6) for _ in range(3))
+    )
+    assert response["dead"] == [5]
 
 
 def test_headers_are_replaced_and_reasons_truncated(harness, member):

@@ -283,8 +283,10 @@ def test_member_lifecycle(world, me):
     (place,) = answer["rows"]
     shard, epoch = place["shard"], place["epoch"]
     entry = {"shard": shard, "epoch": epoch, "acked": [[0, 2]], "emitted": 3, "running": [2]}
-    told = world.act("group.ack", **me, shards=[entry])
-    assert told["shards"] == [{"shard": shard, "low": 2, "attempts": {}, "dead": [], "error": None}]
+    response = world.act("group.ack", **me, shards=[entry])
+    assert response["shards"] == [
+        {"shard": shard, "low": 2, "attempts": {}, "dead": [], "error": None}
+    ]
     at = {"shard": shard, "shard_epoch": epoch, "offset": 2}
     done = world.act("group.commit", **me, **at, messages=[MESSAGE, {**MESSAGE, "topic": "t"}])
     assert not done["duplicate"]
@@ -372,8 +374,8 @@ def test_dead_letter_needs_no_right_of_the_consumer(world):
     world.rules("deny user:4343 produce t.dlq", "deny user:4343 create *")
     (place,) = world.fetch_as(world.bob, **me)[0]["rows"]
     entry = {"shard": place["shard"], "epoch": 1, "failed": [{"offset": 0, "reason": "x"}]}
-    (told,) = world.port.act(world.bob, "group.ack", {**me, "shards": [entry]})["shards"]
-    assert told["dead"] == [0]
+    (response,) = world.port.act(world.bob, "group.ack", {**me, "shards": [entry]})["shards"]
+    assert response["dead"] == [0]
     assert world.act("topic.info", topic="t.dlq")["creator"] == "uid:4242"
     assert world.act("topic.info", topic="t.dlq")["shards"] == 2
 

@@ -82,8 +82,8 @@ def test_group_with_members_is_reset_only_by_force(harness):
     assert lows(harness)[0] == 5
     harness.groups.reset(harness.topic(), "g", "earliest", force=True)
     assert one.ack(0, (5, 6))["error"]["code"] == "fenced"
-    found = one.fetch()
-    assert found.lost == [0, 1, 2, 3]
+    result = one.fetch()
+    assert result.lost == [0, 1, 2, 3]
     assert one.rows[0] == list(range(10))
     assert one.ack(0, (0, 10), emitted=10)["low"] == 10
     assert harness.shard(0)["emitted"] == 16

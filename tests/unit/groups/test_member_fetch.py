@@ -40,16 +40,16 @@ def test_fetch_continues_at_the_member_position(harness):
     assert not one.fetch()
 
 
-def counts(found) -> dict[int, int]:
-    return {place["shard"]: place["to"] - place["from"] for place in found.places}
+def counts(fetched) -> dict[int, int]:
+    return {place["shard"]: place["to"] - place["from"] for place in fetched.places}
 
 
 def test_the_bounds_are_shared_by_the_shards(harness):
     for shard in range(4):
         harness.produce(3 * MIN_SHARE_ROWS, shard=shard)
     one = harness.join("a")
-    found = one.fetch((8 * MIN_SHARE_ROWS, 1 << 30))
-    assert counts(found) == dict.fromkeys(range(4), 2 * MIN_SHARE_ROWS)
+    fetched = one.fetch((8 * MIN_SHARE_ROWS, 1 << 30))
+    assert counts(fetched) == dict.fromkeys(range(4), 2 * MIN_SHARE_ROWS)
     assert not one.look((0, 1 << 20)).places
     assert not one.look((1, 0)).places
 
@@ -89,9 +89,9 @@ def test_shard_held_with_an_old_epoch_is_lost_and_assigned_again(harness):
     one = harness.join("a")
     one.fetch()
     one.held[2] = one.held[2]._replace(epoch=0)
-    found = one.look()
-    assert found.lost == [2]
-    assert [told["shard"] for told in found.assigned] == [2]
+    fetched = one.look()
+    assert fetched.lost == [2]
+    assert [assignment["shard"] for assignment in fetched.assigned] == [2]
 
 
 def test_next_owner_continues_after_the_acked_offsets(harness):
@@ -102,8 +102,8 @@ def test_next_owner_continues_after_the_acked_offsets(harness):
     one.fail(0, 4)
     one.leave()
     two = harness.join("b")
-    told = two.fetch().assigned[0]
-    assert told == {
+    assignment = two.fetch().assigned[0]
+    assert assignment == {
         "shard": 0,
         "epoch": 2,
         "low": 3,
@@ -124,8 +124,8 @@ def test_long_acked_ranges_are_skipped(harness):
     two = harness.join("b")
     two.fetch()
     assert two.rows[0] == [0, 1, 2, 3, 4]
-    found = two.fetch()
-    assert found.places[0]["from"] == 5 + MIN_SKIP_ROWS
+    fetched = two.fetch()
+    assert fetched.places[0]["from"] == 5 + MIN_SKIP_ROWS
     assert two.rows[0][-1] == 2 * MIN_SKIP_ROWS + 9
 
 
@@ -302,11 +302,11 @@ def test_following_fetch_returns_each_row_once(harness):
     for turn in range(3):
         harness.produce(2, shard=turn)
         harness.produce(1, shard=3)
-        found = fetching.poll()
-        told = [(place["shard"], place["from"], place["to"]) for place in found.places]
-        assert told == [(turn, 0, 2), (3, turn, turn + 1)]
-        assert not found.is_change
-        assert fetching.advance(found)
+        fetched = fetching.poll()
+        places = [(place["shard"], place["from"], place["to"]) for place in fetched.places]
+        assert places == [(turn, 0, 2), (3, turn, turn + 1)]
+        assert not fetched.is_change
+        assert fetching.advance(fetched)
         one.ack(turn, (0, 2))
         assert not fetching.poll()
 
@@ -316,9 +316,9 @@ def test_following_fetch_reports_shards_to_release(harness):
     one.fetch()
     fetching = following(one)
     harness.join("b")
-    found = fetching.poll()
-    assert found.is_change
-    assert len(found.release) == 2
+    fetched = fetching.poll()
+    assert fetched.is_change
+    assert len(fetched.release) == 2
 
 
 def test_following_fetch_reports_reassigned_shards(harness):
@@ -327,9 +327,9 @@ def test_following_fetch_reports_reassigned_shards(harness):
     one.fetch()
     fetching = following(one)
     harness.groups.reset(harness.topic(), "g", "earliest", force=True)
-    found = fetching.poll()
-    assert found.is_change
-    assert found.lost == [told["shard"] for told in found.assigned] == [0, 1, 2, 3]
+    fetched = fetching.poll()
+    assert fetched.is_change
+    assert fetched.lost == [assignment["shard"] for assignment in fetched.assigned] == [0, 1, 2, 3]
 
 
 def test_following_fetch_is_fenced_by_a_newer_member(harness):

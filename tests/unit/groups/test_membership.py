@@ -13,8 +13,8 @@ def test_first_member_owns_all_shards(harness):
     one = harness.join("a")
     assert one.owns == [0, 1, 2, 3]
     assert [shard["epoch"] for shard in harness.info()["shards"]] == [1, 1, 1, 1]
-    found = one.fetch()
-    assert [told["shard"] for told in found.assigned] == [0, 1, 2, 3]
+    result = one.fetch()
+    assert [assignment["shard"] for assignment in result.assigned] == [0, 1, 2, 3]
     assert not one.fetch()
 
 
@@ -27,7 +27,7 @@ def test_shard_moves_after_its_owner_has_released_it(harness):
     assert one.ack(3, release=True)["error"] is None
     assert (one.owns, two.owns) == ([0, 1, 2], [3])
     assert harness.shard(3)["epoch"] == 2
-    assert [told["shard"] for told in two.fetch().assigned] == [3]
+    assert [assignment["shard"] for assignment in two.fetch().assigned] == [3]
     assert one.fetch().lost == [3]
     one.release_all()
     assert (one.owns, two.owns) == ([0, 1], [2, 3])
@@ -43,8 +43,8 @@ def test_shard_moves_in_the_commit_of_its_last_ack(harness, monkeypatch):
     monkeypatch.setattr(harness.store, "commit", lambda asked: commits.append(asked) or real(asked))
     one.ack(3, (0, 2), emitted=2, release=True)
     assert len(commits) == 1
-    told = two.fetch().assigned[0]
-    assert (told["shard"], told["low"], told["epoch"]) == (3, 2, 2)
+    assignment = two.fetch().assigned[0]
+    assert (assignment["shard"], assignment["low"], assignment["epoch"]) == (3, 2, 2)
     two.ack(3, (2, 3), emitted=1)
     assert harness.shard(3)["emitted"] == 3
 
@@ -64,9 +64,9 @@ def test_known_release_is_not_reported_again(harness):
     assert one.fetch()  # it has not confirmed the release
     for number in (2, 3):
         one.held[number] = one.held[number]._replace(releasing=True)
-    found = one.fetch()
-    assert not found
-    assert found.release == [2, 3]
+    result = one.fetch()
+    assert not result
+    assert result.release == [2, 3]
 
 
 def test_releasing_shard_has_no_rows(harness):
@@ -105,9 +105,9 @@ def test_newer_consumer_of_the_same_name_fences_the_older(harness):
             call()
         assert not isinstance(caught.value, Expired)
     assert new.owns == [0, 1, 2, 3]
-    found = new.fetch()
-    assert found.assigned[0]["low"] == 0
-    assert found.assigned[0]["suspect_to"] == 3
+    result = new.fetch()
+    assert result.assigned[0]["low"] == 0
+    assert result.assigned[0]["suspect_to"] == 3
     assert harness.shard(0)["epoch"] == 2
 
 

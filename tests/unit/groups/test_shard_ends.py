@@ -41,11 +41,11 @@ def test_news_during_a_refresh_are_not_lost(store, monkeypatch):
     real, looks = store.bounds, []
 
     def bounds(number):
-        found = real(number)
+        current = real(number)
         if not looks:  # another thread appends right after the first read
             looks.append(number)
             append(store, topic)
-        return found
+        return current
 
     monkeypatch.setattr(store, "bounds", bounds)
     assert list(ends.get_ends(topic)) == [1]
