@@ -37,6 +37,7 @@ def commit_reports(
                 outcomes.append(_apply_report(context, update, shard, report, max_deliver))
             except PolybusError as error:  # refuses this report alone
                 outcomes.append(error)
+        # One commit for all shards: a dead letter is written if and only if its message is acked.
         accepted = [outcome for outcome in outcomes if isinstance(outcome, ReportOutcome)]
         exhausted = [message for outcome in accepted for message in outcome.exhausted]
         dead = append_dead_letters(context, update, exhausted) if exhausted else set()

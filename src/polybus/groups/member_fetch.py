@@ -100,8 +100,10 @@ class MemberFetch:
         lost = [n for n in held if n not in current]
         release = [n for n, shard in owned.items() if not group.can_keep(shard, self._consumer)]
         rows, places = self._read([owned[n] for n in owned if n not in release], ends)
+        # A release that the member knows of must not end its wait for rows.
         unknown = [n for n in release if n not in held or not held[n].releasing]
         assigned = [_describe_shard(shard, ends) for shard in new]
+        # Changes are reported until the member has applied them, so only then it is settled.
         self._mine, self._settled = owned, None if new or lost or release else known
         return FetchResult(assigned, release, lost, places, rows, bool(new or lost or unknown))
 

@@ -47,6 +47,7 @@ class Membership:
                     if consumer not in roster.members and len(roster.members) >= self._max_members:
                         text = f"group {name!r} must have at most {self._max_members} members"
                         raise LimitReached("max_members", text)
+                    # A new epoch, also for a known name: it fences the earlier consumer.
                     member = replace(requested, epoch=roster.next_epoch)
                     group.last_seen_s[consumer] = self._context.clock()
                     changed = Roster(
@@ -153,6 +154,7 @@ class Membership:
                     shard, progress, progress.suspect_to
                 )
                 continue
+            # The dead owner's own limit decides which of its running messages are exhausted.
             most = before[owner].max_deliver if owner in before else DEFAULT_MAX_DELIVER
             outcome = shard_progress.release_dead_owner(shard, bounds[shard.number].end, most)
             update.changed[shard] = outcome.progress

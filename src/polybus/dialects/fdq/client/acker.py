@@ -322,6 +322,7 @@ class Acker:
     def leave(self, get_deadline_s: Callable[[], float]) -> None:
         """Send the last acks and leave the group. Tries once if the deadline has passed."""
         last_s = time.monotonic() + LEAVE_TRIES_S
+        # `group.leave` carries at most MAX_SHARDS reports; the others go before it.
         if len(self._shards.all()) > MAX_SHARDS:
             self._ack()
         unreported = [shard for shard in self._shards.all() if shard.has_unreported()]

@@ -163,6 +163,7 @@ class GroupSubscription:
         """Begin to close. `ended` is set when it has closed, at `deadline_s` at the latest."""
         with self._lock:
             self._deadline_s = min(self._deadline_s, deadline_s)
+        # First of all, so that no thread joins again while the shards close.
         self._member.is_leaving = True
         self._shards.close()
         self._stopping.set()
@@ -251,6 +252,7 @@ class GroupSubscription:
         except BaseException as error:
             self._fail(error)
         finally:
+            # Ends threads that still wait for an unreachable bus.
             self._member.closing.set()
             for executor in self._executors:
                 executor.stop()

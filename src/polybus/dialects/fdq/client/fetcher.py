@@ -252,6 +252,7 @@ class Fetcher:
         room = self._buffer.wait_for_room(ROOM_POLL_S)
         if not room:
             return
+        # Read before the request: its response is void if all shards are lost meanwhile.
         generation = self._shards.generation
         held = self._shards.describe_held()
         has_paused = any("paused" in entry and not entry["releasing"] for entry in held)

@@ -112,6 +112,7 @@ def replay(
             first = bus.act("find", topic=topic, timestamp_ns=start_ns)["position"]
         if end_ns is not None:
             last = bus.act("find", topic=topic, timestamp_ns=end_ns)["position"]
+        # Without `wait_s` the end is fixed now, or a busy topic would never end.
         if last is None and not wait_s:
             last = bus.act("bounds", topic=topic)["next_id"]
         info = bus.act("topic.info", topic=topic)
