@@ -104,13 +104,13 @@ CHECKER = [
     ),
     *mutants(
         "tests/rig/fdq/fencing_rules.py",
-        ("the past is accepted", "if one.outcome == OK and one.epoch < newest:", "if False:"),
+        ("the past is accepted", "if change.outcome == OK and change.epoch < newest:", "if False:"),
         (
             "refusals are accused",
-            "if one.outcome == OK and one.epoch < newest:",
-            "if one.epoch < newest:",
+            "if change.outcome == OK and change.epoch < newest:",
+            "if change.epoch < newest:",
         ),
-        ("calls in progress are late", "if at < one.began_ns)", "if at < one.ended_ns)"),
+        ("calls in progress are late", "if at < change.began_ns)", "if at < change.ended_ns)"),
     ),
     *mutants(
         "tests/rig/fdq/stats_rules.py",
@@ -119,11 +119,11 @@ CHECKER = [
         ("lag is fine", "if shard.lag:", "if False:"),
         (
             "any counts",
-            "if (told := getattr(shard, name)) != count:",
-            "if (told := getattr(shard, name)) < 0:",
+            "if (counted := getattr(shard, name)) != count:",
+            "if (counted := getattr(shard, name)) < 0:",
         ),
-        ("too many are fine", "if told > count or (evidence", "if (evidence"),
-        ("too few are fine", "or (evidence.history.is_exact and told != count):", "or False:"),
+        ("too many are fine", "if counted > count or (evidence", "if (evidence"),
+        ("too few are fine", "or (evidence.history.is_exact and counted != count):", "or False:"),
     ),
 ]
 

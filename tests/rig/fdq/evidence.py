@@ -35,7 +35,9 @@ class Evidence:
     @cached_property
     def messages(self) -> dict[str, Message]:
         """Every message that a producer tried to send, by body."""
-        return {one.body: one for call in self.history.produced for one in call.messages}
+        return {
+            message.body: message for call in self.history.produced for message in call.messages
+        }
 
     @cached_property
     def rows(self) -> dict[str, list[Row]]:
@@ -72,7 +74,7 @@ class Evidence:
     def runs(self) -> dict[Position, list[Run]]:
         """Runs by message, in time order."""
         runs = defaultdict(list)
-        for run in sorted(self.history.runs, key=lambda one: one.began_ns):
+        for run in sorted(self.history.runs, key=lambda run: run.began_ns):
             runs[run.shard, run.offset].append(run)
         return runs
 
@@ -82,32 +84,33 @@ class Evidence:
 
         If the consumer dies in between, the bus counts a failure nevertheless.
         """
-        told = defaultdict(set)
-        for one in self.history.told:
-            runs = self.runs.get((one.shard, one.offset), ())
-            if not any(run.consumer == one.consumer and run.ended_ns > one.at_ns for run in runs):
-                told[one.shard, one.offset].add(one.consumer)
-        return {position: len(consumers) for position, consumers in told.items()}
+        unseen = defaultdict(set)
+        for report in self.history.reported:
+            position, consumer = (report.shard, report.offset), report.consumer
+            runs = self.runs.get(position, ())
+            if not any(run.consumer == consumer and run.ended_ns > report.at_ns for run in runs):
+                unseen[position].add(consumer)
+        return {position: len(consumers) for position, consumers in unseen.items()}
 
     @cached_property
     def commits(self) -> dict[Position, list[Committed]]:
         commits = defaultdict(list)
-        for one in self.history.commits:
-            commits[one.shard, one.offset].append(one)
+        for commit in self.history.commits:
+            commits[commit.shard, commit.offset].append(commit)
         return commits
 
     @cached_property
     def tries(self) -> dict[str, list[Committed]]:
         """Transactions by the body of each output; a try repeats until answered."""
         tries = defaultdict(list)
-        for one in self.history.commits:
-            for body in one.outputs:
-                tries[body].append(one)
+        for commit in self.history.commits:
+            for body in commit.outputs:
+                tries[body].append(commit)
         return tries
 
     @cached_property
     def shards(self) -> dict[int, Shard]:
-        return {one.shard: one for one in self.found.shards}
+        return {shard.shard: shard for shard in self.found.shards}
 
     def has_acked(self, row: Row) -> bool:
         shard = self.shards.get(row.shard)
@@ -123,8 +126,8 @@ class Evidence:
             for offset in range(first, end)
         ]
         committed = [
-            ((one.shard, one.offset), one.epoch, one.ended_ns)
-            for one in self.history.commits
-            if one.outcome == OK
+            ((commit.shard, commit.offset), commit.epoch, commit.ended_ns)
+            for commit in self.history.commits
+            if commit.outcome == OK
         ]
         return acked + committed

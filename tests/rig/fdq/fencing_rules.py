@@ -17,13 +17,13 @@ Known = dict[int, dict[int, int]]  # by shard: when each epoch was first known
 
 def stale_acks(evidence: Evidence) -> Iterator[Anomaly]:
     known = _known(evidence.history)
-    for one in _changes(evidence.history):
+    for change in _changes(evidence.history):
         newest = max(
-            (epoch for epoch, at in known[one.shard].items() if at < one.began_ns), default=0
+            (epoch for epoch, at in known[change.shard].items() if at < change.began_ns), default=0
         )
-        if one.outcome == OK and one.epoch < newest:
-            text = f"{one.consumer} sent under epoch {one.epoch} when {newest} was known"
-            yield Anomaly(STALE_ACK, f"shard {one.shard}: {text}: {one}")
+        if change.outcome == OK and change.epoch < newest:
+            text = f"{change.consumer} sent under epoch {change.epoch} when {newest} was known"
+            yield Anomaly(STALE_ACK, f"shard {change.shard}: {text}: {change}")
 
 
 def _changes(history: History) -> list[Ack | Committed]:
@@ -37,8 +37,8 @@ def _known(history: History) -> Known:
         first = known[shard].setdefault(epoch, at_ns)
         known[shard][epoch] = min(first, at_ns)
 
-    for told in history.assigned:
-        note(told.shard, told.epoch, told.at_ns)
+    for entry in history.assigned:
+        note(entry.shard, entry.epoch, entry.at_ns)
     for run in history.runs:
         note(run.shard, run.epoch, run.began_ns)
     for done in _changes(history):

@@ -8,6 +8,7 @@ before.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -103,7 +104,7 @@ class Assigned:
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """A consumer was about to report a run to the bus."""
 
     consumer: str
@@ -119,76 +120,73 @@ class History:
     acks: tuple[Ack, ...] = ()
     commits: tuple[Committed, ...] = ()
     assigned: tuple[Assigned, ...] = ()
-    told: tuple[Told, ...] = ()
+    reported: tuple[Reported, ...] = ()
     max_deliver: int = 5
     is_exact: bool = True  # without kills, counts that travel with acks are exact
 
 
 def history_of(journals: Iterable[Operation], *, max_deliver: int, is_exact: bool) -> History:
     """Return the journals of all processes as one history, in time order."""
-    sent = (one for one in journals if one.outcome != UNSENT)
-    entries = sorted(sent, key=lambda one: one.began_ns)
-
-    def of(kind: str) -> list[Operation]:
-        return [one for one in entries if one.kind == kind]
-
+    by_kind: dict[str, list[Operation]] = defaultdict(list)
+    for operation in sorted(journals, key=lambda operation: operation.began_ns):
+        if operation.outcome != UNSENT:
+            by_kind[operation.kind].append(operation)
     return History(
-        produced=tuple(_produced(one) for one in of(PRODUCE)),
-        runs=tuple(_run(one) for one in of(RUN)),
-        acks=tuple(ack for one in of(ACK) for ack in _acks(one)),
-        commits=tuple(_committed(one) for one in of(COMMIT)),
-        assigned=tuple(_assigned(one) for one in of(ASSIGNED)),
-        told=tuple(told for one in of(RUNNING) for told in _told(one)),
+        produced=tuple(
+            Produced(
+                produce.fields["producer"],
+                tuple(Message(*fields) for fields in produce.fields["messages"]),
+                *_outcome(produce),
+            )
+            for produce in by_kind[PRODUCE]
+        ),
+        runs=tuple(
+            Run(run.process, **run.fields, **_outcome(run)._asdict()) for run in by_kind[RUN]
+        ),
+        acks=tuple(
+            Ack(
+                ack.process,
+                part["epoch"],
+                part["shard"],
+                tuple((first, end) for first, end in part["acked"]),
+                *_outcome(ack, is_refused=part["shard"] in ack.answer.get("refused", ())),
+            )
+            for ack in by_kind[ACK]
+            for part in ack.fields["shards"]
+        ),
+        commits=tuple(
+            Committed(
+                commit.process,
+                **{**commit.fields, "outputs": tuple(commit.fields["outputs"])},
+                **_outcome(commit)._asdict(),
+            )
+            for commit in by_kind[COMMIT]
+        ),
+        assigned=tuple(
+            Assigned(entry.process, entry.fields["epoch"], entry.fields["shard"], entry.began_ns)
+            for entry in by_kind[ASSIGNED]
+        ),
+        reported=tuple(
+            Reported(report.process, int(shard), offset, report.began_ns)
+            for report in by_kind[RUNNING]
+            for shard, offsets in report.fields["shards"].items()
+            for offset in offsets
+        ),
         max_deliver=max_deliver,
         is_exact=is_exact,
     )
 
 
-def _produced(one: Operation) -> Produced:
-    messages = tuple(Message(*fields) for fields in one.fields["messages"])
-    return Produced(one.fields["producer"], messages, one.outcome, one.began_ns, one.ended_ns)
+class _Outcome(NamedTuple):
+    outcome: str
+    began_ns: int
+    ended_ns: int
 
 
-def _run(one: Operation) -> Run:
-    return Run(
-        one.process, **one.fields, outcome=one.outcome, began_ns=one.began_ns, ended_ns=one.ended_ns
-    )
-
-
-def _acks(one: Operation) -> list[Ack]:
-    """Yield one value per shard of an ack."""
-    refused = one.answer.get("refused", [])
-    return [
-        Ack(
-            one.process,
-            part["epoch"],
-            part["shard"],
-            tuple((first, end) for first, end in part["acked"]),
-            FAILED if one.outcome == OK and part["shard"] in refused else one.outcome,
-            one.began_ns,
-            one.ended_ns,
-        )
-        for part in one.fields["shards"]
-    ]
-
-
-def _committed(one: Operation) -> Committed:
-    fields = {**one.fields, "outputs": tuple(one.fields["outputs"])}
-    return Committed(
-        one.process, **fields, outcome=one.outcome, began_ns=one.began_ns, ended_ns=one.ended_ns
-    )
-
-
-def _assigned(one: Operation) -> Assigned:
-    return Assigned(one.process, one.fields["epoch"], one.fields["shard"], one.began_ns)
-
-
-def _told(one: Operation) -> list[Told]:
-    return [
-        Told(one.process, int(shard), offset, one.began_ns)
-        for shard, offsets in one.fields["shards"].items()
-        for offset in offsets
-    ]
+def _outcome(operation: Operation, *, is_refused: bool = False) -> _Outcome:
+    """Return the outcome and its times; a part of an accepted call may be refused."""
+    outcome = FAILED if is_refused and operation.outcome == OK else operation.outcome
+    return _Outcome(outcome, operation.began_ns, operation.ended_ns)
 
 
 __all__ = [
@@ -211,7 +209,7 @@ __all__ = [
     "Message",
     "Position",
     "Produced",
+    "Reported",
     "Run",
-    "Told",
     "history_of",
 ]

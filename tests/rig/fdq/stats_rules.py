@@ -53,8 +53,10 @@ def stats(evidence: Evidence) -> Iterator[Anomaly]:
             "dead_lettered": dead[number],
         }
         for name, count in recount.items():
-            if (told := getattr(shard, name)) != count:
-                yield Anomaly(STATS, f"shard {number}: {name} is {told}, a recount gives {count}")
+            if (counted := getattr(shard, name)) != count:
+                yield Anomaly(
+                    STATS, f"shard {number}: {name} is {counted}, a recount gives {count}"
+                )
         yield from _deliveries(evidence, shard)
 
 
@@ -64,8 +66,8 @@ def _deliveries(evidence: Evidence, shard: Shard) -> Iterator[Anomaly]:
     again = [run for run in runs if run.delivery > 1]
     recounts = (("emitted", len(runs)), ("redelivered", len(again)))
     for name, count in recounts:
-        told = getattr(shard, name)
-        if told > count or (evidence.history.is_exact and told != count):
+        counted = getattr(shard, name)
+        if counted > count or (evidence.history.is_exact and counted != count):
             bound = "" if evidence.history.is_exact else " at most"
-            text = f"{name} is {told}, a recount gives{bound} {count}"
+            text = f"{name} is {counted}, a recount gives{bound} {count}"
             yield Anomaly(STATS, f"shard {shard.shard}: {text}")

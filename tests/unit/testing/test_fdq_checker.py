@@ -42,8 +42,8 @@ from tests.rig.fdq.history import (
     History,
     Message,
     Produced,
+    Reported,
     Run,
-    Told,
 )
 from tests.rig.fdq.snapshot import Dead, Found, Row, Shard, source_of
 from tests.unit.testing.fdq_rounds import Round
@@ -351,14 +351,14 @@ CASES = {
         EARLY,
         changed(
             runs=GIVEN_UP[:2] + GIVEN_UP[3:],
-            told=(Told("x", 0, 1, 19),),
+            reported=(Reported("x", 0, 1, 19),),
             dead=(DEAD,),
             acks=(replace(ACK, ranges=((0, 1),)),),
             shards=(shard(dead_lettered=1),),
         ),
         changed(
             runs=GIVEN_UP[:2] + GIVEN_UP[3:],
-            told=(Told("y", 0, 1, 19),),
+            reported=(Reported("y", 0, 1, 19),),
             dead=(DEAD,),
             acks=(replace(ACK, ranges=((0, 1),)),),
             shards=(shard(dead_lettered=1),),
