@@ -12,7 +12,7 @@ import pytest
 from polybus import errors
 from polybus.model.arrow import PRODUCE_SCHEMA, READ_SCHEMA
 from polybus.native.port.actions import ACTIONS
-from polybus.native.protocol.fields import KINDS, Field, Request
+from polybus.native.protocol.fields import KINDS, REQUIRED, Field, Request
 from polybus.native.protocol.requests import ReadTicket
 from polybus.transports.flight.flight_status import INTERNAL
 
@@ -29,8 +29,8 @@ def section(heading: str) -> str:
 
 def row(field: Field) -> str:
     default = "none" if field.default is None else f"`{json.dumps(field.default, default=str)}`"
-    shown = "required" if field.is_required else default
-    return f"| `{field.name}` | {field.kind} | {shown} | {field.meaning} |"
+    shown = "required" if field.default is REQUIRED else default
+    return f"| `{field.name}` | {field.kind.name} | {shown} | {field.meaning} |"
 
 
 def rows(text: str) -> list[str]:

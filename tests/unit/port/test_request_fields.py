@@ -8,14 +8,15 @@ import pytest
 
 from polybus.errors import MalformedRequest
 from polybus.native.protocol.answers import Empty
-from polybus.native.protocol.fields import KINDS, MAX_INTEGER, Request, action, param
+from polybus.native.protocol.fields import KINDS, MAX_INTEGER, Count, Request, Text, param
 
 
-@action("do", "Do it", answer="nothing")
-class Do(Request[Empty]):
-    name: str = param("text", "whose")
-    count: int = param("count", "how many", default=7)
-    start: int | None = param("count", "where", default=None, wire="from")
+class Do(Request[Empty], action="do", answer="nothing"):
+    """Do it."""
+
+    name: Text = param("whose")
+    count: Count = param("how many", default=7)
+    start: Count | None = param("where", default=None, wire="from")
 
 
 def test_defaults_are_filled_in():
@@ -81,6 +82,6 @@ BAD: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kind_accepts_and_refuses(kind):
-    _, check = KINDS[kind]
-    assert all(check(value) for value in GOOD[kind])
-    assert not any(check(value) for value in BAD[kind])
+    accepts = KINDS[kind].accepts
+    assert all(accepts(value) for value in GOOD[kind])
+    assert not any(accepts(value) for value in BAD[kind])

@@ -7,7 +7,7 @@ also require the right to produce to their topics.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from polybus.durable.topic_names import creator_of
 from polybus.errors import Denied, MalformedRequest
@@ -35,6 +35,7 @@ from polybus.native.protocol.requests import (
     GroupJoin,
     GroupLeave,
     GroupRemove,
+    GroupRequest,
     GroupReset,
     GroupsGet,
 )
@@ -259,20 +260,7 @@ def _remove(port: NativePort, caller: Caller, request: GroupRemove) -> Empty:
     return {}
 
 
-GroupRequest = (
-    GroupAck
-    | GroupCommit
-    | GroupFetch
-    | GroupGet
-    | GroupHeartbeat
-    | GroupJoin
-    | GroupLeave
-    | GroupRemove
-    | GroupReset
-)
-
-
-def _get_group_topic(port: NativePort, caller: Caller, request: GroupRequest) -> Topic:
+def _get_group_topic(port: NativePort, caller: Caller, request: GroupRequest[Any]) -> Topic:
     check_name("group", request.group)
     return port.access.get_topic_cached(caller.identity, SUBSCRIBE, request.topic)
 

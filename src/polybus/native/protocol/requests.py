@@ -2,422 +2,373 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from polybus.model.stamp import KEPT_RESULTS
 from polybus.model.start_point import EARLIEST
-from polybus.model.topic import ALL, All
+from polybus.model.topic import ALL
 from polybus.native.protocol import answers
-from polybus.native.protocol.fields import Request, action, param
+from polybus.native.protocol.fields import (
+    A,
+    Count,
+    Flag,
+    Object,
+    Objects,
+    Request,
+    Seconds,
+    ShardOrAll,
+    Target,
+    Text,
+    Texts,
+    param,
+)
 from polybus.store.contract import LEASE_S
 
 MAX_WAIT_MS = 30_000
+SETTINGS = "keep (all, read) and max_bytes (0: no limit), each optional"
+
+
+class TopicRequest(Request[A]):
+    topic: Text = param("name of the topic")
+
+
+class GroupRequest(TopicRequest[A]):
+    group: Text = param("name of the group, 1 to 128 bytes", default="default")
+
+
+class MemberRequest(GroupRequest[A]):
+    consumer: Text = param("name of the member")
+    epoch: Count = param("the epoch that group.join returned")
+
 
 # --- producers
 
 
-@action(
-    "producer.open",
-    "Open a producer, new or known; stamps of its earlier epochs are refused from then on",
+class ProducerOpen(
+    Request[answers.ProducerOpened],
+    action="producer.open",
     answer="producer, epoch, last_counter (0 if none)",
-)
-class ProducerOpen(Request[answers.ProducerOpened]):
-    producer: str = param("text", "name; empty: a new anonymous producer", default="")
-    dense: bool = param("flag", "counters must not leave gaps", default=True)
-    kept_results: int = param(
-        "count", "number of answers kept for repeated stamps", default=KEPT_RESULTS
-    )
+):
+    """Open a producer, new or known; stamps of its earlier epochs are refused from then on."""
+
+    producer: Text = param("name; empty: a new anonymous producer", default="")
+    dense: Flag = param("counters must not leave gaps", default=True)
+    kept_results: Count = param("number of answers kept for repeated stamps", default=KEPT_RESULTS)
 
 
-@action("producer.close", "Delete a producer and its stamps", answer="nothing")
-class ProducerClose(Request[answers.Empty]):
-    producer: str = param("text", "name of the producer")
-    epoch: int = param("count", "the epoch that the caller holds")
+class ProducerClose(Request[answers.Empty], action="producer.close", answer="nothing"):
+    """Delete a producer and its stamps."""
+
+    producer: Text = param("name of the producer")
+    epoch: Count = param("the epoch that the caller holds")
 
 
 # --- topics
 
 
-@action(
-    "topic.create",
-    "Create a topic",
+class TopicCreate(
+    TopicRequest[answers.TopicDescription],
+    action="topic.create",
     answer="topic, number, shards, generations, creator, settings",
-)
-class TopicCreate(Request[answers.TopicDescription]):
-    topic: str = param("text", "name of the topic")
-    shards: int = param("count", "number of shards; 0: the default of the bus", default=0)
-    settings: dict[str, object] | None = param(
-        "object", "keep (all, read) and max_bytes (0: no limit), each optional", default=None
-    )
+):
+    """Create a topic."""
+
+    shards: Count = param("number of shards; 0: the default of the bus", default=0)
+    settings: Object | None = param(SETTINGS, default=None)
 
 
-@action(
-    "topic.configure",
-    "Replace the settings of a topic (its creator, admins)",
-    answer="as topic.create",
-)
-class TopicConfigure(Request[answers.TopicDescription]):
-    topic: str = param("text", "name of the topic")
-    settings: dict[str, object] | None = param(
-        "object", "keep (all, read) and max_bytes (0: no limit), each optional", default=None
-    )
+class TopicConfigure(
+    TopicRequest[answers.TopicDescription], action="topic.configure", answer="as topic.create"
+):
+    """Replace the settings of a topic (its creator, admins)."""
+
+    settings: Object | None = param(SETTINGS, default=None)
 
 
-@action(
-    "topic.info",
-    "Describe a topic and its bounds",
+class TopicGet(
+    TopicRequest[answers.TopicInfo],
+    action="topic.info",
     answer="as topic.create, first_id, next_id, timestamp_ns",
-)
-class TopicGet(Request[answers.TopicInfo]):
-    topic: str = param("text", "name of the topic")
+):
+    """Describe a topic and its bounds."""
 
 
-@action(
-    "topic.list",
-    "List the topics that are visible to the caller",
-    answer="topics: a list, each as topic.create",
-)
-class TopicsGet(Request[answers.TopicList]):
-    pattern: str = param("text", "only matching names; * matches any characters", default="*")
+class TopicsGet(
+    Request[answers.TopicList], action="topic.list", answer="topics: a list, each as topic.create"
+):
+    """List the topics that are visible to the caller."""
+
+    pattern: Text = param("only matching names; * matches any characters", default="*")
 
 
-@action("topic.drop", "Drop a topic and its messages (its creator, admins)", answer="nothing")
-class TopicDrop(Request[answers.Empty]):
-    topic: str = param("text", "name of the topic")
+class TopicDrop(TopicRequest[answers.Empty], action="topic.drop", answer="nothing"):
+    """Drop a topic and its messages (its creator, admins)."""
 
 
-@action(
-    "topic.trim",
-    "Remove the oldest messages of a topic (its creator, admins)",
-    answer="as bounds",
-)
-class TopicTrim(Request[answers.TopicBounds]):
-    topic: str = param("text", "name of the topic")
-    before: dict[str, int] = param("object", 'first offset to keep, by shard: {"0": 17}')
+class TopicTrim(TopicRequest[answers.TopicBounds], action="topic.trim", answer="as bounds"):
+    """Remove the oldest messages of a topic (its creator, admins)."""
+
+    before: Object = param('first offset to keep, by shard: {"0": 17}')
 
 
-@action(
-    "topic.reshard",
-    "Change the number of shards; not_supported in this version",
-    answer="as topic.create",
-)
-class TopicReshard(Request[answers.TopicDescription]):
-    topic: str = param("text", "name of the topic")
-    shards: int = param("count", "new number of shards")
+class TopicReshard(
+    TopicRequest[answers.TopicDescription], action="topic.reshard", answer="as topic.create"
+):
+    """Change the number of shards; not_supported in this version."""
+
+    shards: Count = param("new number of shards")
 
 
-@action(
-    "bounds",
-    "Return the bounds of a topic and of its shards",
+class BoundsGet(
+    TopicRequest[answers.TopicBounds],
+    action="bounds",
     answer="first_id, next_id, timestamp_ns, shards: shard, start, end, bytes each",
-)
-class BoundsGet(Request[answers.TopicBounds]):
-    topic: str = param("text", "name of the topic")
+):
+    """Return the bounds of a topic and of its shards."""
 
 
-@action(
-    "find",
-    "Find the first position that was committed at a time or later; the end if there is none",
-    answer="position",
-)
-class PositionFind(Request[answers.FoundPosition]):
-    topic: str = param("text", "name of the topic")
-    shard: int | All = param(
-        "shard", "return an offset of this shard, or an id for all", default=ALL
-    )
-    timestamp_ns: int = param("count", "clock of the bus, nanoseconds since 1970")
+class PositionFind(TopicRequest[answers.FoundPosition], action="find", answer="position"):
+    """Find the first position that was committed at a time or later; the end if there is none."""
+
+    shard: ShardOrAll = param("return an offset of this shard, or an id for all", default=ALL)
+    timestamp_ns: Count = param("clock of the bus, nanoseconds since 1970")
 
 
-@action(
-    "topic.stats",
-    "Count messages, for the whole topic and by shard, with its groups, Spark queries and pirate "
-    "subscribers, and how far each is behind",
+class TopicStatsGet(
+    TopicRequest[answers.TopicStats],
+    action="topic.stats",
     answer="topic, all, shards, groups, queries, subscribers: see below",
-)
-class TopicStatsGet(Request[answers.TopicStats]):
-    topic: str = param("text", "name of the topic")
+):
+    """Count messages, for the whole topic and by shard, with its groups, Spark queries and pirate
+    subscribers, and how far each is behind."""
 
 
 # --- groups
 
 
-@action(
-    "group.join",
-    "Make a consumer a member of a group, which is created if it does not exist",
+class GroupJoin(
+    GroupRequest[answers.GroupJoined],
+    action="group.join",
     answer="epoch, heartbeat_ms, dead_ms, shards (the number of shards of the topic)",
-)
-class GroupJoin(Request[answers.GroupJoined]):
-    topic: str = param("text", "name of the topic")
-    group: str = param("text", "name of the group, 1 to 128 bytes", default="default")
-    consumer: str = param("text", "name, 1 to 128 bytes; an older consumer of it is fenced")
-    start: str = param("text", "where a new group starts: earliest or latest", default=EARLIEST)
-    max_deliver: int = param(
-        "count", "failed runs after which a message is a dead letter", default=5
-    )
-    heartbeat_ms: int = param(
-        "count", "interval at which the member sends heartbeats", default=2000
-    )
-    dead_ms: int = param(
-        "count", "time without a heartbeat after which it is dropped", default=5000
-    )
+):
+    """Make a consumer a member of a group, which is created if it does not exist."""
+
+    consumer: Text = param("name, 1 to 128 bytes; an older consumer of it is fenced")
+    start: Text = param("where a new group starts: earliest or latest", default=EARLIEST)
+    max_deliver: Count = param("failed runs after which a message is a dead letter", default=5)
+    heartbeat_ms: Count = param("interval at which the member sends heartbeats", default=2000)
+    dead_ms: Count = param("time without a heartbeat after which it is dropped", default=5000)
 
 
-@action(
-    "group.heartbeat",
-    "Keep a membership alive and report the messages that the member runs",
+class GroupHeartbeat(
+    MemberRequest[answers.GroupShards],
+    action="group.heartbeat",
     answer="release (shards to drain and release), assigned (all shards of the member)",
-)
-class GroupHeartbeat(Request[answers.GroupShards]):
-    topic: str = param("text", "name of the topic")
-    group: str = param("text", "name of the group, 1 to 128 bytes", default="default")
-    consumer: str = param("text", "name of the member")
-    epoch: int = param("count", "the epoch that group.join returned")
-    running: dict[str, list[int]] | None = param(
-        "object", 'offsets by shard: {"0": [17]}', default=None
-    )
+):
+    """Keep a membership alive and report the messages that the member runs."""
+
+    running: Object | None = param('offsets by shard: {"0": [17]}', default=None)
 
 
-@action(
-    "group.fetch",
-    "Fetch messages of the member's shards and changes of the assignment",
+class GroupFetch(
+    MemberRequest[answers.GroupFetched],
+    action="group.fetch",
     answer="assigned, release, lost, rows; the rows themselves in a second result",
-)
-class GroupFetch(Request[answers.GroupFetched]):
-    topic: str = param("text", "name of the topic")
-    group: str = param("text", "name of the group, 1 to 128 bytes", default="default")
-    consumer: str = param("text", "name of the member")
-    epoch: int = param("count", "the epoch that group.join returned")
-    held: list[dict[str, Any]] | None = param(
-        "objects", "shards it holds: shard, epoch, next, paused, releasing each", default=None
+):
+    """Fetch messages of the member's shards and changes of the assignment."""
+
+    held: Objects | None = param(
+        "shards it holds: shard, epoch, next, paused, releasing each", default=None
     )
-    max_rows: int = param("count", "maximum number of messages", default=8192)
-    max_bytes: int = param(
-        "count", "approximate maximum of bytes of keys, bodies and headers", default=4 << 20
+    max_rows: Count = param("maximum number of messages", default=8192)
+    max_bytes: Count = param(
+        "approximate maximum of bytes of keys, bodies and headers", default=4 << 20
     )
-    wait_ms: int = param("count", "time to wait if there is nothing to return", default=0)
-    follow: bool = param("flag", "continue after rows, within the same limits", default=False)
+    wait_ms: Count = param("time to wait if there is nothing to return", default=0)
+    follow: Flag = param("continue after rows, within the same limits", default=False)
 
 
-@action(
-    "group.ack",
-    "Ack messages and report failed runs, of several shards in one commit",
+class GroupAck(
+    MemberRequest[answers.ShardReports],
+    action="group.ack",
     answer="shards: shard, low, attempts, dead, error each, in the order of the request",
-)
-class GroupAck(Request[answers.ShardReports]):
-    topic: str = param("text", "name of the topic")
-    group: str = param("text", "name of the group, 1 to 128 bytes", default="default")
-    consumer: str = param("text", "name of the member")
-    epoch: int = param("count", "the epoch that group.join returned")
-    shards: list[dict[str, Any]] = param(
-        "objects",
-        "shard, epoch, and optionally acked, failed, running, emitted, redelivered, release each",
+):
+    """Ack messages and report failed runs, of several shards in one commit."""
+
+    shards: Objects = param(
+        "shard, epoch, and optionally acked, failed, running, emitted, redelivered, release each"
     )
 
 
-@action(
-    "group.commit",
-    "Ack one message and write the messages produced with it, in one commit",
+class GroupCommit(
+    MemberRequest[answers.Committed],
+    action="group.commit",
     answer="duplicate (it was acked already: nothing is written), spans, timestamp_ns",
-)
-class GroupCommit(Request[answers.Committed]):
-    topic: str = param("text", "name of the topic")
-    group: str = param("text", "name of the group, 1 to 128 bytes", default="default")
-    consumer: str = param("text", "name of the member")
-    epoch: int = param("count", "the epoch that group.join returned")
-    shard: int = param("count", "shard of the message")
-    shard_epoch: int = param("count", "epoch of the shard, as assigned")
-    offset: int = param("count", "offset of the message")
-    attempt: int = param("count", "failed runs of it that the member knows of", default=0)
-    messages: list[dict[str, Any]] | None = param(
-        "objects", "topic, body, shard_key, headers, insertion_ms", default=None
-    )
-    stages: list[str] | None = param("texts", "published with it, after the messages", default=None)
+):
+    """Ack one message and write the messages produced with it, in one commit."""
+
+    shard: Count = param("shard of the message")
+    shard_epoch: Count = param("epoch of the shard, as assigned")
+    offset: Count = param("offset of the message")
+    attempt: Count = param("failed runs of it that the member knows of", default=0)
+    messages: Objects | None = param("topic, body, shard_key, headers, insertion_ms", default=None)
+    stages: Texts | None = param("published with it, after the messages", default=None)
 
 
-@action(
-    "group.leave",
-    "End a membership; the member's shards are reassigned at once",
-    answer="shards, as group.ack",
-)
-class GroupLeave(Request[answers.ShardReports]):
-    topic: str = param("text", "name of the topic")
-    group: str = param("text", "name of the group, 1 to 128 bytes", default="default")
-    consumer: str = param("text", "name of the member")
-    epoch: int = param("count", "the epoch that group.join returned")
-    shards: list[dict[str, Any]] | None = param(
-        "objects", "last acks, as in group.ack", default=None
-    )
+class GroupLeave(
+    MemberRequest[answers.ShardReports], action="group.leave", answer="shards, as group.ack"
+):
+    """End a membership; the member's shards are reassigned at once."""
+
+    shards: Objects | None = param("last acks, as in group.ack", default=None)
 
 
-@action(
-    "group.reset",
-    "Move a group to another position; refused while it has members, unless forced",
+class GroupReset(
+    GroupRequest[answers.GroupOffsets],
+    action="group.reset",
     answer="offsets, by shard, of the shards that were moved",
-)
-class GroupReset(Request[answers.GroupOffsets]):
-    topic: str = param("text", "name of the topic")
-    group: str = param("text", "name of the group, 1 to 128 bytes", default="default")
-    to: str | dict[str, Any] = param("target", "see below")
-    force: bool = param("flag", "also if it has members", default=False)
+):
+    """Move a group to another position; refused while it has members, unless forced."""
+
+    to: Target = param("see below")
+    force: Flag = param("also if it has members", default=False)
 
 
-@action(
-    "group.list",
-    "List the groups of topics that the caller may subscribe to",
+class GroupsGet(
+    Request[answers.GroupList],
+    action="group.list",
     answer="groups: topic, group, members, shards, acked, lag each",
-)
-class GroupsGet(Request[answers.GroupList]):
-    topic: str = param("text", "only of matching topics; * matches any characters", default="*")
+):
+    """List the groups of topics that the caller may subscribe to."""
+
+    topic: Text = param("only of matching topics; * matches any characters", default="*")
 
 
-@action(
-    "group.info",
-    "Describe a group: its members, and its progress in each shard",
+class GroupGet(
+    GroupRequest[answers.Answer],
+    action="group.info",
     answer="topic, group, members, shards, ack_latency",
-)
-class GroupGet(Request[answers.Answer]):
-    topic: str = param("text", "name of the topic")
-    group: str = param("text", "name of the group, 1 to 128 bytes", default="default")
+):
+    """Describe a group: its members, and its progress in each shard."""
 
 
-@action(
-    "group.rm",
-    "Remove a group and its positions; refused while it has members, unless forced",
-    answer="nothing",
-)
-class GroupRemove(Request[answers.Empty]):
-    topic: str = param("text", "name of the topic")
-    group: str = param("text", "name of the group, 1 to 128 bytes", default="default")
-    force: bool = param("flag", "also if it has members", default=False)
+class GroupRemove(GroupRequest[answers.Empty], action="group.rm", answer="nothing"):
+    """Remove a group and its positions; refused while it has members, unless forced."""
+
+    force: Flag = param("also if it has members", default=False)
 
 
 # --- Spark queries
 
 
-@action(
-    "query.progress",
-    "Record how far a Spark query has read a topic, for topic.stats",
-    answer="nothing",
-)
-class QueryProgress(Request[answers.Empty]):
-    query: str = param("text", "id that the query keeps across restarts")
-    topic: str = param("text", "name of the topic")
-    offsets: dict[str, int] = param("object", 'first unread offset, by shard: {"0": 17}')
-    name: str = param("text", "name for people; empty: as reported before", default="")
+class QueryProgress(Request[answers.Empty], action="query.progress", answer="nothing"):
+    """Record how far a Spark query has read a topic, for topic.stats."""
+
+    query: Text = param("id that the query keeps across restarts")
+    topic: Text = param("name of the topic")
+    offsets: Object = param('first unread offset, by shard: {"0": 17}')
+    name: Text = param("name for people; empty: as reported before", default="")
 
 
 # --- stages
 
 
-@action(
-    "stage.new",
-    "Open a new, empty stage; every caller that knows its name may use it",
-    answer="stage",
-)
-class StageOpen(Request[answers.StageOpened]):
-    lease_s: float = param("seconds", "time to keep it unless renewed", default=LEASE_S)
+class StageOpen(Request[answers.StageOpened], action="stage.new", answer="stage"):
+    """Open a new, empty stage; every caller that knows its name may use it."""
+
+    lease_s: Seconds = param("time to keep it unless renewed", default=LEASE_S)
 
 
-@action("stage.renew", "Restart the lease of a stage", answer="nothing")
-class StageRenew(Request[answers.Empty]):
-    stage: str = param("text", "the name that stage.new returned")
-    lease_s: float = param("seconds", "time to keep it unless renewed", default=LEASE_S)
+class StageRenew(Request[answers.Empty], action="stage.renew", answer="nothing"):
+    """Restart the lease of a stage."""
+
+    stage: Text = param("the name that stage.new returned")
+    lease_s: Seconds = param("time to keep it unless renewed", default=LEASE_S)
 
 
-@action(
-    "stage.publish",
-    "Make all batches of the stages visible at once, over all their topics",
+class StagePublish(
+    Request[answers.Committed],
+    action="stage.publish",
     answer="spans: topic, shard, first_offset, first_id, count each; timestamp_ns, duplicate",
-)
-class StagePublish(Request[answers.Committed]):
-    stages: list[str] = param("texts", "in this order")
-    stamp: dict[str, Any] | None = param(
-        "object", "producer, epoch, counter; a repeated stamp publishes nothing", default=None
+):
+    """Make all batches of the stages visible at once, over all their topics."""
+
+    stages: Texts = param("in this order")
+    stamp: Object | None = param(
+        "producer, epoch, counter; a repeated stamp publishes nothing", default=None
     )
-    run: dict[str, Any] | None = param(
-        "object", "id, on_new (refuse, continue); the stamp has no epoch", default=None
+    run: Object | None = param(
+        "id, on_new (refuse, continue); the stamp has no epoch", default=None
     )
 
 
-@action("stage.discard", "Remove a stage, if it still exists", answer="nothing")
-class StageDiscard(Request[answers.Empty]):
-    stage: str = param("text", "the name that stage.new returned")
+class StageDiscard(Request[answers.Empty], action="stage.discard", answer="nothing"):
+    """Remove a stage, if it still exists."""
+
+    stage: Text = param("the name that stage.new returned")
 
 
 # --- access rules
 
 
-@action(
-    "acl.ls",
-    "List the rules that apply to a topic (its creator, admins)",
-    answer="rules: rule, source, by, names_nobody each",
-)
-class RulesGet(Request[answers.RuleList]):
-    topic: str = param("text", "name of the topic; empty: all rules (admins)", default="")
+class RulesGet(
+    Request[answers.RuleList], action="acl.ls", answer="rules: rule, source, by, names_nobody each"
+):
+    """List the rules that apply to a topic (its creator, admins)."""
+
+    topic: Text = param("name of the topic; empty: all rules (admins)", default="")
 
 
-@action(
-    "acl.add",
-    "Add a rule (a topic's creator for produce, subscribe and delete of it; admins)",
-    answer="rule, changed, kept",
-)
-class RuleAdd(Request[answers.RuleChanged]):
-    rule: str = param("text", "as in: deny user:bob produce orders")
+class RuleAdd(Request[answers.RuleChanged], action="acl.add", answer="rule, changed, kept"):
+    """Add a rule (a topic's creator for produce, subscribe and delete of it; admins)."""
+
+    rule: Text = param("as in: deny user:bob produce orders")
 
 
-@action("acl.rm", "Remove a rule that was added this way", answer="rule, changed, kept")
-class RuleRemove(Request[answers.RuleChanged]):
-    rule: str = param("text", "as in: deny user:bob produce orders")
+class RuleRemove(Request[answers.RuleChanged], action="acl.rm", answer="rule, changed, kept"):
+    """Remove a rule that was added this way."""
+
+    rule: Text = param("as in: deny user:bob produce orders")
 
 
-@action(
-    "acl.test",
-    "Return whether an action would be allowed, and the rule that decides",
-    answer="allowed, why, rule",
-)
-class RuleTest(Request[answers.RuleVerdict]):
-    who: str = param("text", "user:NAME, group:NAME, service:NAME, key:NAME or anonymous")
-    action: str = param("text", "create, produce, subscribe, delete, call or admin")
-    topic: str = param("text", "name of the topic")
+class RuleTest(Request[answers.RuleVerdict], action="acl.test", answer="allowed, why, rule"):
+    """Return whether an action would be allowed, and the rule that decides."""
+
+    who: Text = param("user:NAME, group:NAME, service:NAME, key:NAME or anonymous")
+    action: Text = param("create, produce, subscribe, delete, call or admin")
+    topic: Text = param("name of the topic")
 
 
 # --- the whole bus
 
 
-@action(
-    "wait",
-    "Wait until a shard has messages at an offset or later, or until the timeout",
+class ShardsWait(
+    Request[answers.WaitResult],
+    action="wait",
     answer="news: topic, shard, end each; empty after the timeout",
-)
-class ShardsWait(Request[answers.WaitResult]):
-    positions: list[dict[str, Any]] = param("objects", "topic, shard, offset each")
-    timeout_ms: int = param("count", f"at most {MAX_WAIT_MS}", default=MAX_WAIT_MS)
+):
+    """Wait until a shard has messages at an offset or later, or until the timeout."""
+
+    positions: Objects = param("topic, shard, offset each")
+    timeout_ms: Count = param(f"at most {MAX_WAIT_MS}", default=MAX_WAIT_MS)
 
 
-@action("stats", "Return the counters of the bus", answer="as polybus stats --json")
-class StatsGet(Request[answers.Answer]):
-    pass
+class StatsGet(Request[answers.Answer], action="stats", answer="as polybus stats --json"):
+    """Return the counters of the bus."""
 
 
 # --- the ticket of a read, which is not an action
 
 
-@action("read", "Read a range of a topic", answer="batches")
-class ReadTicket(Request[answers.Empty]):
-    topic: str = param("text", "name of the topic")
-    shard: int | All = param("shard", "a shard number, or all", default=ALL)
-    start: int | None = param(
-        "count",
-        "first offset (for all: id); absent: the first that is stored",
-        default=None,
-        wire="from",
+class ReadTicket(TopicRequest[answers.Empty], action="read", answer="batches"):
+    """Read a range of a topic."""
+
+    shard: ShardOrAll = param("a shard number, or all", default=ALL)
+    start: Count | None = param(
+        "first offset (for all: id); absent: the first that is stored", default=None, wire="from"
     )
-    to: int | None = param("count", "stop before this offset (id)", default=None)
-    max_rows: int = param("count", "maximum number of messages; 0: no limit", default=0)
-    max_bytes: int = param(
-        "count",
-        "approximate maximum of bytes of keys, bodies and headers; 0: no limit",
-        default=0,
+    to: Count | None = param("stop before this offset (id)", default=None)
+    max_rows: Count = param("maximum number of messages; 0: no limit", default=0)
+    max_bytes: Count = param(
+        "approximate maximum of bytes of keys, bodies and headers; 0: no limit", default=0
     )
-    wait_ms: int = param("count", "time to wait for more at the end", default=0)
-    columns: list[str] | None = param("texts", "columns to return; absent: all", default=None)
+    wait_ms: Count = param("time to wait for more at the end", default=0)
+    columns: Texts | None = param("columns to return; absent: all", default=None)
