@@ -71,7 +71,7 @@ def row_state(row: dict[str, Any]) -> list[Any]:
 
 
 def topic_state(client: native.Client, topic: str) -> dict[str, Any]:
-    info, bounds = client.topic(topic), client.bounds(topic)
+    info, bounds = dict(client.topic(topic)), client.bounds(topic)
     stats = client.topic_stats(topic)
     return {
         **{name: info[name] for name in TOPIC_FIELDS},

@@ -181,38 +181,49 @@ EMBEDDED = [
         ("a data folder is a store", "str(inner if is_data else folder)", "str(folder)"),
     ),
     *mutants(
-        "native/inprocess/inprocess_client.py",
-        ("a child of a fork uses it", "if os.getpid() != core.pid:", "if False:"),
+        "native/inprocess/inprocess_transport.py",
+        (
+            "a child of a fork uses it",
+            "        if os.getpid() != self.bus.pid:\n            pid",
+            "        if False:\n            pid",
+        ),
         ("closed ones go on", 'raise ConnectionLost("the client is closed")', "pass"),
         (
             "waiting callers sleep on",
-            "        self._core.port.waits.check_callers()\n        self._on_close()",
+            "        self.bus.port.waits.check_callers()\n        self._on_close()",
             "        self._on_close()",
         ),
-        ("counted twice", "            if self._closed:\n                return\n", ""),
+        ("counted twice", "            if self.closed.is_set():\n                return\n", ""),
         (
             "nothing is carried",
-            "found: dict[str, Any] = json.loads(json.dumps(given))",
-            "found: dict[str, Any] = dict(given)",
+            "decoded: dict[str, Any] = json.loads(json.dumps(given))",
+            "decoded: dict[str, Any] = dict(given)",
         ),
     ),
     *mutants(
-        "native/inprocess/inprocess_client.py",
+        "native/inprocess/inprocess_transport.py",
         (
             "without a stamp",
-            "self._stream(topic).produce(block, self._next_stamp())",
-            "self._stream(topic).produce(block, None)",
+            "stream.produce(block, Stamp(self.name, self.epoch, self._counter))",
+            "stream.produce(block, None)",
         ),
         ("no end of what travels", "self._closed_by or self._in_flight < MAX_IN_FLIGHT", "True"),
         ("fenced ones go on", "self._closed_by = self._closed_by or error", "pass"),
         ("large batches", "if batch.nbytes > most:", "if False:"),
-        ("told by the store's thread", "self._core.answers.add(partial(tell, done))", "tell(done)"),
-        ("not forgotten", "            self._close_on_bus()\n", "            pass\n"),
+        (
+            "told by the store's thread",
+            "self._bus.answers.add(partial(on_stored, done))",
+            "on_stored(done)",
+        ),
+        ("not forgotten", "and not self._is_named:", "and False:"),
     ),
     *mutants(
-        "native/inprocess/inprocess_client.py",
+        "native/inprocess/inprocess_transport.py",
         ("cancelling is not heard", "        self._cancelled = True\n", ""),
-        ("following ends", "if time.monotonic() - heard_s >= wanted.wait_s:", "if True:"),
+    ),
+    *mutants(
+        "native/client/range_reader.py",
+        ("following ends", "if time.monotonic() - last_s >= self._wait_s:", "if True:"),
     ),
 ]
 

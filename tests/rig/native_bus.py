@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polybus.native import Client, ClientOptions
+from polybus.native.inprocess.inprocess_transport import InProcessTransport
 from tests.rig.restartable_bus import LastingBus
+
+
+def count_waits(client: Client) -> int:
+    """Return the number of calls that wait for messages, of a bus inside the process."""
+    transport = client._connection
+    assert isinstance(transport, InProcessTransport)
+    return transport.bus.port.waits.count
+
 
 QUICK: dict[str, Any] = {"first_backoff_s": 0.01, "last_backoff_s": 0.2, "connect_timeout_s": 30.0}
 

@@ -15,7 +15,6 @@ import typer
 
 if TYPE_CHECKING:
     from polybus.native import Client, ClientOptions
-    from polybus.native import bus_client as buses
 
 BUS = "URL of the bus. [default: $POLYBUS_URL, or polybus://127.0.0.1:6570]"
 Bus = Annotated[str | None, typer.Option("--bus", metavar="URL", help=BUS)]
@@ -29,7 +28,7 @@ def connect_once(bus: str | None) -> Client:
 
 
 @contextmanager
-def open_bus_or_store(bus: str | None, **options: Any) -> Iterator[buses.BusClient]:
+def open_bus_or_store(bus: str | None, **options: Any) -> Iterator[Client]:
     """Connect to a bus, or open a store that no other process owns.
 
     With client options the command is long-running: the bus must answer now, and the client

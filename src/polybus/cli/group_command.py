@@ -24,9 +24,10 @@ from polybus.cli.bus_connection import Bus, open_bus_or_store
 from polybus.cli.group_table import show_groups
 from polybus.cli.text_table import print_table
 from polybus.errors import Conflict
+from polybus.native.protocol.requests import GroupGet, GroupRemove, GroupReset, GroupsGet
 
 if TYPE_CHECKING:
-    from polybus.native import bus_client as buses
+    from polybus.native import Client
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Group = Annotated[str, typer.Argument(metavar="GROUP")]
@@ -57,7 +58,7 @@ def ls(
     bus: Bus = None,
 ) -> None:
     with open_bus_or_store(bus) as client:
-        groups = client.act("group.list", topic=pattern)["groups"]
+        groups = client.call(GroupsGet(topic=pattern))["groups"]
     if as_json:
         print(json.dumps(groups, indent=2))
     elif groups:
@@ -79,7 +80,7 @@ def rm(topic: Topic, group: Group, force: Force = False, yes: Yes = False, bus: 
     with open_bus_or_store(bus) as client:
         _confirm(yes, f"Remove group {group} of {topic} and its positions?")
         with _hint_force():
-            client.act("group.rm", topic=topic, group=group, force=force)
+            client.call(GroupRemove(topic=topic, group=group, force=force))
 
 
 def reset(
@@ -96,7 +97,7 @@ def reset(
     with open_bus_or_store(bus) as client:
         _confirm(yes, f"Move group {group} of {topic} to {to}?")
         with _hint_force():
-            client.act("group.reset", topic=topic, group=group, to=place, force=force)
+            client.call(GroupReset(topic=topic, group=group, to=place, force=force))
         print(f"{_info(client, topic, group)['lag']} messages to read")
 
 
@@ -108,10 +109,10 @@ def _hint_force() -> Iterator[None]:
         raise Conflict(f"{error}; use --force to take their shards") from None
 
 
-def _info(client: buses.BusClient, topic: str, group: str) -> dict[str, Any]:
+def _info(client: Client, topic: str, group: str) -> dict[str, Any]:
     from polybus.native.port.topic_statistics import add_group_totals
 
-    return add_group_totals(client.act("group.info", topic=topic, group=group))
+    return add_group_totals(client.call(GroupGet(topic=topic, group=group)))
 
 
 def _place(text: str) -> Any:

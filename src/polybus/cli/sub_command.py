@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,7 @@ from polybus.cli.progress_bar import show_progress
 
 if TYPE_CHECKING:
     from polybus.cli.read_ahead import CancellableReader
+    from polybus.native.protocol.answers import TopicBounds
 
 START = f"Start position: {start_position.FORMS}."
 
@@ -57,7 +58,7 @@ def print_batches(
     reading: CancellableReader,
     shape: row_format.RowFormatter,
     first: int,
-    bounds: dict[str, Any],
+    bounds: TopicBounds,
     count: int,
 ) -> None:
     """Print the messages to stdout and the progress to stderr."""
@@ -66,7 +67,7 @@ def print_batches(
         _copy(reading, shape, show)
 
 
-def _estimate(first: int, bounds: dict[str, Any], count: int) -> tuple[int, int]:
+def _estimate(first: int, bounds: TopicBounds, count: int) -> tuple[int, int]:
     """Return the expected number of messages, and the number that the topic has."""
     existing = bounds["next_id"] - bounds["first_id"]
     expected = max(0, bounds["next_id"] - max(first, bounds["first_id"]))

@@ -82,8 +82,8 @@ def info(topic: Topic, as_json: flags.Json = False, bus: Bus = None) -> None:
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        settings = found.pop("settings")
-        print_table(("", topic), list((found | settings).items()))
+        rows = {name: value for name, value in found.items() if name != "settings"}
+        print_table(("", topic), list((rows | found["settings"]).items()))
 
 
 def rm(topic: Topic, yes: Yes = False, bus: Bus = None) -> None:

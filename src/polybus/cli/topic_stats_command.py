@@ -26,9 +26,8 @@ from polybus.cli.text_table import print_fields, print_table
 from polybus.errors import DoesNotExist, UsageError
 
 if TYPE_CHECKING:
-    from polybus.native import bus_client as buses
-
-TopicStats = dict[str, Any]  # the stats of one topic
+    from polybus.native import Client
+    from polybus.native.protocol.answers import TopicStats
 
 PATTERN = "Only topics that match; * matches any characters."
 SECONDS = "Interval of --watch in seconds. [default: 1]"
@@ -83,13 +82,13 @@ def _every(watch: bool, seconds: float | None) -> float | None:
     return every_s
 
 
-def _stats(client: buses.BusClient, pattern: str) -> list[TopicStats]:
+def _stats(client: Client, pattern: str) -> list[TopicStats]:
     if "*" not in pattern:
-        return [client.act("topic.stats", topic=pattern)]
+        return [client.topic_stats(pattern)]
     found = []
-    for one in client.act("topic.list", pattern=pattern)["topics"]:
+    for topic in client.topics(pattern):
         try:
-            found.append(client.act("topic.stats", topic=one["topic"]))
+            found.append(client.topic_stats(topic["topic"]))
         except DoesNotExist:  # deleted since it was listed
             continue
     return found
@@ -106,8 +105,8 @@ def _print_stats(found: list[TopicStats], as_json: bool) -> None:
         print_fields(COLUMNS, SHORT, [_row(one) for one in found])
 
 
-def _watch(client: buses.BusClient, pattern: str, every_s: float, *, as_lines: bool) -> None:
-    before: dict[str, TopicStats] = {}
+def _watch(client: Client, pattern: str, every_s: float, *, as_lines: bool) -> None:
+    before: dict[str, dict[str, int]] = {}
     before_s = time.monotonic()
     while True:
         found, now_s = _stats(client, pattern), time.monotonic()
@@ -119,7 +118,7 @@ def _watch(client: buses.BusClient, pattern: str, every_s: float, *, as_lines: b
         time.sleep(every_s)
 
 
-def _draw(found: list[TopicStats], before: dict[str, TopicStats], elapsed_s: float) -> None:
+def _draw(found: list[TopicStats], before: dict[str, dict[str, int]], elapsed_s: float) -> None:
     """Redraw the screen: all topics, or one topic with its groups."""
     rows = [{**_row(one), **_rates(one, before.get(one["topic"]), elapsed_s)} for one in found]
     print(CLEAR, end="")
@@ -129,7 +128,7 @@ def _draw(found: list[TopicStats], before: dict[str, TopicStats], elapsed_s: flo
     sys.stdout.flush()
 
 
-def _rates(one: TopicStats, before: TopicStats | None, elapsed_s: float) -> dict[str, Any]:
+def _rates(one: TopicStats, before: dict[str, int] | None, elapsed_s: float) -> dict[str, Any]:
     if before is None or elapsed_s <= 0:
         return {}
     since = {key: one["all"][key] - before[key] for key in ("inserted", "acked")}
@@ -155,11 +154,11 @@ def _row(one: TopicStats) -> dict[str, Any]:
     return {"topic": one["topic"], "shards": len(one["shards"]), **_counts(one["all"])}
 
 
-def _shard_row(one: TopicStats) -> dict[str, Any]:
+def _shard_row(one: dict[str, int]) -> dict[str, Any]:
     return {"topic": f"  shard {one['shard']}", **_counts(one)}
 
 
-def _counts(one: TopicStats) -> dict[str, Any]:
+def _counts(one: dict[str, int]) -> dict[str, Any]:
     counts = {key: one[key] for key in ("inserted", "trimmed", "emitted", "acked", "redelivered")}
     left = one["inserted"] - one["trimmed"]
     return {

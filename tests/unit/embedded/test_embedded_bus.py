@@ -11,7 +11,8 @@ import pytest
 
 from polybus import errors
 from polybus.native.inprocess import InProcessClient, open_bus
-from polybus.native.inprocess.inprocess_client import MAX_IN_FLIGHT
+from polybus.native.inprocess.inprocess_transport import MAX_IN_FLIGHT
+from tests.rig.native_bus import count_waits
 from tests.rig.observer import until
 
 PATIENCE_S = 30
@@ -208,8 +209,7 @@ def test_closing_wakes_who_waits(
         )
         read = pool.submit(next, leaving.read("t", wait_s=math.inf), None)
         news = pool.submit(leaving.act, "wait", positions=_everywhere("t"), timeout_ms=30_000)
-        waits = leaving._core.port.waits
-        until(lambda: waits.count == 3, "all three to wait")
+        until(lambda: count_waits(leaving) == 3, "all three to wait")
         leaving.close()
         for waiting in (fetch, read):
             with pytest.raises(errors.ConnectionLost):
@@ -222,7 +222,7 @@ def test_the_last_to_close_wakes_who_waits(tmp_path: Any, pool: ThreadPoolExecut
     bus = open_bus(f"lmdb:{tmp_path / 'store'}")
     bus.act("topic.create", topic="t")
     read = pool.submit(next, bus.read("t", wait_s=math.inf), None)
-    until(lambda: bus._core.port.waits.count == 1, "the read to wait")
+    until(lambda: count_waits(bus) == 1, "the read to wait")
     bus.close()
     with pytest.raises(errors.Unavailable):
         read.result(PATIENCE_S)

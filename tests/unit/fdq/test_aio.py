@@ -13,6 +13,7 @@ import pytest
 
 from polybus import errors, fdq
 from polybus.native.inprocess import open_bus
+from tests.rig.native_bus import count_waits
 from tests.rig.observer import eventually
 
 
@@ -185,7 +186,7 @@ def test_cancelled_waiting_replay_can_be_closed(url: str) -> None:
         await anext(replay)
         coming = asyncio.create_task(anext(replay))
         with open_bus(url) as bus:
-            await eventually(lambda: bus._core.port.waits.count, "the replay to wait")
+            await eventually(lambda: count_waits(bus), "the replay to wait")
         coming.cancel()
         await replay.aclose()
         await replay.aclose()

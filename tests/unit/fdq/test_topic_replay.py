@@ -15,6 +15,7 @@ import pytest
 from polybus import errors, fdq
 from polybus.dialects.fdq.client.topic_replay import shard_indexes, to_nanoseconds
 from polybus.native.inprocess import InProcessClient, open_bus
+from tests.rig.native_bus import count_waits
 from tests.rig.observer import until
 
 PATIENCE_S = 30
@@ -248,6 +249,6 @@ def test_waiting_replay_does_not_block_producers(history: str) -> None:
     with open_bus(history) as bus, ThreadPoolExecutor(1) as pool:
         replay = fdq.replay(history, "t", from_id=COUNT + 1, wait_s=math.inf)
         waiting = pool.submit(next, replay, None)
-        until(lambda: bus._core.port.waits.count, "the replay to wait")
+        until(lambda: count_waits(bus), "the replay to wait")
         replay.cancel()
         assert waiting.result(PATIENCE_S) is None

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.client.producer import Producer
     from polybus.native import Produced
     from polybus.native import bus_client as buses
+    from polybus.native.protocol.answers import TopicBounds
 
 EXIT_CODES = """\b
 Exit codes:
@@ -175,16 +176,14 @@ def replay(
     url, options = check_reachable(bus, connect_timeout_s=math.inf)
     client = buses.connect(url, options)
     try:
-        bounds = client.act("bounds", topic=topic)
+        bounds = client.bounds(topic)
         first = _find_id(client, topic, start, bounds)
-        last = bounds["next_id"] if end is None else _find_id(client, topic, end, bounds)
-        if follow and end is None:
-            last = None
+        if end is not None:
+            bounds["next_id"] = _find_id(client, topic, end, bounds)
+        last = None if follow and end is None else bounds["next_id"]
         wait_s = math.inf if follow else 0.0
         reader = client.read(topic, start=first, end=last, max_rows=count, wait_s=wait_s)
-        print_batches(
-            reader, formatter, first, {**bounds, "next_id": last or bounds["next_id"]}, count
-        )
+        print_batches(reader, formatter, first, bounds, count)
     finally:
         client.close()
 
@@ -287,11 +286,10 @@ def _read_lag(url: str, topic: str, group: str) -> int:
         client.close()
 
 
-def _find_id(client: buses.BusClient, topic: str, text: str, bounds: dict[str, Any]) -> int:
+def _find_id(client: buses.BusClient, topic: str, text: str, bounds: TopicBounds) -> int:
     position = start_position.parse_start(text)
     if isinstance(position, int):
         return position
     if position.startswith("@"):
-        response = client.act("find", topic=topic, timestamp_ns=start_position.parse_time_ns(text))
-        return int(response["position"])
+        return client.find(topic, start_position.parse_time_ns(text))
     return int(bounds["first_id"] if position == start_position.EARLIEST else bounds["next_id"])

@@ -1,26 +1,32 @@
-"""The client of a running bus."""
+"""The client of a bus: over Flight, or in this process (`polybus.native.inprocess`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from polybus.native.client.flight_connection import FlightConnection
-from polybus.native.client.group_fetch import Answer, FetchPart, fetch, follow
+from polybus.errors import PeerError
+from polybus.model.topic import ALL, All
+from polybus.native.client.flight_transport import FlightTransport
+from polybus.native.client.group_fetch import FETCH, Answer, FetchPart, split_by_shard
 from polybus.native.client.native_options import DEFAULT_URL, ClientOptions, parse_url
-from polybus.native.client.native_producer import FAILING_CLOSE_S, Producer
+from polybus.native.client.native_producer import FAILING_CLOSE_S
 from polybus.native.client.producer_set import ProducerSet
-from polybus.native.client.range_reader import MAX_WAIT_S, NO_BOUND, Reading, ReadRange
+from polybus.native.client.range_reader import MAX_WAIT_S, Reading
 from polybus.native.client.stage import Stage
+from polybus.native.protocol import answers, requests
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from polybus.native.client.transport import BusProducer, Transport
+    from polybus.native.protocol.fields import A, Request
+
 
 class Client:
-    """A client of a running bus. Connects on first use. Thread-safe."""
+    """A client of a bus. Connects on first use. Thread-safe."""
 
     def __init__(
         self,
@@ -28,123 +34,156 @@ class Client:
         options: ClientOptions | None = None,
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        transport: Transport | None = None,
     ) -> None:
-        self._connection = FlightConnection(*parse_url(url, options))
+        """Without `transport` the client connects to `url`, which then is a `polybus://` URL."""
+        self._connection: Transport = transport or FlightTransport(*parse_url(url, options))
         self._now_ms = now_ms
-        self._producers: ProducerSet[Producer] = ProducerSet()
+        self._producers: ProducerSet[BusProducer] = ProducerSet()
 
     # --- producing
 
-    def producer(self, name: str | None = None, *, create: bool = True) -> Producer:
+    def producer(self, name: str | None = None, *, create: bool = True) -> BusProducer:
         """Open a producer. A name fences an older producer of it; without one it is new.
 
         Without `create` producing to a missing topic fails with `DoesNotExist`.
         """
-        opened = self.act("producer.open", producer=name or "")
-        kind = {"is_named": bool(name), "create": create}
-        return self._producers.add(Producer(self._connection, opened, self._now_ms, **kind))
+        dense = self._connection.sends_again
+        opened = self.call(requests.ProducerOpen(producer=name or "", dense=dense))
+        producer = self._connection.new_producer(
+            opened, self._now_ms, is_named=bool(name), create=create
+        )
+        return self._producers.add(producer)
 
     def stage(self, lease_s: float = 600.0) -> Stage:
         """Open a stage: its batches become visible together, by `publish`."""
-        opened = self.act("stage.new", lease_s=lease_s)
+        opened = self.call(requests.StageOpen(lease_s=lease_s))
         return Stage(self._connection, opened["stage"], self._now_ms)
 
     def publish(
         self, stages: Sequence[Stage | str], stamp: Mapping[str, object] | None = None
-    ) -> dict[str, Any]:
+    ) -> answers.Committed:
         """Publish all batches of the stages at once. The stages are deleted."""
-        names = [one if isinstance(one, str) else one.name for one in stages]
-        return self.act("stage.publish", stages=names, stamp=stamp and dict(stamp))
+        names = [stage if isinstance(stage, str) else stage.name for stage in stages]
+        given = None if stamp is None else dict(stamp)
+        return self.call(requests.StagePublish(stages=names, stamp=given))
 
     # --- reading
 
     def read(
         self,
         topic: str,
-        shard: int | str = "all",
+        shard: int | str = ALL,
         start: int | None = None,
         end: int | None = None,
         *,
-        max_rows: int = NO_BOUND,
+        max_rows: int = 0,
         wait_s: float = 0.0,
         columns: Collection[str] | None = None,
     ) -> Reading:
         """Read Arrow batches from `start` to `end` (exclusive): offsets of a shard, ids of "all".
 
         Without `start` the read begins at the first stored message. It ends at `end`, after
-        `max_rows`, or after `wait_s` without messages; `math.inf` follows forever. With
-        `columns` batches contain only these and the position (`offset`, or `id` of "all").
+        `max_rows` (0: no limit), or after `wait_s` without messages; `math.inf` follows
+        forever. With `columns` batches contain only these and the position (`offset`, or `id`
+        of "all").
         """
-        some = None if columns is None else frozenset(columns)
-        return Reading(
-            self._connection, ReadRange(topic, shard, start, end, max_rows, wait_s, some)
+        self._connection.check_open()
+        position = "id" if shard == ALL else "offset"
+        ticket = requests.ReadTicket(
+            topic=topic,
+            shard=cast("int | All", shard),
+            start=start,
+            to=end,
+            max_rows=max_rows,
+            columns=None if columns is None else sorted({*columns, position}),
         )
+        return Reading(self._connection, ticket, wait_s)
 
     def wait(
         self, positions: Iterable[tuple[str, int, int]], timeout_s: float
-    ) -> list[dict[str, Any]]:
+    ) -> list[answers.ShardNews]:
         """Wait until one of (topic, shard, offset) has messages. Returns [] after the timeout."""
-        wanted = [dict(zip(("topic", "shard", "offset"), one, strict=True)) for one in positions]
+        wanted = [
+            {"topic": topic, "shard": shard, "offset": offset} for topic, shard, offset in positions
+        ]
         deadline_s = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, min(deadline_s - time.monotonic(), MAX_WAIT_S))
-            answer = self.act("wait", positions=wanted, timeout_ms=round(left_s * 1000))
-            if answer["news"] or time.monotonic() >= deadline_s:
-                news: list[dict[str, Any]] = answer["news"]
+            request = requests.ShardsWait(positions=wanted, timeout_ms=round(left_s * 1000))
+            news = self.call(request)["news"]
+            if news or time.monotonic() >= deadline_s:
                 return news
 
     def fetch(self, **request: Any) -> tuple[Answer, list[pa.RecordBatch]]:
-        """Run `group.fetch`. Returns its object and a batch per entry of "rows", in order."""
-        return fetch(self._connection, request)
+        """Run `group.fetch`. Returns its object and a batch per entry of "rows", in order.
+
+        Repeats it while the bus is unreachable, because a fetch changes nothing.
+        """
+        given = _without_none(request)
+
+        def fetch_once() -> tuple[Answer, list[pa.RecordBatch]]:
+            answer, rows = next(self._connection.stream_fetch(given), (None, None))
+            if answer is None:
+                raise PeerError(f"{self._connection.url} returned no valid answer to {FETCH}")
+            return answer, split_by_shard(answer, rows)
+
+        return self._connection.retry(fetch_once)
 
     def follow(self, **request: Any) -> Iterator[FetchPart]:
         """Run `group.fetch` with `follow`. Yields objects, None for rows alone, and the rows."""
-        return follow(self._connection, {**request, "follow": True})
+        return self._connection.stream_fetch(_without_none({**request, "follow": True}))
 
-    def bounds(self, topic: str) -> dict[str, Any]:
-        return self.act("bounds", topic=topic)
+    def bounds(self, topic: str) -> answers.TopicBounds:
+        return self.call(requests.BoundsGet(topic=topic))
 
-    def find(self, topic: str, timestamp_ns: int, shard: int | str = "all") -> int:
+    def find(self, topic: str, timestamp_ns: int, shard: int | str = ALL) -> int:
         """Return the first position at this time or later, the end if there is none."""
-        found = self.act("find", topic=topic, shard=shard, timestamp_ns=timestamp_ns)
-        return int(found["position"])
+        request = requests.PositionFind(
+            topic=topic, shard=cast("int | All", shard), timestamp_ns=timestamp_ns
+        )
+        return self.call(request)["position"]
 
     # --- topics
 
     def create_topic(
         self, topic: str, shards: int = 0, settings: Mapping[str, object] | None = None
-    ) -> dict[str, Any]:
-        return self.act(
-            "topic.create", topic=topic, shards=shards, settings=settings and dict(settings)
-        )
+    ) -> answers.TopicDescription:
+        given = None if settings is None else dict(settings)
+        return self.call(requests.TopicCreate(topic=topic, shards=shards, settings=given))
 
-    def topics(self, pattern: str = "*") -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.act("topic.list", pattern=pattern)["topics"]
-        return found
+    def topics(self, pattern: str = "*") -> list[answers.TopicDescription]:
+        return self.call(requests.TopicsGet(pattern=pattern))["topics"]
 
-    def topic(self, topic: str) -> dict[str, Any]:
-        return self.act("topic.info", topic=topic)
+    def topic(self, topic: str) -> answers.TopicInfo:
+        return self.call(requests.TopicGet(topic=topic))
 
     def drop_topic(self, topic: str) -> None:
-        self.act("topic.drop", topic=topic)
+        self.call(requests.TopicDrop(topic=topic))
 
-    def trim(self, topic: str, before: Mapping[int, int]) -> dict[str, Any]:
+    def trim(self, topic: str, before: Mapping[int, int]) -> answers.TopicBounds:
         offsets = {str(shard): offset for shard, offset in before.items()}
-        return self.act("topic.trim", topic=topic, before=offsets)
+        return self.call(requests.TopicTrim(topic=topic, before=offsets))
 
-    def topic_stats(self, topic: str) -> dict[str, Any]:
-        return self.act("topic.stats", topic=topic)
+    def topic_stats(self, topic: str) -> answers.TopicStats:
+        return self.call(requests.TopicStatsGet(topic=topic))
 
-    def stats(self) -> dict[str, Any]:
-        return self.act("stats")
+    def stats(self) -> Mapping[str, Any]:
+        return self.call(requests.StatsGet())
 
     # --- the rest
 
+    def call(self, request: Request[A]) -> A:
+        """Run the action of a request (`polybus.native.protocol.requests`)."""
+        return cast("A", self.act(request.action_name, **request.encode()))
+
     def act(self, name: str, /, **request: Any) -> dict[str, Any]:
-        """Run an action of the port by its name. Fields that are None are omitted."""
-        return self._connection.act(
-            name, {key: value for key, value in request.items() if value is not None}
-        )
+        """Run an action of the port by its name. Fields that are None are omitted.
+
+        Repeats it while the bus is unreachable, up to `connect_timeout_s`.
+        """
+        given = _without_none(request)
+        return self._connection.retry(lambda: self._connection.act_once(name, given))
 
     def hurry(self, timeout_s: float) -> None:
         """Limit the time to wait for an unreachable bus, also for pending calls."""
@@ -165,3 +204,7 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close(None if error is None else FAILING_CLOSE_S)
+
+
+def _without_none(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in request.items() if value is not None}

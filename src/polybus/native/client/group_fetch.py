@@ -7,18 +7,15 @@ them; rows without an object belong to the shards of the request.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from polybus.errors import PeerError
 from polybus.model.arrow import READ_SCHEMA
-
-if TYPE_CHECKING:
-    from polybus.native.client.flight_connection import FlightConnection
 
 FETCH = "group.fetch"
 OBJECT = b"{"
@@ -28,30 +25,22 @@ Answer = dict[str, Any]
 FetchPart = tuple[Answer | None, pa.RecordBatch | None]
 
 
-def fetch(
-    connection: FlightConnection, request: dict[str, Any]
-) -> tuple[Answer, list[pa.RecordBatch]]:
-    """Fetch once. Retries while the bus is unreachable, because a fetch changes nothing."""
-    return connection.retry(lambda: _first(connection, request))
-
-
-def follow(connection: FlightConnection, request: dict[str, Any]) -> Iterator[FetchPart]:
+def decode_fetch(results: Iterable[pa.Buffer], url: str) -> Iterator[FetchPart]:
     """Yield objects and rows as they arrive. The batches refer to the received buffers."""
-    given = {key: value for key, value in request.items() if value is not None}
     answer: Answer | None = None
-    for raw in connection.stream(FETCH, given):
+    for raw in results:
         try:
             if answer is None and raw[:1].to_pybytes() == OBJECT:
                 answer = json.loads(raw.to_pybytes())
                 if answer["rows"]:
                     continue
-                told: FetchPart = answer, None
+                part: FetchPart = answer, None
             else:
-                told = answer, _rows(raw)
+                part = answer, _rows(raw)
         except (KeyError, ValueError, TypeError, StopIteration, pa.ArrowException):
-            raise PeerError(f"{connection.url} returned no valid answer to {FETCH}") from None
+            raise PeerError(f"{url} returned no valid answer to {FETCH}") from None
         answer = None
-        yield told
+        yield part
 
 
 def _rows(raw: pa.Buffer) -> pa.RecordBatch:
@@ -61,23 +50,14 @@ def _rows(raw: pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.open_stream(raw).read_next_batch()
 
 
-def _first(
-    connection: FlightConnection, request: dict[str, Any]
-) -> tuple[Answer, list[pa.RecordBatch]]:
-    answer, rows = next(follow(connection, request), (None, None))
-    if answer is None:
-        raise PeerError(f"{connection.url} returned no valid answer to {FETCH}")
-    return answer, split_by_shard(answer, rows)
-
-
 def split_by_shard(answer: Answer, rows: pa.RecordBatch | None) -> list[pa.RecordBatch]:
     """Return the rows of each entry of "rows", in order."""
-    found = (
-        [] if rows is None else [rows.slice(start, count) for _, start, count in shard_runs(rows)]
-    )
-    if len(found) != len(answer["rows"]):
+    batches = []
+    if rows is not None:
+        batches = [rows.slice(start, count) for _, start, count in shard_runs(rows)]
+    if len(batches) != len(answer["rows"]):
         raise PeerError("group.fetch: the rows do not match the listed shards")
-    return found
+    return batches
 
 
 def shard_runs(rows: pa.RecordBatch) -> Iterator[tuple[int, int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from polybus.errors import PolybusError
 from polybus.native.client.produce_queue import (
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from polybus.native.client.flight_connection import FlightConnection
+    from polybus.native.protocol.answers import ProducerOpened
 
 __all__ = ["Produced", "Producer"]
 
@@ -42,7 +43,7 @@ class Producer:
     def __init__(
         self,
         connection: FlightConnection,
-        opened: dict[str, Any],
+        opened: ProducerOpened,
         now_ms: Callable[[], int],
         *,
         is_named: bool,

@@ -6,78 +6,38 @@ reads.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from threading import Lock
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.flight as flight
-
-from polybus.errors import ConnectionLost
-from polybus.native.client.flight_connection import RETRYABLE
+from polybus.model.topic import ALL
+from polybus.native.client.flight_connection import RETRYABLE, RetryDelays
+from polybus.native.protocol.requests import MAX_WAIT_MS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.native.client.flight_connection import FlightConnection
+    from polybus.errors import PolybusError
+    from polybus.native.client.transport import Transport
+    from polybus.native.protocol.requests import ReadTicket
 
 log = logging.getLogger("polybus.native")
 
-NO_BOUND = 0
-MAX_WAIT_S = 30.0  # of one call
+MAX_WAIT_S = MAX_WAIT_MS / 1000  # of one call
 WARN_AFTER_S = 5.0
-
-
-@dataclass(slots=True)
-class ReadRange:
-    """The range to read. `start` advances with the batches returned."""
-
-    topic: str
-    shard: int | str
-    start: int | None
-    end: int | None
-    max_rows: int
-    wait_s: float
-    columns: frozenset[str] | None = None
-
-    @property
-    def position(self) -> str:
-        """The name of the column with the position."""
-        return "id" if self.shard == "all" else "offset"
-
-    def ticket(self, wait_s: float) -> dict[str, Any]:
-        some = None if self.columns is None else sorted(self.columns | {self.position})
-        return ({} if some is None else {"columns": some}) | {
-            "topic": self.topic,
-            "shard": self.shard,
-            "from": self.start,
-            "to": self.end,
-            "max_rows": self.max_rows,
-            "wait_ms": round(min(wait_s, MAX_WAIT_S) * 1000),
-        }
-
-    def advance(self, batch: pa.RecordBatch) -> bool:
-        """Advance past a batch. Returns whether the range is complete."""
-        self.start = batch.column(self.position)[-1].as_py() + 1
-        if self.max_rows:
-            self.max_rows -= batch.num_rows
-            if self.max_rows <= 0:
-                return True
-        return self.end is not None and self.start >= self.end
 
 
 class Reading:
     """An iterator of batches, for one thread. Any other thread may `cancel` it."""
 
-    def __init__(self, connection: FlightConnection, wanted: ReadRange) -> None:
-        self._connection = connection
-        self._wanted = wanted
-        self._lock = Lock()
-        self._reader: Any = None
-        self._cancelled = False
+    def __init__(self, transport: Transport, ticket: ReadTicket, wait_s: float) -> None:
+        self._transport = transport
+        self._ticket = ticket
+        self._wait_s = wait_s
+        self._rows = transport.open_rows()
+        self._lost_s: float | None = None  # since when the bus is unreachable
         self._batches = self._read()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -91,63 +51,48 @@ class Reading:
         self._batches.close()
 
     def cancel(self) -> None:
-        with self._lock:
-            self._cancelled = True
-            if self._reader is not None:
-                self._reader.cancel()
-
-    def _is_cancelled(self) -> bool:
-        return self._cancelled
+        self._rows.cancel()
 
     def _read(self) -> Any:  # a generator, which mypy would not let be closed
-        wanted, options = self._wanted, self._connection.options
-        pauses = self._connection.retry_delays()
-        lost_s: float | None = None
-        heard_s, has_warned = time.monotonic(), False
-        while not self._is_cancelled():
+        wanted, rows = self._ticket, self._rows
+        position = "id" if wanted.shard == ALL else "offset"
+        start, count = wanted.start, 0
+        last_s = time.monotonic()  # of the last batch
+        while not rows.is_cancelled():
+            left_s = max(0.0, self._wait_s - (time.monotonic() - last_s))
+            wait_ms = round(min(left_s, MAX_WAIT_S) * 1000)
+            max_rows = wanted.max_rows and wanted.max_rows - count  # 0: no bound
+            ticket = replace(wanted, start=start, max_rows=max_rows, wait_ms=wait_ms)
             try:
-                for batch in self._read_once(wanted.wait_s - (time.monotonic() - heard_s)):
-                    pauses, lost_s, has_warned = self._connection.retry_delays(), None, False
-                    is_all = wanted.advance(batch)
+                for batch in rows.read(ticket):
+                    self._lost_s = None
+                    start = batch.column(position)[-1].as_py() + 1
+                    count += batch.num_rows
                     yield batch
-                    heard_s = time.monotonic()
-                    if is_all:
+                    last_s = time.monotonic()
+                    if wanted.max_rows and count >= wanted.max_rows:
                         return
-                lost_s = None
-                if time.monotonic() - heard_s >= wanted.wait_s:
-                    return
+                    if wanted.to is not None and start >= wanted.to:
+                        return
             except RETRYABLE as error:
-                if self._is_cancelled():
+                if rows.is_cancelled():
                     return
-                lost_s = lost_s or time.monotonic()
-                pause_s, silent_s = next(pauses), time.monotonic() - lost_s
-                if silent_s + pause_s > options.connect_timeout_s:
-                    raise
-                if not has_warned and silent_s > WARN_AFTER_S:
-                    has_warned = True
-                    log.warning("read of %s is waiting for the bus: %s", wanted.topic, error)
-                self._connection.closed.wait(pause_s)
+                self._wait_for_bus(error)
+                continue
+            self._lost_s = None
+            if time.monotonic() - last_s >= self._wait_s:
+                return
 
-    def _read_once(self, wait_s: float) -> Iterator[pa.RecordBatch]:
-        ticket = flight.Ticket(json.dumps(self._wanted.ticket(max(wait_s, 0.0))).encode())
-        with self._connection.borrow_client() as client:
-            reader = self._open(client, ticket)
-            try:
-                while True:
-                    try:
-                        chunk = reader.read_chunk()
-                    except StopIteration:
-                        return
-                    if chunk.data is not None and chunk.data.num_rows:
-                        yield chunk.data
-            finally:
-                reader.cancel()
-
-    def _open(self, client: flight.FlightClient, ticket: Any) -> Any:
-        reader = client.do_get(ticket, self._connection.call_options())
-        with self._lock:
-            self._reader = reader
-            if self._cancelled:
-                reader.cancel()
-                raise ConnectionLost("the read was cancelled")
-        return reader
+    def _wait_for_bus(self, error: PolybusError) -> None:
+        """Wait before the next attempt. Raises the error after `connect_timeout_s` of them."""
+        options, closed, now_s = self._transport.options, self._transport.closed, time.monotonic()
+        if self._lost_s is None:
+            self._lost_s, self._has_warned = now_s, False
+            self._delays = RetryDelays(options.first_backoff_s, options.last_backoff_s)
+        delay_s, silent_s = next(self._delays), now_s - self._lost_s
+        if closed.is_set() or silent_s + delay_s > options.connect_timeout_s:
+            raise error
+        if not self._has_warned and silent_s > WARN_AFTER_S:
+            self._has_warned = True
+            log.warning("read of %s is waiting for the bus: %s", self._ticket.topic, error)
+        closed.wait(delay_s)

@@ -9,9 +9,9 @@ from typing import Self
 
 import pyarrow as pa
 
-from polybus.native.client.flight_connection import FlightConnection, decode_error
+from polybus.native.client.flight_connection import decode_error
 from polybus.native.client.produce_queue import check_bodies, check_rows, merge_messages
-from polybus.native.client.put_stream import PutStream
+from polybus.native.client.transport import StageStream, Transport
 
 # Enough to keep both sides busy; the bus accepts 64 batches and 32 MiB per stream.
 MAX_UNANSWERED = 16
@@ -26,13 +26,13 @@ class Stage:
     Batches are kept until the stage is published (`Client.publish`) or its lease ends.
     """
 
-    def __init__(self, connection: FlightConnection, name: str, now_ms: Callable[[], int]) -> None:
+    def __init__(self, transport: Transport, name: str, now_ms: Callable[[], int]) -> None:
         self.name = name
-        self._connection = connection
+        self._transport = transport
         self._now_ms = now_ms
-        self._streams: dict[str, PutStream] = {}
-        self._unanswered: deque[tuple[PutStream, int]] = deque()
-        self._in_flight_bytes = 0  # bytes
+        self._streams: dict[str, StageStream] = {}
+        self._unanswered: deque[tuple[StageStream, int]] = deque()
+        self._in_flight_bytes = 0
 
     def put(
         self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
@@ -82,7 +82,7 @@ class Stage:
     ) -> None:
         self.close()
 
-    def _stream(self, topic: str, schema: pa.Schema) -> PutStream:
+    def _stream(self, topic: str, schema: pa.Schema) -> StageStream:
         stream = self._streams.get(topic)
         if stream is None or not stream.schema.equals(schema):
             if stream is not None:
@@ -91,8 +91,9 @@ class Stage:
             elif len(self._streams) >= MAX_STREAMS:
                 self.flush()
                 self._streams.pop(next(iter(self._streams))).close()
-            path = ["stage", self.name, topic]
-            stream = self._streams[topic] = PutStream(self._connection, path, schema)
+            stream = self._streams[topic] = self._transport.open_stage_stream(
+                self.name, topic, schema
+            )
         return stream
 
     def _read_answer(self) -> None:

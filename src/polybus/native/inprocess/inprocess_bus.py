@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from threading import RLock, Thread, current_thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +32,8 @@ from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import DataFolderInUse, NotSupported
 from polybus.model.identity import Identity
 from polybus.model.limits import Limits, NativeLimits, QuotaLimits
-from polybus.native.inprocess.inprocess_client import InProcessClient
+from polybus.native.client.client import Client
+from polybus.native.inprocess.inprocess_transport import InProcessTransport
 from polybus.native.port.native_port import NativePort
 from polybus.native.port.topic_access import TopicAccess
 from polybus.store.engine_registry import canonical_url, open_store
@@ -78,6 +80,7 @@ class InProcessBus:
     """A store with a native port, shared by handles."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self.pid = os.getpid()
         self.limits = NativeLimits()
         self.identity = _own_identity()
@@ -161,15 +164,16 @@ _guard = threading.Lock()
 _shared: dict[str, _SharedBus] = {}
 
 
-def open_bus(url: str) -> InProcessClient:
-    """Return a handle on the bus of this URL; open the bus if this is the first handle."""
+def open_bus(url: str) -> Client:
+    """Return a client of the bus of this URL; open the bus if this is its first client."""
     place = canonical_url(url)
     with _guard:
         shared = _shared.get(place)
         if shared is None:
             shared = _shared[place] = _SharedBus(_open(place))
         shared.users += 1
-        return InProcessClient(shared.core, lambda: _release_bus(place, shared))
+        on_close = partial(_release_bus, place, shared)
+        return Client(url, transport=InProcessTransport(shared.core, on_close))
 
 
 def _open(place: str) -> InProcessBus:
