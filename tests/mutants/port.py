@@ -22,18 +22,22 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 WAITS = mutants(
     "native/port/shard_waits.py",
-    ("waits without end", "if len(self._waiters) >= self._max_waits:", "if False:"),
-    ("shards without end", "if self._places + len(wanted) > MAX_TOTAL_POSITIONS:", "if False:"),
-    ("places are not given back", "self._places -= len(wanted)", "pass"),
+    ("waits without end", "if len(self._waits) >= self._max_waits:", "if False:"),
+    (
+        "shards without end",
+        "if self._places + len(wait.places) > MAX_TOTAL_POSITIONS:",
+        "if False:",
+    ),
+    ("places are not given back", "self._places -= len(wait.places)", "pass"),
     (
         "news wakes no peer",
-        "                self._wake((one.topic, one.shard))",
+        "                self._wake((end.topic, end.shard))",
         "                pass",
     ),
-    ("the gone stay", "waiter.is_abandoned = True", "pass"),
+    ("the gone stay", "wait.is_abandoned = True", "pass"),
     (
         "no end when the bus stops",
-        "for waiter in self._waiters:\n                waiter.event.set()",
+        "for wait in self._waits:\n                wait.event.set()",
         "pass",
     ),
     ("what was seen is news", "if end > wanted[place]", "if end >= wanted[place]"),
@@ -84,11 +88,11 @@ STATS = mutants(
         "counts[key] += group_shard[key]",
         "counts[key] = group_shard[key]",
     ),
-    ("trimmed is not told", "bounds.start, bounds.size_bytes)", "0, bounds.size_bytes)"),
+    ("trimmed is not told", "shard.start, shard.size_bytes)", "0, shard.size_bytes)"),
     (
         "what was trimmed was never there",
-        "(bounds.end, bounds.end,",
-        "(bounds.end - bounds.start, bounds.end,",
+        "(shard.end, shard.end,",
+        "(shard.end - shard.start, shard.end,",
     ),
     ("the quickest shard is the group's", "slowest_s = max(", "slowest_s = min("),
     ("queries are left out", '"queries": list(queries)', '"queries": []'),

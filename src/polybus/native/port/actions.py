@@ -1,4 +1,4 @@
-"""The table of actions: request class to handler, and the two actions of the whole bus."""
+"""The table of actions: request class to handler, and the actions on rules and the whole bus."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from typing import TYPE_CHECKING, Any
 from polybus.errors import LimitReached, MalformedRequest
 from polybus.model.access_rule import SUBSCRIBE
 from polybus.native.port import (
-    acl_actions,
     group_actions,
     producer_registry,
-    query_actions,
     stage_actions,
     topic_actions,
     topic_statistics,
 )
 from polybus.native.port.shard_waits import MAX_WAIT_POSITIONS
-from polybus.native.protocol.answers import Answer, WaitResult
+from polybus.native.protocol.answers import Answer, RuleList, WaitResult
 from polybus.native.protocol.fields import Request, is_count
-from polybus.native.protocol.requests import ShardsWait, StatsGet
+from polybus.native.protocol.requests import (
+    QueryProgress,
+    RuleAdd,
+    RuleRemove,
+    RulesGet,
+    RuleTest,
+    ShardsWait,
+    StatsGet,
+)
 
 if TYPE_CHECKING:
     from polybus.native.port.native_port import Caller, NativePort
@@ -31,11 +37,19 @@ Handlers = dict[RequestClass, Handler]
 
 def _wait(port: NativePort, caller: Caller, request: ShardsWait) -> WaitResult:
     positions = request.positions
-    port.waits.check_room()
+    port.waits.check_room()  # before the work on up to MAX_WAIT_POSITIONS positions
     if not 1 <= len(positions) <= MAX_WAIT_POSITIONS:
         text = f"positions must have 1 to {MAX_WAIT_POSITIONS} entries, got {len(positions)}"
         raise LimitReached("max_places", text)
-    topics_by_name = port.access.get_topics(caller.identity, SUBSCRIBE, _check_positions(positions))
+    for position in positions:
+        is_complete = position.keys() == {"topic", "shard", "offset"}
+        if not is_complete or not isinstance(position["topic"], str):
+            raise MalformedRequest("a position must have topic, shard and offset, nothing else")
+        for key in ("shard", "offset"):
+            if not is_count(position[key]):
+                raise MalformedRequest(f"position.{key} must be an integer >= 0")
+    names = {position["topic"] for position in positions}
+    topics_by_name = port.access.get_topics(caller.identity, SUBSCRIBE, names)
     offsets: dict[tuple[int, int], int] = {}
     for position in positions:
         topic = topics_by_name[position["topic"]]
@@ -44,29 +58,30 @@ def _wait(port: NativePort, caller: Caller, request: ShardsWait) -> WaitResult:
         offsets[topic.number, position["shard"]] = position["offset"]
     timeout_s = min(request.timeout_ms / 1000, port.limits.max_wait_s)
     ends = port.waits.wait(offsets, timeout_s, caller.is_gone)
-    names = {topic.number: name for name, topic in topics_by_name.items()}
+    name_of = {topic.number: name for name, topic in topics_by_name.items()}
     return {
         "news": [
-            {"topic": names[number], "shard": shard, "end": end}
+            {"topic": name_of[number], "shard": shard, "end": end}
             for (number, shard), end in ends.items()
         ]
     }
 
 
-def _check_positions(positions: list[dict[str, Any]]) -> set[str]:
-    """Return the names of the topics; raise `MalformedRequest` if a position is malformed."""
-    for position in positions:
-        is_complete = position.keys() == {"topic", "shard", "offset"}
-        if not is_complete or not isinstance(position["topic"], str):
-            raise MalformedRequest("a position must have topic, shard and offset, nothing else")
-        for key in ("shard", "offset"):
-            if not is_count(position[key]):
-                raise MalformedRequest(f"position.{key} must be an integer >= 0")
-    return {position["topic"] for position in positions}
+def _list_rules(port: NativePort, caller: Caller, request: RulesGet) -> RuleList:
+    return {"rules": port.rules("acl_ls", request.encode(), caller.identity)}
+
+
+def _run_rule_verb(
+    port: NativePort, caller: Caller, request: RuleAdd | RuleRemove | RuleTest
+) -> Answer:
+    """Run the admin verb of this name, which decides whether the caller may: acl.add is acl_add."""
+    verb = request.action_name.replace(".", "_")
+    answer: Answer = port.rules(verb, request.encode(), caller.identity)
+    return answer
 
 
 def _stats(port: NativePort, caller: Caller, request: StatsGet) -> Answer:
-    return port.stats()
+    return port.access.on_loop(port.stats)
 
 
 ACTIONS: Handlers = {
@@ -74,9 +89,12 @@ ACTIONS: Handlers = {
     **topic_actions.ACTIONS,
     **topic_statistics.ACTIONS,
     **group_actions.ACTIONS,
-    **query_actions.ACTIONS,
+    QueryProgress: topic_statistics.record_query_progress,
     **stage_actions.ACTIONS,
-    **acl_actions.ACTIONS,
+    RulesGet: _list_rules,
+    RuleAdd: _run_rule_verb,
+    RuleRemove: _run_rule_verb,
+    RuleTest: _run_rule_verb,
     ShardsWait: _wait,
     StatsGet: _stats,
 }

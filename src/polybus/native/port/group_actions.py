@@ -243,9 +243,14 @@ def _list(port: NativePort, caller: Caller, request: GroupsGet) -> GroupList:
     groups = []
     for topic in port.access.list_visible(caller.identity):
         names = names_by_topic.get(topic.number)
-        if names and pattern.matches(topic.name.encode()) and _can_subscribe(port, caller, topic):
-            summaries = (port.groups.summarize(topic, name) for name in names)
-            groups += [summary for summary in summaries if summary]
+        if not names or not pattern.matches(topic.name.encode()):
+            continue
+        try:  # a visible topic is not always readable
+            port.access.check_allowed(caller.identity, SUBSCRIBE, topic.name)
+        except Denied:
+            continue
+        summaries = (port.groups.summarize(topic, name) for name in names)
+        groups += [summary for summary in summaries if summary]
     return {"groups": groups}
 
 
@@ -263,14 +268,6 @@ def _remove(port: NativePort, caller: Caller, request: GroupRemove) -> Empty:
 def _get_group_topic(port: NativePort, caller: Caller, request: GroupRequest[Any]) -> Topic:
     check_name("group", request.group)
     return port.access.get_topic_cached(caller.identity, SUBSCRIBE, request.topic)
-
-
-def _can_subscribe(port: NativePort, caller: Caller, topic: Topic) -> bool:
-    try:
-        port.access.check_allowed(caller.identity, SUBSCRIBE, topic.name)
-    except Denied:
-        return False
-    return True
 
 
 ACTIONS: Handlers = {

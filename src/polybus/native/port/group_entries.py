@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from polybus.errors import LimitReached, MalformedRequest
 from polybus.groups.member_fetch import HeldPosition
 from polybus.groups.message_block import OutputMessage
 from polybus.groups.shard_progress import FailureReport, ShardReport
-from polybus.native.protocol.fields import is_count, is_text, parse_shard_number
+from polybus.native.protocol.fields import KINDS, Kind, is_count, is_text, parse_shard_number
 
 # Shards of one ack; with their dead letters they fit into one commit.
 MAX_ENTRIES: Final = 256
@@ -19,34 +19,38 @@ MAX_ENTRIES: Final = 256
 MAX_RUNNING: Final = 1024
 MAX_REASON_CHARACTERS: Final = 65_536  # longer reasons are refused; the stored reason is truncated
 
-Checks = Mapping[str, tuple[str, Callable[[Any], bool]]]
+Checks = Mapping[str, Kind]
+COUNT, FLAG, TEXT = KINDS["count"], KINDS["flag"], KINDS["text"]
 
 
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
+def _is_range(value: Any) -> bool:
+    is_pair = isinstance(value, list) and len(value) == 2 and all(map(is_count, value))
+    return is_pair and value[0] < value[1]
 
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
-
-
-COUNT = ("an integer >= 0", is_count)
-FLAG = ("true or false", _is_flag)
-TEXT = ("a string", is_text)
 
 ENTRY: Checks = {
     "shard": COUNT,
     "epoch": COUNT,
-    "acked": ("a list of [from, to) pairs", lambda v: _is_list(v) and all(map(_is_range, v))),
-    "failed": ("a list of objects", lambda v: _is_list(v) and all(map(_is_object, v))),
-    "running": ("a list of offsets", lambda v: _is_list(v) and all(map(is_count, v))),
+    "acked": Kind(
+        "ranges",
+        "a list of [from, to) pairs",
+        lambda v: isinstance(v, list) and all(map(_is_range, v)),
+    ),
+    "failed": KINDS["objects"],
+    "running": Kind(
+        "offsets", "a list of offsets", lambda v: isinstance(v, list) and all(map(is_count, v))
+    ),
     "emitted": COUNT,
     "redelivered": COUNT,
     "release": FLAG,
 }
 FAILED: Checks = {
     "offset": COUNT,
-    "reason": ("a short text", lambda v: isinstance(v, str) and len(v) <= MAX_REASON_CHARACTERS),
+    "reason": Kind(
+        "reason",
+        "a short text",
+        lambda v: isinstance(v, str) and len(v) <= MAX_REASON_CHARACTERS,
+    ),
     "attempt": COUNT,
 }
 COMMON_HELD_TYPES = {"shard": int, "epoch": int, "next": int, "paused": bool, "releasing": bool}
@@ -55,9 +59,10 @@ MESSAGE: Checks = {
     "topic": TEXT,
     "shard_key": TEXT,
     "body": TEXT,
-    "headers": (
+    "headers": Kind(
+        "headers",
         "an object of strings",
-        lambda v: _is_object(v) and all(map(is_text, (*v, *v.values()))),
+        lambda v: isinstance(v, dict) and all(map(is_text, (*v, *v.values()))),
     ),
     "insertion_ms": COUNT,
 }
@@ -68,74 +73,67 @@ def read_entries(given: list[dict[str, Any]]) -> list[ShardReport]:
         raise LimitReached(
             "max_entries", f"shards must have at most {MAX_ENTRIES} entries, got {len(given)}"
         )
-    return [_entry(check_entry("shards", one, ENTRY, "shard", "epoch")) for one in given]
-
-
-def _entry(one: dict[str, Any]) -> ShardReport:
-    failed = [check_entry("failed", each, FAILED, "offset") for each in one.get("failed", ())]
-    running = one.get("running")
-    return ShardReport(
-        one["shard"],
-        one["epoch"],
-        tuple((start, end) for start, end in one.get("acked", ())),
-        tuple(
-            FailureReport(each["offset"], each.get("reason", ""), each.get("attempt"))
-            for each in failed
-        ),
-        None if running is None else bounded_running(running),
-        one.get("emitted", 0),
-        one.get("redelivered", 0),
-        one.get("release", False),
-    )
+    reports = []
+    for each in given:
+        entry = check_entry("shards", each, ENTRY, "shard", "epoch")
+        failed = [check_entry("failed", run, FAILED, "offset") for run in entry.get("failed", ())]
+        running = entry.get("running")
+        report = ShardReport(
+            entry["shard"],
+            entry["epoch"],
+            tuple((start, end) for start, end in entry.get("acked", ())),
+            tuple(
+                FailureReport(run["offset"], run.get("reason", ""), run.get("attempt"))
+                for run in failed
+            ),
+            None if running is None else bounded_running(running),
+            entry.get("emitted", 0),
+            entry.get("redelivered", 0),
+            entry.get("release", False),
+        )
+        reports.append(report)
+    return reports
 
 
 def read_held(given: list[dict[str, Any]]) -> dict[int, HeldPosition]:
     """Return positions by shard. Every fetch sends them, so the common form is checked fast."""
-    found = {}
-    for each in given:
-        one = (
-            each
-            if _has_common_types(each)
-            else check_entry("held", each, HELD, "shard", "epoch", "next")
-        )
-        flags = one.get("paused", False), one.get("releasing", False)
-        found[one["shard"]] = HeldPosition(one["epoch"], one["next"], *flags)
-    return found
-
-
-def _has_common_types(held: dict[str, Any]) -> bool:
-    kinds = {key: type(value) for key, value in held.items()}
-    return kinds == COMMON_HELD_TYPES and all(
-        map(is_count, (held["shard"], held["epoch"], held["next"]))
-    )
-
-
-def read_by_shard(field: str, given: Mapping[str, Any]) -> dict[int, Any]:
-    """Return an object {"0": …, "1": …} with numbers for keys."""
-    return {parse_shard_number(text, field): value for text, value in given.items()}
+    held = {}
+    for entry in given:
+        types = {key: type(value) for key, value in entry.items()}
+        counts = entry.get("shard"), entry.get("epoch"), entry.get("next")
+        if types != COMMON_HELD_TYPES or not all(map(is_count, counts)):
+            entry = check_entry("held", entry, HELD, "shard", "epoch", "next")
+        flags = entry.get("paused", False), entry.get("releasing", False)
+        held[entry["shard"]] = HeldPosition(entry["epoch"], entry["next"], *flags)
+    return held
 
 
 def read_running(given: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
-    found = read_by_shard("running", given)
-    for offsets in found.values():
-        if not (_is_list(offsets) and all(map(is_count, offsets))):
+    running = {}
+    for key, offsets in given.items():
+        shard = parse_shard_number(key, "running")
+        if not ENTRY["running"].accepts(offsets):
             raise MalformedRequest('running must be {"SHARD": [offsets], …}')
-    return {shard: bounded_running(offsets) for shard, offsets in found.items()}
+        running[shard] = bounded_running(offsets)
+    return running
 
 
 def read_messages(given: list[dict[str, Any]], now_ms: int) -> dict[str, list[OutputMessage]]:
     """Return messages by topic, in order."""
-    found: dict[str, list[OutputMessage]] = {}
+    messages: dict[str, list[OutputMessage]] = {}
     for each in given:
-        one = check_entry("messages", each, MESSAGE, "topic", "body")
+        entry = check_entry("messages", each, MESSAGE, "topic", "body")
+        headers = entry.get("headers")
+        if headers is not None:
+            headers = [(name, _decode_base64("headers", v)) for name, v in headers.items()]
         message = OutputMessage(
-            one.get("shard_key"),
-            _bytes("body", one["body"]),
-            _headers(one.get("headers")),
-            one.get("insertion_ms", now_ms),
+            entry.get("shard_key"),
+            _decode_base64("body", entry["body"]),
+            headers,
+            entry.get("insertion_ms", now_ms),
         )
-        found.setdefault(one["topic"], []).append(message)
-    return found
+        messages.setdefault(entry["topic"], []).append(message)
+    return messages
 
 
 def bounded_running(offsets: list[int]) -> tuple[int, ...]:
@@ -152,38 +150,18 @@ def check_entry(
     if not given.keys() <= checks.keys():
         unknown = min(given.keys() - checks.keys())
         raise MalformedRequest(f"{field}: an entry takes no {unknown[:64]!r}")
-    held = {key: value for key, value in given.items() if value is not None}
+    entry = {key: value for key, value in given.items() if value is not None}
     for key in required:
-        if key not in held:
+        if key not in entry:
             raise MalformedRequest(f"{field}: an entry needs {key}")
-    for key, value in held.items():
-        what, check = checks[key]
-        if not check(value):
-            raise MalformedRequest(f"{field}: {key} of an entry must be {what}")
-    return held
+    for key, value in entry.items():
+        if not checks[key].accepts(value):
+            raise MalformedRequest(f"{field}: {key} of an entry must be {checks[key].expected}")
+    return entry
 
 
-def _headers(given: dict[str, str] | None) -> list[tuple[str, bytes]] | None:
-    if given is None:
-        return None
-    return [(name, _bytes("headers", value)) for name, value in given.items()]
-
-
-def _bytes(what: str, text: str) -> bytes:
+def _decode_base64(what: str, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise MalformedRequest(f"messages: {what} must be base64") from None
-
-
-def _is_range(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(map(is_count, value))
-        and value[0] < value[1]
-    )
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)

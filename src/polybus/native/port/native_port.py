@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polybus.errors import DoesNotExist
 from polybus.groups.coordinator import CoordinatorTimer
 from polybus.groups.shard_ends import ShardEnds
 from polybus.native.port import actions, group_actions
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from polybus.model.commit import CommitResult
     from polybus.model.identity import Identity
     from polybus.model.limits import NativeLimits
-    from polybus.model.topic import Topic
     from polybus.native.protocol.answers import Answer, Committed, WrittenSpan
 
 
@@ -53,7 +51,7 @@ class NativePort:
         self.rules = rules
         self.wall_ns = wall_ns
         self.budget = UncommittedBudget(limits.max_uncommitted_bytes)
-        self._stats = stats
+        self.stats = stats  # for the event loop
         self.groups = group_actions.open_coordinator(
             access, ends, self.waits, limits, clock, wall_ns
         )
@@ -116,16 +114,6 @@ class NativePort:
                 }
             )
         return {"duplicate": done.duplicate, "spans": spans, "timestamp_ns": done.timestamp_ns}
-
-    def find_visible_topic(self, caller: Caller, name: str) -> Topic:
-        """Return a topic; raise `DoesNotExist` if it is not visible to the caller."""
-        topic = self.access.durable.get(name)
-        if not self.access.is_visible(caller.identity, topic):
-            raise DoesNotExist(f"there is no durable topic {name!r}")
-        return topic
-
-    def stats(self) -> Answer:
-        return self.access.on_loop(self._stats)
 
     def close(self) -> None:
         """End all waits, because the bus stops."""

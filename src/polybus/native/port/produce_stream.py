@@ -74,23 +74,22 @@ class UncommittedBudget:
         with self._changed:
             if not self._queue and self._used + size <= self._max_bytes and not self._closed:
                 self._used += size
-            else:
-                self._wait_for_turn(size)
+                return
+            turn = object()
 
-    def _wait_for_turn(self, size: int) -> None:
-        turn = object()
-        self._queue.append(turn)
-        try:
-            self._changed.wait_for(lambda: self._closed or self._is_next(turn, size))
-            if self._closed:
-                raise StoreClosed("the bus is stopping")
-            self._used += size
-        finally:
-            self._queue.remove(turn)
-            self._changed.notify_all()
+            def can_go_on() -> bool:
+                has_room = self._used + size <= self._max_bytes
+                return self._closed or (self._queue[0] is turn and has_room)
 
-    def _is_next(self, turn: object, size: int) -> bool:
-        return self._queue[0] is turn and self._used + size <= self._max_bytes
+            self._queue.append(turn)
+            try:
+                self._changed.wait_for(can_go_on)
+                if self._closed:
+                    raise StoreClosed("the bus is stopping")
+                self._used += size
+            finally:
+                self._queue.remove(turn)
+                self._changed.notify_all()  # the next in the queue may have room, too
 
     def _release(self, size: int) -> None:
         with self._changed:

@@ -31,7 +31,6 @@ from polybus.native.port import query_runs
 from polybus.native.protocol.requests import ProducerClose, ProducerOpen
 
 if TYPE_CHECKING:
-    from polybus.model.commit import StoredRecord
     from polybus.model.identity import Identity
     from polybus.native.port.actions import Handlers
     from polybus.native.port.native_port import Caller, NativePort
@@ -163,17 +162,15 @@ class AnonymousProducers:
             self._scanned_s = now_s
             records = self._store.scan(LAST_USE, self._after, SCAN_LIMIT)
             self._after = records[-1].key if len(records) == SCAN_LIMIT else b""
-        return [_producer_name(record) for record in records if self._is_expired(record)]
-
-    def _is_expired(self, record: StoredRecord) -> bool:
-        recorded_s = self._recorded_s.get(_producer_name(record))
-        if recorded_s is not None and self._clock() - recorded_s < EXPIRY_S:
-            return False
-        return self._wall_ns() - int(record.value) > EXPIRY_S * NS
-
-
-def _producer_name(record: StoredRecord) -> str:
-    return record.key[len(LAST_USE) :].decode()
+        expired = []
+        for record in records:
+            producer = record.key[len(LAST_USE) :].decode()
+            recorded_s = self._recorded_s.get(producer)
+            if recorded_s is not None and self._clock() - recorded_s < EXPIRY_S:
+                continue  # the wall clock may have jumped
+            if self._wall_ns() - int(record.value) > EXPIRY_S * NS:
+                expired.append(producer)
+        return expired
 
 
 def owner_key(producer: str) -> bytes:

@@ -99,8 +99,11 @@ def publish(
         owners.claim(caller, asked.name)
     was_fenced = False
     for _ in range(MAX_TRIES):
-        version, run, change = _resolve_run(durable, asked, was_fenced)
-        changes = (RecordChange(asked.name.encode(), _encode(run), version),) if change else ()
+        version, run, is_new = _resolve_run(durable, asked, was_fenced)
+        changes: tuple[RecordChange, ...] = ()
+        if is_new:
+            record = json.dumps(asdict(run)).encode()
+            changes = (RecordChange(asked.name.encode(), record, version),)
         stamp = Stamp(asked.name, run.epoch, run.base + asked.counter)
         try:
             return durable.commit(Commit((), asked.stages, changes, stamp)).result()
@@ -114,43 +117,39 @@ def publish(
 def _resolve_run(
     durable: DurableTopics, asked: RunCommit, was_fenced: bool
 ) -> tuple[int, QueryRun, bool]:
-    """Return the version of the record, the new run, and whether to write it."""
-    found = durable.store.get(asked.name.encode())
-    version = found.version if found else 0
-    run = _decode(found.value) if found else None
+    """Return the version of the record, the new run, and whether to write it.
+
+    Raises:
+        Fenced: another run has ended this one.
+        Conflict: the producer belongs to another run, which may not be replaced.
+    """
+    record = durable.store.get(asked.name.encode())
+    version, run = 0, None
+    if record is not None:
+        fields = json.loads(record.value)
+        version = record.version
+        run = QueryRun(fields["id"], fields["base"], fields["epoch"], tuple(fields["past"]))
     if run is not None and run.id == asked.run:
         if not was_fenced:
             return version, run, False
         epoch = durable.store.open_producer(asked.name, RUN_PRODUCER_OPTIONS).epoch
         return version, QueryRun(run.id, run.base, epoch, run.past), True
-    past = _check_takeover(asked, run) if run else ()
+    past: tuple[str, ...] = ()
+    if run is not None:
+        if asked.run in run.past:
+            raise Fenced(
+                f"query {asked.run} was replaced by {run.id} as producer {asked.producer!r}: "
+                "stop it, or give it a producerId of its own"
+            )
+        if asked.on_new == REFUSE:
+            raise Conflict(
+                f"set onNewCheckpoint=continue if query {asked.run} shall go on as producer "
+                f"{asked.producer!r}, which was query {run.id}'s: with a fresh checkpoint it may "
+                "publish again what is there, and its epochs are no replays"
+            )
+        past = (run.id, *run.past)[:MAX_ENDED_RUNS]
     opened = durable.store.open_producer(asked.name, RUN_PRODUCER_OPTIONS)
     return version, QueryRun(asked.run, opened.last_counter, opened.epoch, past), True
-
-
-def _check_takeover(asked: RunCommit, run: QueryRun) -> tuple[str, ...]:
-    """Return the earlier runs; raise an error if the new run may not take over."""
-    if asked.run in run.past:
-        raise Fenced(
-            f"query {asked.run} was replaced by {run.id} as producer {asked.producer!r}: "
-            "stop it, or give it a producerId of its own"
-        )
-    if asked.on_new == REFUSE:
-        raise Conflict(
-            f"set onNewCheckpoint=continue if query {asked.run} shall go on as producer "
-            f"{asked.producer!r}, which was query {run.id}'s: with a fresh checkpoint it may "
-            "publish again what is there, and its epochs are no replays"
-        )
-    return (run.id, *run.past)[:MAX_ENDED_RUNS]
-
-
-def _encode(run: QueryRun) -> bytes:
-    return json.dumps(asdict(run)).encode()
-
-
-def _decode(raw: bytes) -> QueryRun:
-    found = json.loads(raw)
-    return QueryRun(found["id"], found["base"], found["epoch"], tuple(found["past"]))
 
 
 def _is_name(value: object, max_bytes: int) -> bool:

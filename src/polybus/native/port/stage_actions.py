@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polybus.errors import MalformedRequest
-from polybus.model.commit import Commit, CommitResult
+from polybus.model.commit import Commit
 from polybus.model.stamp import Stamp
 from polybus.native.port import query_runs
 from polybus.native.protocol.requests import StageDiscard, StageOpen, StagePublish, StageRenew
@@ -34,25 +34,20 @@ def _check_lease(lease_s: float) -> float:
 
 
 def _publish(port: NativePort, caller: Caller, request: StagePublish) -> Committed:
-    publish = _publish_run if request.run else _publish_stages
-    return port.describe_commit(publish(port, caller, request))
-
-
-def _publish_stages(port: NativePort, caller: Caller, request: StagePublish) -> CommitResult:
-    stamp = Stamp.parse(request.stamp) if request.stamp else None
-    if stamp is not None:
-        port.owners.check(caller.identity, stamp.producer)
-    return port.access.durable.commit(Commit(stages=tuple(request.stages), stamp=stamp)).result()
-
-
-def _publish_run(port: NativePort, caller: Caller, request: StagePublish) -> CommitResult:
-    commit = query_runs.RunCommit.parse(request.stages, request.stamp, request.run or {})
-    done = query_runs.publish(port.access.durable, port.owners, caller.identity, commit)
+    durable = port.access.durable
+    if not request.run:
+        stamp = Stamp.parse(request.stamp) if request.stamp else None
+        if stamp is not None:
+            port.owners.check(caller.identity, stamp.producer)
+        commit = Commit(stages=tuple(request.stages), stamp=stamp)
+        return port.describe_commit(durable.commit(commit).result())
+    epoch = query_runs.RunCommit.parse(request.stages, request.stamp, request.run)
+    done = query_runs.publish(durable, port.owners, caller.identity, epoch)
     if done.duplicate:
         # The epoch was published before, so the stages of the replay are never needed.
-        for stage in commit.stages:
+        for stage in epoch.stages:
             port.store.discard(stage)
-    return done
+    return port.describe_commit(done)
 
 
 def _discard(port: NativePort, caller: Caller, request: StageDiscard) -> Empty:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
 from polybus.durable.topic_registry import WITH_SUBSCRIBERS
-from polybus.errors import Unavailable
+from polybus.errors import DoesNotExist, Unavailable
 
 if TYPE_CHECKING:
     from polybus.bus.policy import Policy
@@ -76,19 +76,26 @@ class TopicAccess:
         sees = self._binding.can_see
         return self.on_loop(lambda: [topic for topic in topics if sees(caller, topic)])
 
-    def is_visible(self, caller: Identity, topic: Topic) -> bool:
-        return self.on_loop(self._binding.can_see, caller, topic)
+    def get_visible_topic(self, caller: Identity, name: str) -> Topic:
+        """Return a topic; raise `DoesNotExist` if it is not visible to the caller."""
+        topic = self.durable.get(name)
+        if not self.on_loop(self._binding.can_see, caller, topic):
+            raise DoesNotExist(f"there is no durable topic {name!r}")
+        return topic
 
     def find_or_create(
         self, caller: Identity, name: str, shards: int, settings: Mapping[str, object]
     ) -> tuple[Topic, bool]:
         """Return the topic of this name and whether this call created it."""
-        found, mine = self.on_loop(self._binding.reserve, caller, name)
+        found, is_mine = self.on_loop(self._binding.reserve, caller, name)
         if not isinstance(found, NameReservation):
             return found, False
-        if not mine:
-            return _wait_for_topic(found), False
-        return self._create_topic(found, shards, settings), True
+        if is_mine:
+            return self._create_topic(found, shards, settings), True
+        try:  # another caller creates it
+            return found.outcome.result(BIND_TIMEOUT_S), False
+        except TimeoutError:
+            raise Unavailable(f"topic {name} is still being created; retry") from None
 
     def get_or_create(self, caller: Identity, name: str, shards: int) -> Topic:
         """Return the topic of this name, created without settings if it is missing."""
@@ -138,10 +145,3 @@ class TopicAccess:
 
     def _rules_changed(self) -> None:
         self.generation += 1
-
-
-def _wait_for_topic(reservation: NameReservation) -> Topic:
-    try:
-        return reservation.outcome.result(BIND_TIMEOUT_S)
-    except TimeoutError:
-        raise Unavailable(f"topic {reservation.name} is still being created; retry") from None

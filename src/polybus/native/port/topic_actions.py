@@ -96,7 +96,7 @@ def _configure(port: NativePort, caller: Caller, request: TopicConfigure) -> Top
 
 
 def _info(port: NativePort, caller: Caller, request: TopicGet) -> TopicInfo:
-    topic = port.find_visible_topic(caller, request.topic)
+    topic = port.access.get_visible_topic(caller.identity, request.topic)
     bounds = port.store.bounds(topic.number)
     return {
         **describe_topic(topic),

@@ -34,7 +34,12 @@ class TopicReader:
         self._shard = ticket.shard
         if self._shard != ALL and self._shard not in self._topic.shards:
             raise MalformedRequest(f"topic {self._topic.name} has no shard {self._shard}")
-        self._position = self._start()
+        if ticket.start is None:
+            bounds = port.store.bounds(self._topic.number)
+            first_id, shards = bounds.first_id, bounds.shards
+            self._position = first_id if self._shard == ALL else shards[self._shard].start
+        else:
+            self._position = ticket.start
         self._to = ticket.to
         self._wait_s = min(ticket.wait_ms / 1000, port.limits.max_wait_s)
         self.columns = ticket.columns
@@ -56,12 +61,6 @@ class TopicReader:
         access = self._port.access
         self._generation = access.generation
         return access.get_topic(self._caller.identity, SUBSCRIBE, self._ticket.topic)
-
-    def _start(self) -> int:
-        if self._ticket.start is not None:
-            return self._ticket.start
-        bounds = self._port.store.bounds(self._topic.number)
-        return bounds.first_id if self._shard == ALL else bounds.shards[self._shard].start
 
     def _chunk(self, rows_left: int, bytes_left: int) -> Rows | None:
         if self._generation != self._port.access.generation:

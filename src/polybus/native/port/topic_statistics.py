@@ -1,4 +1,4 @@
-"""`topic.stats`: counts of a topic, of its shards and of its readers.
+"""`topic.stats`: counts of a topic, of its shards and of its readers; `query.progress`.
 
 All counts are computed from the store, so they are the same on a running bus, after a
 restart, and on the data folder alone (`polybus inspect`):
@@ -17,21 +17,24 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.dialect_registry import installed_dialects
-from polybus.durable.query_progress import list_query_progress
-from polybus.errors import DoesNotExist
-from polybus.native.protocol.requests import TopicStatsGet
+from polybus.durable.query_progress import list_query_progress, store_query_progress
+from polybus.errors import DoesNotExist, MalformedRequest
+from polybus.model.access_rule import SUBSCRIBE
+from polybus.native.protocol.fields import is_count, parse_shard_number
+from polybus.native.protocol.requests import QueryProgress, TopicStatsGet
 
 if TYPE_CHECKING:
     from polybus.groups.coordinator import Coordinator
-    from polybus.model.topic import Bounds, ShardBounds, Topic
+    from polybus.model.topic import Bounds, Topic
     from polybus.native.port.actions import Handlers
     from polybus.native.port.native_port import Caller, NativePort
-    from polybus.native.protocol.answers import TopicStats
+    from polybus.native.protocol.answers import Empty, TopicStats
 
 SHARD_COUNTS = ("inserted", "routed", "trimmed", "bytes")
 SUMMED_GROUP_COUNTS = ("emitted", "acked", "redelivered", "dead_lettered")
 COUNTS = (*SHARD_COUNTS, *SUMMED_GROUP_COUNTS)
 GROUP_COUNTS = (*SUMMED_GROUP_COUNTS, "lag", "trimmed_unread")
+MAX_QUERY_CHARACTERS = 128  # of the id or the name of a Spark query
 
 
 def compose_topic_stats(
@@ -42,9 +45,11 @@ def compose_topic_stats(
     subscribers: Sequence[Mapping[str, Any]] = (),
 ) -> TopicStats:
     """Return the answer of `topic.stats` from the state of a topic and its readers."""
-    shards = [
-        {"shard": number, **_count_shard(shard)} for number, shard in enumerate(bounds.shards)
-    ]
+    shards = []
+    for number, shard in enumerate(bounds.shards):
+        stored = (shard.end, shard.end, shard.start, shard.size_bytes)
+        counts = dict(zip(SHARD_COUNTS, stored, strict=True))
+        shards.append({"shard": number, **counts, **dict.fromkeys(SUMMED_GROUP_COUNTS, 0)})
     for group in groups:
         for group_shard in group["shards"]:
             counts = shards[group_shard["shard"]]
@@ -58,11 +63,6 @@ def compose_topic_stats(
         "queries": list(queries),
         "subscribers": list(subscribers),
     }
-
-
-def _count_shard(bounds: ShardBounds) -> dict[str, int]:
-    stored = (bounds.end, bounds.end, bounds.start, bounds.size_bytes)
-    return dict(zip(SHARD_COUNTS, stored, strict=True)) | dict.fromkeys(SUMMED_GROUP_COUNTS, 0)
 
 
 def add_group_totals(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,12 +87,34 @@ def list_group_infos(groups: Coordinator, topic: Topic) -> list[dict[str, Any]]:
 
 
 def _stats(port: NativePort, caller: Caller, request: TopicStatsGet) -> TopicStats:
-    topic = port.find_visible_topic(caller, request.topic)
+    topic = port.access.get_visible_topic(caller.identity, request.topic)
     groups = list_group_infos(port.groups, topic)
     bounds = port.store.bounds(topic.number)  # after the groups, so that acked <= inserted
     queries = list_query_progress(port.store, topic, bounds)
     subscribers = installed_dialects().read_subscribers(port.store, topic, bounds)
     return compose_topic_stats(topic, bounds, groups, queries, subscribers)
+
+
+def record_query_progress(port: NativePort, caller: Caller, request: QueryProgress) -> Empty:
+    topic = port.access.get_topic(caller.identity, SUBSCRIBE, request.topic)
+    for field, text in (("query", request.query), ("name", request.name)):
+        if len(text) > MAX_QUERY_CHARACTERS or not text.isprintable():
+            most = MAX_QUERY_CHARACTERS
+            raise MalformedRequest(f"{field} must be printable, at most {most} characters")
+    if not request.query:
+        raise MalformedRequest("query must not be empty")
+    offsets: dict[str, int] = {}
+    for key, offset in request.offsets.items():
+        shard = parse_shard_number(key, "offsets")
+        if shard not in topic.shards:
+            raise MalformedRequest(f"topic {topic.name} has no shard {shard}")
+        if not is_count(offset):
+            raise MalformedRequest('offsets must be {"SHARD": OFFSET, …}, each offset >= 0')
+        offsets[str(shard)] = offset
+    store_query_progress(
+        port.store, topic.number, request.query, request.name, offsets, port.wall_ns()
+    )
+    return {}
 
 
 ACTIONS: Handlers = {TopicStatsGet: _stats}
