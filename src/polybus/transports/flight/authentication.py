@@ -60,13 +60,13 @@ class TokenFile:
             raise Unauthenticated("authorization is 'Bearer TOKEN'")
         secret = header.removeprefix(BEARER).encode("utf-8", "surrogateescape")
         # Compare with all tokens, so that the time reveals nothing.
-        found = [one for one in self._tokens if hmac.compare_digest(one.secret, secret)]
-        if not found:
+        tokens = [token for token in self._tokens if hmac.compare_digest(token.secret, secret)]
+        if not tokens:
             raise Unauthenticated("this token is not known here")
-        expires_s = found[0].expires_s
+        expires_s = tokens[0].expires_s
         if expires_s is not None and expires_s <= self._wall_s():
             raise Unauthenticated("this token has expired")
-        return found[0].name
+        return tokens[0].name
 
 
 def _read(path: Path) -> tuple[Token, ...]:
@@ -85,9 +85,13 @@ def _read(path: Path) -> tuple[Token, ...]:
 
 def _token(path: Path, number: int, line: str) -> Token:
     words = line.split()
+    expires_s = None
     try:
-        name, secret, expires = [*words, ""] if len(words) == 2 else words
-        expires_s = _parse_time(expires) if expires else None
+        name, secret, *expires = words
+        if expires:
+            (text,) = expires
+            moment = datetime.fromisoformat(text)
+            expires_s = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
     except ValueError:
         words_wanted = "NAME TOKEN [EXPIRES, as in 2027-01-31T12:00:00Z]"
         raise ConfigError(f"tokens {path}, line {number}: write {words_wanted}") from None
@@ -95,11 +99,6 @@ def _token(path: Path, number: int, line: str) -> Token:
         least = f"at least {MIN_TOKEN_CHARACTERS} characters"
         raise ConfigError(f"tokens {path}, line {number}: a token has {least}")
     return Token(name, secret.encode(), expires_s)
-
-
-def _parse_time(text: str) -> float:
-    moment = datetime.fromisoformat(text)
-    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
 
 
 class CallIdentifier:

@@ -76,24 +76,34 @@ class FlightHandler:
         with self._calls.begin_call():
             arrow.check_schema(schema)
             caller = self._caller(call)
-            verb, *names = _decode_path(path)
+            try:
+                verb, *names = [part.decode("utf-8") for part in path] or [""]
+            except UnicodeDecodeError:
+                raise MalformedRequest("the path of a put is no UTF-8") from None
             if verb == PRODUCE and (len(names) == 1 or names[1:] == [EXISTING]):
                 stream = self._verbs.produce(caller, names[0], create=len(names) == 1)
                 return PutTarget(stream.produce, _encode_produced, stream.is_ready)
             if verb == STAGE and len(names) == 2:
                 stream = self._verbs.produce(caller, names[1])
-                staging = partial(_stage, stream, names[0])
-                return PutTarget(staging, _encode_staged, stream.is_ready)
+                return PutTarget(
+                    partial(_stage, stream, names[0]),
+                    lambda counter, _: json.dumps({"counter": counter}).encode(),
+                    stream.is_ready,
+                )
             forms = '["produce", TOPIC], ["produce", TOPIC, "existing"] or ["stage", STAGE, TOPIC]'
             raise MalformedRequest(f"the path of a put is {forms}")
 
-    def close_put(self, putting: PutTarget) -> None:
+    def close_put(self, target: PutTarget) -> None:
         self._calls.end_call()
 
     def run_action(self, call: FlightCall, name: str, body: bytes) -> Iterable[bytes | pa.Buffer]:
+        """Return the results of an action: JSON, for a fetch also rows as they arrive."""
         with self._calls.begin_call(owed=True):
             request = read_json(body, self._limits.max_action_bytes, "the action's body")
-            return self._results(self._caller(call), name, request)
+            caller = self._caller(call)
+            if self._verbs.is_streamed(name):
+                return _encode_fetch(self._verbs.stream_fetch(caller, request))
+            return [json.dumps(self._verbs.act(caller, name, request)).encode()]
 
     def on_action_end(self) -> None:
         self._calls.end_call(owed=True)
@@ -117,9 +127,10 @@ class FlightHandler:
         return LimitReached("max_calls", f"{most} calls are in progress; retry later")
 
     def describe_error(self, error: BaseException) -> tuple[int, str, bytes]:
-        if isinstance(error, Exception):
-            unproven = isinstance(error, Unauthenticated)
-            self._on_error(Denied(str(error)) if unproven else error)
+        if isinstance(error, Unauthenticated):
+            self._on_error(Denied(str(error)))
+        elif isinstance(error, Exception):
+            self._on_error(error)
         return to_flight_status(error)
 
     # --- internals
@@ -127,43 +138,34 @@ class FlightHandler:
     def _caller(self, call: FlightCall) -> PortCaller:
         return self._verbs.new_caller(self._identify(call, self.port), call.is_cancelled)
 
-    def _results(self, caller: PortCaller, name: str, request: Any) -> Iterable[bytes | pa.Buffer]:
-        """Return the results of an action: JSON, for a fetch also rows as they arrive."""
-        if not self._verbs.is_streamed(name):
-            return [json.dumps(self._verbs.act(caller, name, request)).encode()]
-        return _encode_fetch(self._verbs.stream_fetch(caller, request))
-
     def _batches(self, rows: Iterator[Rows], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._calls.track_call():
-            for one in rows:
+            for chunk in rows:
                 self._calls.check_open()
-                batch = arrow.batch_of(one)
+                batch = arrow.batch_of(chunk)
                 yield batch if schema is arrow.READ_SCHEMA else batch.select(schema.names)
 
 
 def _encode_fetch(
-    found: Iterator[tuple[Mapping[str, Any] | None, Rows]],
+    parts: Iterator[tuple[Mapping[str, Any] | None, Rows]],
 ) -> Iterator[bytes | pa.Buffer]:
-    for answer, rows in found:
+    """Yield answers as JSON and their rows as Arrow IPC streams."""
+    for answer, rows in parts:
         if answer is not None:
             yield json.dumps(answer).encode()
-        if rows.count:
-            yield _as_stream(arrow.batch_of(rows), rows.size_bytes + rows.count * ROW_BYTES)
-
-
-def _as_stream(batch: pa.RecordBatch, size_bytes: int) -> bytes | pa.Buffer:
-    """Return a batch as an Arrow IPC stream.
-
-    A large batch is written to a buffer of its size, because a growing buffer is copied
-    repeatedly. Joining bytes is faster for a small batch.
-    """
-    if size_bytes <= SMALL_BYTES:
-        return b"".join((SCHEMA, batch.serialize(), END))
-    buffer = pa.allocate_buffer(pa.ipc.get_record_batch_size(batch) + SCHEMA_AND_END_BYTES)
-    sink = pa.FixedSizeBufferWriter(buffer)
-    with pa.ipc.new_stream(sink, arrow.READ_SCHEMA) as writer:
-        writer.write_batch(batch)
-    return buffer.slice(0, sink.tell())
+        if not rows.count:
+            continue
+        batch = arrow.batch_of(rows)
+        if rows.size_bytes + rows.count * ROW_BYTES <= SMALL_BYTES:
+            # Joining bytes is faster for a small batch.
+            yield b"".join((SCHEMA, batch.serialize(), END))
+            continue
+        # A buffer of the final size, because a growing buffer is copied repeatedly.
+        buffer = pa.allocate_buffer(pa.ipc.get_record_batch_size(batch) + SCHEMA_AND_END_BYTES)
+        sink = pa.FixedSizeBufferWriter(buffer)
+        with pa.ipc.new_stream(sink, arrow.READ_SCHEMA) as writer:
+            writer.write_batch(batch)
+        yield buffer.slice(0, sink.tell())
 
 
 def _stage(stream: PortStream, stage: str, block: Any, stamp: Any) -> Any:
@@ -182,14 +184,3 @@ def _encode_produced(counter: int | None, done: Any) -> bytes:
     duplicate = "true" if done.duplicate else "false"
     ids = f'"first_id": {first}, "last_id": {last}'
     return f'{{"counter": {number}, {ids}, "duplicate": {duplicate}}}'.encode()
-
-
-def _encode_staged(counter: int | None, done: Any) -> bytes:
-    return json.dumps({"counter": counter}).encode()
-
-
-def _decode_path(path: list[bytes]) -> list[str]:
-    try:
-        return [part.decode("utf-8") for part in path] or [""]
-    except UnicodeDecodeError:
-        raise MalformedRequest("the path of a put is no UTF-8") from None

@@ -79,7 +79,7 @@ class FlightListener:
         self._on_cut = on_cut
         self._on_error = on_error
         self._queue = BatchQueue(limits.max_uncommitted_bytes, limits.max_calls)
-        self._pace = SlowConsumerMonitor(
+        self._slow_consumers = SlowConsumerMonitor(
             slow.timeout_s,
             slow.min_bytes_per_s,
             clock,
@@ -109,8 +109,8 @@ class FlightListener:
         self._closing = Event()
         self._stopping: list[Thread] = []
         # Searching thousands of connections takes too long for the event loop.
-        self._watching = Thread(target=self._watch, name="polybus-port", daemon=True)
-        self._watching.start()
+        self._watch_thread = Thread(target=self._watch, name="polybus-port", daemon=True)
+        self._watch_thread.start()
 
     def close(self) -> None:
         """Refuse new calls and batches; accepted batches are still answered."""
@@ -135,36 +135,27 @@ class FlightListener:
             self._tls = tls
             self._retire()
             self._service = None
-            self._service = self._serve_again(tls, time.monotonic() + STOP_TIMEOUT_S)
-            self._close_late()
+            until_s = time.monotonic() + STOP_TIMEOUT_S
+            while self._service is None:
+                try:
+                    self._serve_again()
+                except (AddressError, AddressInUse) as error:
+                    if time.monotonic() > until_s:
+                        raise ConfigError(str(error)) from None
+                    time.sleep(RETRY_S)
 
-    def _reopen(self) -> None:
-        """Open the service again after a failed reload."""
-        with self._serving:
-            if self._service is None and not self._closing.is_set():
-                _check_address_free(self.address)
-                self._service = self._serve(self.address, self._tls)
-                self._log.info("listening again", dialect="native", address=str(self.address))
-                self._close_late()
-
-    def _close_late(self) -> None:
-        if self._closing.is_set():  # closed since the check
+    def _serve_again(self) -> None:
+        """Open a new service on the same port, under the lock."""
+        _check_address_free(self.address)
+        self._service = self._serve(self.address, self._tls)
+        if self._closing.is_set():  # closed since the caller's check
             self._retire()
 
-    def _serve_again(self, tls: dict[str, Any], until_s: float) -> FlightHandler:
-        """Open the service as soon as the port is free."""
-        while True:
-            try:
-                _check_address_free(self.address)
-                return self._serve(self.address, tls)
-            except (AddressError, AddressInUse) as error:
-                if time.monotonic() > until_s:
-                    raise ConfigError(str(error)) from None
-            time.sleep(RETRY_S)
-
     def _serve(self, address: Address, tls: dict[str, Any]) -> FlightHandler:
+        scheme = "grpc+tls" if address.is_encrypted else "grpc"
+        host = f"[{address.host}]" if ":" in address.host else address.host
         try:
-            return self._open(_location(address), **tls)
+            return self._open(f"{scheme}://{host}:{address.port}", **tls)
         except OSError as error:
             text = str(error).splitlines()[0]
             raise AddressError(f"{address}: cannot be listened on: {text}") from None
@@ -188,40 +179,45 @@ class FlightListener:
         self._calls.wait_settled(max(0.0, end_s - time.monotonic()))
         self._await_stopped()
         end_s = time.monotonic() + STOP_TIMEOUT_S
-        while any(one.is_alive() for one in self._stopping) and time.monotonic() < end_s:
-            grpc_sockets.close_all(self.address.port)
+        while any(map(Thread.is_alive, self._stopping)) and time.monotonic() < end_s:
+            grpc_sockets.close_all(self.address.port)  # gRPC waits forever for idle streams
             self._await_stopped()
         self._closed.set()
         self._queue.close()
         if not self._intake.join(STOP_TIMEOUT_S):
             self._log.warning("batches are still pending", dialect="native")
-        self._watching.join()
+        self._watch_thread.join()
 
     def _await_stopped(self) -> None:
-        for one in self._stopping[-1:]:
-            one.join(FLUSH_S)
+        for stopping in self._stopping[-1:]:
+            stopping.join(FLUSH_S)
 
     def _watch(self) -> None:
         for tick in count():
             if self._closed.wait(TICK_S):
                 return
             try:
-                self._pace.tick()
+                self._slow_consumers.tick()
                 if tick % TICKS_A_COUNT == 0:
-                    self._end_surplus()
-                self._reopen()
+                    self._close_surplus()
+                with self._serving:
+                    # A reload has failed: open the service once the port is free.
+                    if self._service is None and not self._closing.is_set():
+                        self._serve_again()
+                        address = str(self.address)
+                        self._log.info("listening again", dialect="native", address=address)
             except (AddressError, AddressInUse):
                 pass  # the next tick retries
             except Exception as error:
                 self._on_error(error)
 
-    def _end_surplus(self) -> None:
-        ended = grpc_sockets.close_surplus(self.address.port, self._max_connections)
-        for _ in range(ended):
+    def _close_surplus(self) -> None:
+        closed = grpc_sockets.close_surplus(self.address.port, self._max_connections)
+        for _ in range(closed):
             self._on_cut("max_connections")
-        if ended:
+        if closed:
             self._log.warning(
-                "connections ended", dialect="native", count=ended, reason="max_connections"
+                "connections ended", dialect="native", count=closed, reason="max_connections"
             )
 
     def _confirmed_bytes(self, peer: str) -> int | None:
@@ -233,12 +229,6 @@ class FlightListener:
         if far is not None and grpc_sockets.close_one(self.address.port, far.port):
             self._on_cut("slow_consumer")
             self._log.warning("connection cut", dialect="native", peer=peer, reason="slow_consumer")
-
-
-def _location(address: Address) -> str:
-    scheme = "grpc+tls" if address.is_encrypted else "grpc"
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"{scheme}://{host}:{address.port}"
 
 
 def _tls(address: Address, security: SecurityOptions) -> dict[str, Any]:

@@ -28,23 +28,18 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 def to_flight_status(error: BaseException) -> tuple[int, str, bytes]:
     """Return Flight status code, text and extra info."""
-    told = describe_error(error)
-    told["text"] = _truncate(told["text"])
-    return _kind(error), told["text"], json.dumps(told).encode()
-
-
-def _truncate(text: str) -> str:
-    raw = text.encode("utf-8", "replace")
-    if len(raw) <= MAX_TEXT_BYTES:
-        return raw.decode()
-    return raw[:MAX_TEXT_BYTES].decode("utf-8", "ignore") + "…"
-
-
-def _kind(error: BaseException) -> int:
     if isinstance(error, Unauthenticated):
-        return flight_port.UNAUTHENTICATED
-    if isinstance(error, Denied):
-        return flight_port.UNAUTHORIZED
-    if isinstance(error, Unavailable):
-        return flight_port.UNAVAILABLE
-    return flight_port.FAILED if isinstance(error, PolybusError) else flight_port.INTERNAL
+        status = flight_port.UNAUTHENTICATED
+    elif isinstance(error, Denied):
+        status = flight_port.UNAUTHORIZED
+    elif isinstance(error, Unavailable):
+        status = flight_port.UNAVAILABLE
+    elif isinstance(error, PolybusError):
+        status = flight_port.FAILED
+    else:
+        status = flight_port.INTERNAL
+    described = describe_error(error)
+    raw = described["text"].encode("utf-8", "replace")
+    text = raw[:MAX_TEXT_BYTES].decode("utf-8", "ignore")
+    described["text"] = text + "…" if len(raw) > MAX_TEXT_BYTES else text
+    return status, described["text"], json.dumps(described).encode()

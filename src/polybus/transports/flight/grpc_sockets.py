@@ -24,44 +24,39 @@ BYTES_ACKED, TCP_INFO_BYTES = 120, 128
 
 def close_all(port: int) -> int:
     """Close every connection to a local port. Returns their number."""
-    ended = 0
-    for sock in _connected(port):
-        ended += _end(sock)
-    return ended
+    return sum(_end(sock) for sock in _connected(port))
 
 
 def close_one(port: int, peer_port: int) -> bool:
     """Close the connection from a port of the peer. Returns whether there was one."""
-    found = False
+    was_closed = False
     for sock in _connected(port):
         if sock.getpeername()[1] == peer_port:
-            found = _end(sock)
-    return found
+            was_closed = _end(sock)
+    return was_closed
 
 
 def close_surplus(port: int, most: int) -> int:
     """Close connections beyond `most`, the longest silent first. Returns their number."""
     if sum(1 for _ in DESCRIPTORS.iterdir()) <= most:  # much faster than inspecting each
         return 0
-    silence = {sock.getpeername()[1]: _silent_ms(sock) for sock in _connected(port)}
-    by_silence = sorted(silence, key=lambda peer: silence[peer])
-    surplus = set(by_silence[most:])
+    silent_ms = {}
+    for sock in _connected(port):
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        since_ms = int.from_bytes(info[LAST_DATA_RECV : LAST_DATA_RECV + 4], sys.byteorder)
+        silent_ms[sock.getpeername()[1]] = since_ms
+    surplus = set(sorted(silent_ms, key=lambda peer: silent_ms[peer])[most:])
     return sum(_end(sock) for sock in _connected(port) if sock.getpeername()[1] in surplus)
-
-
-def _silent_ms(sock: socket.socket) -> int:
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    return int.from_bytes(info[LAST_DATA_RECV : LAST_DATA_RECV + 4], sys.byteorder)
 
 
 def confirmed_bytes(port: int, peer_port: int) -> int | None:
     """Return the sent bytes that the peer has acknowledged, None if it is not connected."""
-    found = None
+    confirmed = None
     for sock in _connected(port):
         if sock.getpeername()[1] == peer_port:
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-            found = int.from_bytes(info[BYTES_ACKED:TCP_INFO_BYTES], sys.byteorder)
-    return found
+            confirmed = int.from_bytes(info[BYTES_ACKED:TCP_INFO_BYTES], sys.byteorder)
+    return confirmed
 
 
 def _end(sock: socket.socket) -> bool:

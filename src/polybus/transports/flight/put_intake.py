@@ -25,9 +25,10 @@ from polybus.transports.flight.flight_status import describe_error
 
 if TYPE_CHECKING:
     from polybus.kernel.flight_port import BatchQueue, PendingBatch
-    from polybus.model.rows import Column
 
 T = TypeVar("T")
+
+MAX_METADATA_BYTES = 4096
 
 
 class PutSlowPath(Generic[T]):
@@ -50,15 +51,15 @@ class PutSlowPath(Generic[T]):
 
     def has_batches(self, stream: int) -> bool:
         """Return whether batches of a stream are pending here."""
-        return bool(self._held) and stream in self._held
+        return stream in self._held
 
-    def add(self, stream: int, one: T) -> None:
+    def add(self, stream: int, batch: T) -> None:
         if self._thread is None:
             self._thread = Thread(target=self._run, name="polybus-aside", daemon=True)
             self._thread.start()
         with self._lock:
             self._held[stream] = self._held.get(stream, 0) + 1
-        self._queue.put((stream, one))
+        self._queue.put((stream, batch))
 
     def close(self, timeout_s: float) -> None:
         """Process pending batches, for at most the timeout."""
@@ -67,23 +68,18 @@ class PutSlowPath(Generic[T]):
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (found := self._queue.get()) is not None:
-            stream, one = found
+        while (entry := self._queue.get()) is not None:
+            stream, batch = entry
             try:
-                self._take(one)
+                self._take(batch)
             finally:
-                self._finish(stream)
-
-    def _finish(self, stream: int) -> None:
-        with self._lock:
-            left = self._held[stream] - 1
-            if left:
-                self._held[stream] = left
-            else:
-                del self._held[stream]
-
-
-MAX_METADATA_BYTES = 4096
+                # Only now: until the batch is taken, the next ones must follow it here.
+                with self._lock:
+                    left = self._held[stream] - 1
+                    if left:
+                        self._held[stream] = left
+                    else:
+                        del self._held[stream]
 
 
 class PutTarget(NamedTuple):
@@ -101,10 +97,7 @@ Arrival = tuple[PutTarget, "PendingBatch", bytes, int]  # with metadata and size
 EncodedAnswers = list[tuple["PendingBatch", bytes]]
 
 
-class PendingAnswer(NamedTuple):
-    putting: PutTarget
-    pending: PendingBatch
-    counter: int | None
+PendingAnswer = tuple[PutTarget, "PendingBatch", int | None]  # with the counter of the stamp
 
 
 class PutIntake:
@@ -121,7 +114,7 @@ class PutIntake:
         self._on_error = on_error
         self._done: deque[tuple[PendingAnswer, Future[Any]]] = deque()
         self._noting = Lock()
-        self._slow_path: PutSlowPath[Arrival] = PutSlowPath(self._take_aside)
+        self._slow_path: PutSlowPath[Arrival] = PutSlowPath(self._take_slowly)
         self._thread = Thread(target=self._run, name="polybus-intake", daemon=True)
         self._thread.start()
 
@@ -133,95 +126,85 @@ class PutIntake:
 
     def _run(self) -> None:
         while (arrivals := self._queue.pop_all()) is not None:
-            told: EncodedAnswers = []
+            answers: EncodedAnswers = []
             for arrival in arrivals:
-                putting = arrival[0]
-                if self._slow_path.has_batches(id(putting)) or not putting.is_ready():
-                    self._slow_path.add(id(putting), arrival)
+                target = arrival[0]
+                if self._slow_path.has_batches(id(target)) or not target.is_ready():
+                    self._slow_path.add(id(target), arrival)
                 else:
-                    self._take(arrival, told)
+                    self._take(arrival, answers)
             while self._done:
-                self._answer(*self._done.popleft(), told)
-            if told:  # in one step, which releases the interpreter lock once
-                answer_batches(told)
+                (target, pending, counter), outcome = self._done.popleft()
+                try:
+                    answer = target.encode_answer(counter, outcome.result())
+                except Exception as error:
+                    self._refuse(pending, counter, error, answers)
+                else:
+                    answers.append((pending, answer))
+            if answers:  # in one step, which releases the interpreter lock once
+                answer_batches(answers)
 
-    def _take_aside(self, arrival: Arrival) -> None:
-        told: EncodedAnswers = []
-        self._take(arrival, told)
-        answer_batches(told)
+    def _take_slowly(self, arrival: Arrival) -> None:
+        answers: EncodedAnswers = []
+        self._take(arrival, answers)
+        answer_batches(answers)
 
-    def _take(self, arrival: Arrival, told: EncodedAnswers) -> None:
-        putting, pending, metadata, size = arrival
-        counter = None
+    def _take(self, arrival: Arrival, answers: EncodedAnswers) -> None:
+        target, pending, metadata, size = arrival
+        stamp = counter = None
         try:
-            stamp = read_stamp(metadata)
-            counter = stamp.counter if stamp else None
-            outcome = putting.submit(self._block(pending, size), stamp)
+            if metadata:
+                stamp = Stamp.parse(read_json(metadata, MAX_METADATA_BYTES, "app_metadata"))
+                counter = stamp.counter
+            outcome = target.submit(self._block(pending, size), stamp)
         except Exception as error:
-            self._refuse(pending, counter, error, told)
+            self._refuse(pending, counter, error, answers)
         else:
-            outcome.add_done_callback(
-                partial(self._on_done, PendingAnswer(putting, pending, counter))
-            )
+            outcome.add_done_callback(partial(self._on_done, (target, pending, counter)))
 
     def _block(self, pending: PendingBatch, size: int) -> Block:
         if size > self._max_batch_bytes:
             most = self._max_batch_bytes
             raise TooLarge(f"a batch of {size} bytes: at most {most} are taken")
+        # Batches of the usual columns are taken from the received buffers, without Arrow.
         columns = pending.columns() if size >= 0 else None
+        bodies = offsets = keys = key_offsets = times = None
         try:
-            return self._plain_block(*columns) if columns else self._arrow_block(pending)
+            if columns is None:
+                batch = pending.batch()
+                if batch is None:
+                    raise MalformedRequest("metadata without a batch")
+                return arrow.block_of(batch, self._now_ms())
+            bodies, offsets, keys, key_offsets, times = columns
+            with arrow.BatchErrorTranslator():
+                return Block.from_columns(
+                    bodies,
+                    offsets,
+                    insertion_ms=self._now_ms() if times is None else times,
+                    keys=None if keys is None or key_offsets is None else Keys(keys, key_offsets),
+                )
         finally:
-            columns = None
+            # The views are valid only until `release`.
+            columns = bodies = offsets = keys = key_offsets = times = None
             pending.release()
 
-    def _plain_block(
-        self, bodies: Column, offsets: Column, keys: Any, key_offsets: Any, times: Any
-    ) -> Block:
-        given = None if keys is None else Keys(keys, key_offsets)
-        with arrow.BatchErrorTranslator():
-            moment = self._now_ms() if times is None else times
-            return Block.from_columns(bodies, offsets, insertion_ms=moment, keys=given)
-
-    def _arrow_block(self, pending: PendingBatch) -> Block:
-        batch = pending.batch()
-        if batch is None:
-            raise MalformedRequest("metadata without a batch")
-        return arrow.block_of(batch, self._now_ms())
-
-    def _on_done(self, awaited: PendingAnswer, outcome: Future[Any]) -> None:
+    def _on_done(self, pending: PendingAnswer, outcome: Future[Any]) -> None:
         """Queue a finished commit; only the first of many wakes the intake thread.
 
         Runs on the store's thread or on that of the slow path, hence the lock.
         """
         with self._noting:
-            self._done.append((awaited, outcome))
+            self._done.append((pending, outcome))
             is_first = len(self._done) == 1
         if is_first:
             self._queue.wake()
 
-    def _answer(self, awaited: PendingAnswer, outcome: Future[Any], told: EncodedAnswers) -> None:
-        putting, pending, counter = awaited
-        try:
-            answer = putting.encode_answer(counter, outcome.result())
-        except Exception as error:
-            self._refuse(pending, counter, error, told)
-        else:
-            told.append((pending, answer))
-
     def _refuse(
-        self, pending: PendingBatch, counter: int | None, error: Exception, told: EncodedAnswers
+        self, pending: PendingBatch, counter: int | None, error: Exception, answers: EncodedAnswers
     ) -> None:
         self._on_error(error)
         refusal = {"counter": counter, "error": describe_error(error)}
-        told.append((pending, json.dumps(refusal).encode()))
-
-
-def read_stamp(metadata: bytes) -> Stamp | None:
-    """Return the stamp in the app_metadata of a batch, None if it is empty."""
-    if not metadata:
-        return None
-    return Stamp.parse(read_json(metadata, MAX_METADATA_BYTES, "app_metadata"))
+        answers.append((pending, json.dumps(refusal).encode()))
 
 
 def read_json(raw: bytes, max_bytes: int, what: str) -> dict[str, Any]:
@@ -229,9 +212,9 @@ def read_json(raw: bytes, max_bytes: int, what: str) -> dict[str, Any]:
     if len(raw) > max_bytes:
         raise MalformedRequest(f"{what} has {len(raw)} bytes: at most {max_bytes} are read")
     try:
-        found = json.loads(str(raw, "utf-8")) if raw else {}
+        value = json.loads(str(raw, "utf-8")) if raw else {}
     except (ValueError, RecursionError):
         raise MalformedRequest(f"{what} is no JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise MalformedRequest(f"{what} is no JSON object")
-    return found
+    return value

@@ -51,22 +51,16 @@ class SlowConsumerMonitor:
         before, self._known = self._known, {}
         for number, peer, since_s in self._list_pending_sends():
             key = number, since_s
-            waited = self._known[key] = before.get(key) or PendingSend(peer, since_s)
-            if not waited.is_cut:
-                self._check_pending(waited, now_s)
-
-    def _check_pending(self, waited: PendingSend, now_s: float) -> None:
-        waited_s = now_s - waited.since_s
-        if waited.taken is None:
-            if waited_s >= self._timeout_s / 2:
-                waited.noted_s, waited.taken = now_s, self._taken(waited.peer) or 0
-        elif waited_s >= self._timeout_s:
-            if self._is_moving(waited, now_s):
-                waited.since_s, waited.taken = now_s, None
-            else:
-                waited.is_cut = True
-                self._cut(waited.peer)
-
-    def _is_moving(self, waited: PendingSend, now_s: float) -> bool:
-        moved = (self._taken(waited.peer) or 0) - (waited.taken or 0)
-        return moved > 0 and moved >= self._min_bytes_per_s * (now_s - waited.noted_s)
+            send = self._known[key] = before.get(key) or PendingSend(peer, since_s)
+            waited_s = now_s - send.since_s
+            if send.is_cut or waited_s < self._timeout_s / 2:
+                continue
+            if send.taken is None:
+                send.noted_s, send.taken = now_s, self._taken(send.peer) or 0
+            elif waited_s >= self._timeout_s:
+                moved = (self._taken(send.peer) or 0) - send.taken
+                if moved > 0 and moved >= self._min_bytes_per_s * (now_s - send.noted_s):
+                    send.since_s, send.taken = now_s, None  # a slow link; judge it again
+                else:
+                    send.is_cut = True
+                    self._cut(send.peer)
