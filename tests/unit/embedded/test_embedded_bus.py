@@ -1,17 +1,20 @@
-"""The verbs of a bus inside the process: those of the port, with its manners."""
+"""The client of a bus inside the process: the actions, producers and reads of the port."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
 
 from polybus import errors
-from polybus.native.inprocess import InProcessClient, open_bus
+from polybus.native import Client
+from polybus.native.inprocess import open_bus
 from polybus.native.inprocess.inprocess_transport import MAX_IN_FLIGHT
+from polybus.native.port import shard_waits
 from tests.rig.native_bus import count_waits
 from tests.rig.observer import until
 
@@ -19,7 +22,7 @@ PATIENCE_S = 30
 
 
 @pytest.fixture(params=["memory", "lmdb"])
-def bus(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[InProcessClient]:
+def bus(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Client]:
     url = f"lmdb:{tmp_path / 'store'}" if request.param == "lmdb" else f"memory:{tmp_path}"
     with open_bus(url) as opened:
         yield opened
@@ -38,7 +41,7 @@ def bodies(batches: Any) -> list[bytes]:
 # --- actions
 
 
-def test_requests_and_answers_are_as_if_they_had_travelled(bus: InProcessClient) -> None:
+def test_requests_and_answers_go_through_json(bus: Client) -> None:
     bus.act("topic.create", topic="t", shards=2)
     producer = bus.producer()
     producer.produce("t", [b"a", b"b"], ["x", "y"]).result()
@@ -48,12 +51,12 @@ def test_requests_and_answers_are_as_if_they_had_travelled(bus: InProcessClient)
     assert bus.act("topic.info", topic="t")["generations"] == [2]
 
 
-def test_what_json_cannot_say_is_refused(bus: InProcessClient) -> None:
+def test_request_that_is_not_json_is_refused(bus: Client) -> None:
     with pytest.raises(errors.MalformedRequest, match="JSON"):
         bus.act("topic.create", topic=b"bytes")
 
 
-def test_errors_are_those_of_the_port(bus: InProcessClient) -> None:
+def test_errors_are_those_of_the_port(bus: Client) -> None:
     with pytest.raises(errors.DoesNotExist):
         bus.act("topic.info", topic="nowhere")
     with pytest.raises(errors.MalformedRequest):
@@ -64,7 +67,7 @@ def test_errors_are_those_of_the_port(bus: InProcessClient) -> None:
         bus.act("acl.ls")
 
 
-def test_its_one_user_may_do_everything(bus: InProcessClient) -> None:
+def test_user_of_the_process_is_an_admin(bus: Client) -> None:
     bus.act("topic.create", topic="t", settings={"max_bytes": 1000})
     bus.act("topic.configure", topic="t", settings={})
     bus.act("topic.drop", topic="t")
@@ -75,7 +78,7 @@ def test_its_one_user_may_do_everything(bus: InProcessClient) -> None:
 # --- producing
 
 
-def test_a_batch_is_one_commit(bus: InProcessClient) -> None:
+def test_a_batch_is_one_commit(bus: Client) -> None:
     first = bus.producer().produce("t", [b"a", b"b"], ["x", None]).result()
     second = bus.producer().produce("t", [b"c"]).result()
     assert (first.first_id, first.last_id, second.first_id) == (1, 2, 3)
@@ -84,7 +87,7 @@ def test_a_batch_is_one_commit(bus: InProcessClient) -> None:
     assert times[0] == times[1] <= times[2]
 
 
-def test_more_than_may_be_on_their_way_arrive_in_order(bus: InProcessClient) -> None:
+def test_batches_beyond_the_in_flight_limit_keep_their_order(bus: Client) -> None:
     bus.act("topic.create", topic="t", shards=1)
     producer = bus.producer()
     futures = [producer.produce("t", [b"%d" % n]) for n in range(4 * MAX_IN_FLIGHT)]
@@ -93,7 +96,22 @@ def test_more_than_may_be_on_their_way_arrive_in_order(bus: InProcessClient) -> 
     assert bodies(bus.read("t")) == [b"%d" % n for n in range(len(futures))]
 
 
-def test_a_refused_batch_leaves_the_others_alone(bus: InProcessClient) -> None:
+def test_produce_blocks_at_the_in_flight_limit(bus: Client, pool: ThreadPoolExecutor) -> None:
+    producer, resume = bus.producer(), Event()
+    # The callback holds the thread that completes futures, so all batches stay in flight.
+    producer.produce("t", [b"x"]).add_done_callback(lambda _: resume.wait(PATIENCE_S))
+    try:
+        for _ in range(MAX_IN_FLIGHT - 1):
+            producer.produce("t", [b"x"])
+        blocked = pool.submit(producer.produce, "t", [b"y"])
+        with pytest.raises(TimeoutError):
+            blocked.result(0.3)
+    finally:
+        resume.set()
+    assert blocked.result(PATIENCE_S).result(PATIENCE_S).first_id == MAX_IN_FLIGHT + 1
+
+
+def test_refused_batch_does_not_affect_others(bus: Client) -> None:
     bus.act("topic.create", topic="small", shards=1, settings={"max_bytes": 5000})
     producer = bus.producer()
     good = producer.produce("small", [b"x"])
@@ -105,13 +123,13 @@ def test_a_refused_batch_leaves_the_others_alone(bus: InProcessClient) -> None:
         large.result()
     assert after.result().first_id == 2
     assert other.result().first_id == 1
-    for bad in ("a*b", "_own"):
+    for name in ("a*b", "_own"):
         with pytest.raises(errors.InvalidTopic):
-            producer.produce(bad, [b"x"]).result()
+            producer.produce(name, [b"x"]).result()
     assert not producer.is_closed
 
 
-def test_a_newer_one_of_the_same_name_fences_the_older(bus: InProcessClient) -> None:
+def test_new_producer_fences_the_older_one_of_its_name(bus: Client) -> None:
     older = bus.producer("importer")
     older.produce("t", [b"1"]).result()
     newer = bus.producer("importer")
@@ -126,7 +144,7 @@ def test_a_newer_one_of_the_same_name_fences_the_older(bus: InProcessClient) -> 
     assert sorted(bodies(bus.read("t"))) == [b"1", b"2", b"5"]
 
 
-def test_without_a_name_it_is_forgotten_when_it_is_closed(bus: InProcessClient) -> None:
+def test_anonymous_producer_is_deleted_when_it_is_closed(bus: Client) -> None:
     producer = bus.producer()
     producer.produce("t", [b"x"]).result()
     producer.close()
@@ -137,7 +155,7 @@ def test_without_a_name_it_is_forgotten_when_it_is_closed(bus: InProcessClient) 
         bus.act("producer.close", producer=producer.name, epoch=producer.epoch)
 
 
-def test_a_callback_may_use_the_bus(bus: InProcessClient) -> None:
+def test_a_callback_may_use_the_bus(bus: Client) -> None:
     producer = bus.producer()
     found: list[int] = []
 
@@ -150,12 +168,12 @@ def test_a_callback_may_use_the_bus(bus: InProcessClient) -> None:
     assert found == [2]
 
 
-def test_a_batch_over_the_ports_limit_is_too_large(bus: InProcessClient) -> None:
+def test_batch_over_the_limit_of_the_port_is_too_large(bus: Client) -> None:
     with pytest.raises(errors.TooLarge):
         bus.producer().produce("t", [b"x" * (32 << 20)] * 5).result()
 
 
-def test_stages_become_visible_at_once(bus: InProcessClient) -> None:
+def test_stages_become_visible_at_once(bus: Client) -> None:
     stage = bus.stage()
     stage.put("one", [b"a"])
     stage.put("other", [b"b"], ["key"])
@@ -168,7 +186,7 @@ def test_stages_become_visible_at_once(bus: InProcessClient) -> None:
 # --- reading and waiting
 
 
-def test_a_read_has_bounds(bus: InProcessClient) -> None:
+def test_a_read_has_bounds(bus: Client) -> None:
     bus.producer().produce("t", [b"%d" % n for n in range(10)], ["k"] * 10).result()
     assert bodies(bus.read("t", start=3, end=6)) == [b"2", b"3", b"4"]
     assert len(bodies(bus.read("t", max_rows=4))) == 4
@@ -176,9 +194,7 @@ def test_a_read_has_bounds(bus: InProcessClient) -> None:
     assert bodies(bus.read("t", shard, 8)) == [b"8", b"9"]
 
 
-def test_a_read_that_follows_gets_what_comes(
-    bus: InProcessClient, pool: ThreadPoolExecutor
-) -> None:
+def test_following_read_returns_new_messages(bus: Client, pool: ThreadPoolExecutor) -> None:
     bus.act("topic.create", topic="t")
     reading = bus.read("t", wait_s=math.inf)
     first = pool.submit(next, reading)
@@ -189,10 +205,10 @@ def test_a_read_that_follows_gets_what_comes(
     assert second.result(PATIENCE_S) is None
 
 
-def test_closing_wakes_who_waits(
-    bus: InProcessClient, tmp_path: Any, pool: ThreadPoolExecutor
+def test_close_ends_waits_at_once(
+    bus: Client, tmp_path: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once: those who wait for it would sleep for ever else."""
+    monkeypatch.setattr(shard_waits, "CALLER_CHECK_INTERVAL_S", 3600.0)
     bus.act("topic.create", topic="t")
     with open_bus(f"memory:{tmp_path}/x") as other:
         other.act("topic.create", topic="t")
@@ -201,8 +217,8 @@ def test_closing_wakes_who_waits(
         asked = {"topic": "t", "group": "default", "consumer": "c", "epoch": joined["epoch"]}
         answer, _ = leaving.fetch(**asked, held=[], max_rows=10, max_bytes=1000, wait_ms=0)
         held = [
-            {"shard": one["shard"], "epoch": one["epoch"], "next": one["end"]}
-            for one in answer["assigned"]
+            {"shard": shard["shard"], "epoch": shard["epoch"], "next": shard["end"]}
+            for shard in answer["assigned"]
         ]
         fetch = pool.submit(
             leaving.fetch, **asked, held=held, max_rows=10, max_bytes=1000, wait_ms=30_000
@@ -218,7 +234,7 @@ def test_closing_wakes_who_waits(
         assert other.act("topic.list")["topics"]
 
 
-def test_the_last_to_close_wakes_who_waits(tmp_path: Any, pool: ThreadPoolExecutor) -> None:
+def test_close_of_the_last_client_ends_waits(tmp_path: Any, pool: ThreadPoolExecutor) -> None:
     bus = open_bus(f"lmdb:{tmp_path / 'store'}")
     bus.act("topic.create", topic="t")
     read = pool.submit(next, bus.read("t", wait_s=math.inf), None)

@@ -1,4 +1,4 @@
-"""One bus a URL and process: shared, counted, and never another process's."""
+"""A store URL has one bus per process, which all its clients share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from polybus.errors import AddressError, ConnectionLost, DataFolderInUse, StoreClosed, StoreFault
-from polybus.native.inprocess import InProcessClient, open_bus
+from polybus.native import Client
+from polybus.native.inprocess import open_bus
 
 OPENER = """
 import os, sys
@@ -26,23 +27,23 @@ def url(tmp_path: Path) -> str:
     return f"lmdb:{tmp_path / 'store'}"
 
 
-def bodies(bus: InProcessClient, topic: str) -> list[bytes]:
+def bodies(bus: Client, topic: str) -> list[bytes]:
     return [body for batch in bus.read(topic) for body in batch.column("body").to_pylist()]
 
 
-def put(bus: InProcessClient, body: bytes) -> None:
+def put(bus: Client, body: bytes) -> None:
     bus.producer().produce("t", [body]).result()
 
 
 @pytest.mark.parametrize("name", ["memory:", "memory:shared", "lmdb"])
-def test_all_who_open_a_url_share_it(name: str, url: str) -> None:
+def test_clients_of_a_url_share_a_bus(name: str, url: str) -> None:
     where = url if name == "lmdb" else name
     with open_bus(where) as one, open_bus(where) as other:
         put(one, b"seen by both")
         assert bodies(other, "t") == [b"seen by both"]
 
 
-def test_a_folder_is_one_bus_however_its_path_is_written(
+def test_folder_is_one_bus_for_all_forms_of_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
@@ -55,7 +56,7 @@ def test_a_folder_is_one_bus_however_its_path_is_written(
         bus.close()
 
 
-def test_names_in_memory_are_apart() -> None:
+def test_buses_in_memory_are_separate_by_name() -> None:
     with (
         open_bus("memory:one") as one,
         open_bus("memory:other") as other,
@@ -67,7 +68,7 @@ def test_names_in_memory_are_apart() -> None:
         assert not no.act("topic.list")["topics"]
 
 
-def test_the_last_who_closes_ends_it(url: str) -> None:
+def test_bus_closes_with_its_last_client(url: str) -> None:
     first, second = open_bus(url), open_bus(url)
     put(first, b"x")
     first.close()
@@ -78,14 +79,14 @@ def test_the_last_who_closes_ends_it(url: str) -> None:
         assert bodies(again, "t") == [b"x", b"y"]
 
 
-def test_what_was_in_memory_is_gone_with_the_last() -> None:
+def test_bus_in_memory_is_dropped_with_its_last_client() -> None:
     with open_bus("memory:brief") as bus:
         put(bus, b"x")
     with open_bus("memory:brief") as bus:
         assert bus.act("topic.list")["topics"] == []
 
 
-def test_a_closed_handle_says_so_and_leaves_the_others_alone() -> None:
+def test_closed_client_raises_and_others_go_on() -> None:
     with open_bus("memory:") as other:
         closed = open_bus("memory:")
         closed.close()
@@ -101,7 +102,7 @@ def test_a_closed_handle_says_so_and_leaves_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize("bad", ["lmdb:", "polybus://127.0.0.1:1", "nats://x", "orders", ""])
-def test_urls_that_are_no_bus_in_a_process(bad: str) -> None:
+def test_url_without_a_store_is_refused(bad: str) -> None:
     with pytest.raises(AddressError):
         open_bus(bad)
 
@@ -113,7 +114,7 @@ def test_the_data_folder_of_a_bus_is_its_store(tmp_path: Path) -> None:
         assert bodies(bus, "t") == [b"x"]
 
 
-def test_another_process_is_told_who_has_it(url: str) -> None:
+def test_error_in_another_process_names_the_owner(url: str) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", OPENER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -128,7 +129,7 @@ def test_another_process_is_told_who_has_it(url: str) -> None:
         put(bus, b"x")
 
 
-def test_a_folder_that_could_not_be_opened_can_be_tried_again(tmp_path: Path) -> None:
+def test_failed_open_can_be_retried(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("no folder")
     for _ in range(2):
@@ -138,8 +139,8 @@ def test_a_folder_that_could_not_be_opened_can_be_tried_again(tmp_path: Path) ->
     open_bus(f"lmdb:{taken}").close()
 
 
-def in_a_child(work: object) -> list[str]:
-    """What the lines are that a forked child says; it ends without a word to pytest."""
+def run_in_child(work: object) -> list[str]:
+    """Return the lines that `work` returns in a forked child."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
@@ -148,42 +149,42 @@ def in_a_child(work: object) -> list[str]:
         finally:
             os._exit(0)
     os.close(write)
-    with os.fdopen(read) as said:
-        lines = said.read().splitlines()
+    with os.fdopen(read) as pipe:
+        lines = pipe.read().splitlines()
     os.waitpid(pid, 0)
     return lines
 
 
-def test_after_a_fork_the_child_is_told_whose_it_is(url: str) -> None:
+def test_inherited_client_raises_in_a_forked_child(url: str) -> None:
     owner = os.getpid()
     with open_bus(url) as bus, open_bus("memory:") as memory:
         put(bus, b"x")
 
         def child() -> list[str]:
-            told = []
+            lines = []
             for call in (bus.act, memory.act):
                 try:
                     call("topic.list")
                 except StoreClosed as error:
-                    told.append(str(error))
+                    lines.append(str(error))
             try:
                 open_bus(url)
             except DataFolderInUse as error:
-                told.append(str(error))
+                lines.append(str(error))
             bus.close()  # leaves the parent's alone
             with open_bus("memory:") as fresh:
-                told.append(str(fresh.act("topic.list")["topics"]))
-            return told
+                lines.append(str(fresh.act("topic.list")["topics"]))
+            return lines
 
-        told = in_a_child(child)
-        assert len(told) == 4
-        assert all(f"process {owner}" in line for line in told[:2])
-        assert f"pid {owner}" in told[2]
-        assert told[3] == "[]"
+        lines = run_in_child(child)
+        assert len(lines) == 4
+        assert all(f"process {owner}" in line for line in lines[:2])
+        assert f"pid {owner}" in lines[2]
+        assert lines[3] == "[]"
         assert bodies(bus, "t") == [b"x"]
 
 
-def test_a_program_that_never_closes_ends_all_the_same(url: str) -> None:
+def test_program_without_close_ends(url: str) -> None:
     program = (
         "import sys; from polybus.native.inprocess import open_bus\n"
         "for where in (sys.argv[1], 'memory:'):\n"
