@@ -46,7 +46,9 @@ def translate_error(error: BaseException, url: str) -> PolybusError:
             return PeerError(f"{url} returned an unknown error: {error}")
     text = str(error)
     if isinstance(error, flight.FlightUnavailableError):
-        return _unreachable(text, url)
+        if any(words in text.lower() for words in CONNECT_FAILURES):
+            return NotConnected(f"no bus answers at {url}; start one with `polybus serve`")
+        return ConnectionLost(f"the connection to {url} was lost")
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return Denied(text)
     if isinstance(error, flight.FlightCancelledError | flight.FlightTimedOutError):
@@ -56,12 +58,6 @@ def translate_error(error: BaseException, url: str) -> PolybusError:
     if isinstance(error, pa.ArrowInvalid | pa.ArrowTypeError):
         return MalformedRequest(text)
     return ConnectionLost(f"{url}: {text.splitlines()[0] if text else type(error).__name__}")
-
-
-def _unreachable(text: str, url: str) -> PolybusError:
-    if any(words in text.lower() for words in CONNECT_FAILURES):
-        return NotConnected(f"no bus answers at {url}; start one with `polybus serve`")
-    return ConnectionLost(f"the connection to {url} was lost")
 
 
 @contextmanager
@@ -113,10 +109,14 @@ class FlightConnection:
             if self.closed.is_set():
                 raise ConnectionLost("the client is closed")
             if self._flight is None:
+                options, tls = self.options, {}
+                if options.authorities is not None:
+                    tls["tls_root_certs"] = read_file(options.authorities, "authorities")
+                if options.certificate is not None and options.key is not None:
+                    tls["cert_chain"] = read_file(options.certificate, "certificate")
+                    tls["private_key"] = read_file(options.key, "key")
                 with translate_errors(self.url):
-                    self._flight = flight.connect(
-                        self._location, generic_options=CHANNEL, **self._tls()
-                    )
+                    self._flight = flight.connect(self._location, generic_options=CHANNEL, **tls)
             return self._flight
 
     def call_options(self, timeout_s: float | None = None) -> Any:
@@ -155,15 +155,12 @@ class FlightConnection:
 
     def act_once(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         """Run an action without retries."""
+        results = list(self.stream(name, request))
         try:
-            found: dict[str, Any] = json.loads(self.results(name, request)[0].to_pybytes())
+            answer: dict[str, Any] = json.loads(results[0].to_pybytes())
         except (IndexError, ValueError):
             raise PeerError(f"{self.url} returned no valid answer to {name}") from None
-        return found
-
-    def results(self, name: str, request: dict[str, Any]) -> list[Any]:
-        """Return all results of an action as buffers, without retries."""
-        return list(self.stream(name, request))
+        return answer
 
     def stream(self, name: str, request: dict[str, Any]) -> Iterator[Any]:
         """Yield the results of an action as they arrive."""
@@ -172,15 +169,6 @@ class FlightConnection:
         with self.borrow_client() as client:
             for result in client.do_action(action, options):
                 yield result.body
-
-    def _tls(self) -> dict[str, Any]:
-        options, found = self.options, {}
-        if options.authorities is not None:
-            found["tls_root_certs"] = read_file(options.authorities, "authorities")
-        if options.certificate is not None and options.key is not None:
-            found["cert_chain"] = read_file(options.certificate, "certificate")
-            found["private_key"] = read_file(options.key, "key")
-        return found
 
 
 class RetryDelays:

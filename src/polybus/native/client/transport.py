@@ -40,6 +40,7 @@ class BusProducer(Protocol):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
+        /,
     ) -> None: ...
 
 

@@ -1,4 +1,4 @@
-"""The bus behind all handles of one URL: a store, and the actions of the native port on it.
+"""The bus behind all clients of one URL: a store, and the actions of the native port on it.
 
 There is no event loop. A lock guards the state that only the loop may touch in a server. The
 only caller is the user of this process, an admin.
@@ -7,7 +7,7 @@ A store URL has one bus per process: the first `open_bus` opens it, the last `cl
 it. URLs of the same store share a bus (`engine_registry.canonical_url`); the data folder of
 a bus names the store in it.
 
-A forked child shares no bus. An inherited handle raises an error that names the owner, and
+A forked child shares no bus. An inherited client raises an error that names the owner, and
 opening the same folder raises `DataFolderInUse`, as in any other process.
 """
 
@@ -77,13 +77,14 @@ T = TypeVar("T")
 
 
 class InProcessBus:
-    """A store with a native port, shared by handles."""
+    """A store with a native port, shared by clients."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.pid = os.getpid()
         self.limits = NativeLimits()
-        self.identity = _own_identity()
+        groups = frozenset(os.getgroups())
+        self.identity = Identity(uid=os.getuid(), gid=os.getgid(), pid=self.pid, groups=groups)
         self.answers = CallbackThread()
         self._counters = Counters()
         self._store = open_store(url)
@@ -145,11 +146,6 @@ class StdlibLog:
         self._log.warning("%s %s", event, fields)
 
 
-def _own_identity() -> Identity:
-    groups = frozenset(os.getgroups())
-    return Identity(uid=os.getuid(), gid=os.getgid(), pid=os.getpid(), groups=groups)
-
-
 def _no_rules(verb: str, request: Mapping[str, object], caller: Identity) -> Any:
     raise NotSupported("a bus inside a process has no access rules; its user is an admin")
 
@@ -170,23 +166,19 @@ def open_bus(url: str) -> Client:
     with _guard:
         shared = _shared.get(place)
         if shared is None:
-            shared = _shared[place] = _SharedBus(_open(place))
+            try:
+                shared = _shared[place] = _SharedBus(InProcessBus(place))
+            except DataFolderInUse as error:
+                text = f"{error}: run `polybus serve` there, and use polybus://HOST:PORT"
+                raise DataFolderInUse(text) from None
         shared.users += 1
         on_close = partial(_release_bus, place, shared)
         return Client(url, transport=InProcessTransport(shared.core, on_close))
 
 
-def _open(place: str) -> InProcessBus:
-    try:
-        return InProcessBus(place)
-    except DataFolderInUse as error:
-        text = f"{error}: run `polybus serve` there, and use polybus://HOST:PORT"
-        raise DataFolderInUse(text) from None
-
-
 def _release_bus(place: str, shared: _SharedBus) -> None:
-    """Release a handle. Closes under the lock, so that the next open finds the folder free."""
-    with _guard:
+    """Close the bus if this was its last client."""
+    with _guard:  # until the store is closed, so that the next open finds the folder free
         shared.users -= 1
         if not shared.users:
             del _shared[place]

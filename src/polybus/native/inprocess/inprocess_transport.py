@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from threading import Condition, Event, Lock
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from polybus.errors import (
@@ -246,12 +245,7 @@ class InProcessProducer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _store(self, topic: str, batch: pa.RecordBatch, future: Future[Produced]) -> None:
