@@ -95,7 +95,7 @@ WRONG_SCHEMAS = {
 
 
 @pytest.mark.parametrize("fields", WRONG_SCHEMAS.values(), ids=WRONG_SCHEMAS)
-def test_a_wrong_schema(client, topic, fields):
+def test_stream_with_a_wrong_schema_is_refused(client, topic, fields):
     schema = pa.schema(fields)
     assert refused_put(client, schema, "produce", topic) == "malformed_request"
     stage = act(client, "stage.new")["stage"]
@@ -113,11 +113,11 @@ def test_a_wrong_schema(client, topic, fields):
         ["", ""],
     ],
 )
-def test_an_unknown_path(client, path):
+def test_unknown_path_is_refused(client, path):
     assert refused_put(client, SHORT, *path) == "malformed_request"
 
 
-def test_a_put_by_command(client):
+def test_put_by_command_is_refused(client):
     descriptor = flight.FlightDescriptor.for_command(b"produce t")
     with pytest.raises(flight.FlightError) as caught:
         put_nothing(client, descriptor, SHORT)
@@ -125,14 +125,14 @@ def test_a_put_by_command(client):
 
 
 @pytest.mark.parametrize("path", [(b"produce", b"\xff\xfe"), (b"\xff", b"t")])
-def test_a_path_that_is_no_text_does_not_even_arrive(client, path):
+def test_path_that_is_not_utf8_is_refused_by_grpc(client, path):
     """Protocol Buffers refuse it, so there is no code of ours."""
     with pytest.raises(flight.FlightError):
         put_nothing(client, flight.FlightDescriptor.for_path(*path), SHORT)
 
 
 @pytest.mark.parametrize("name", ["", "_own", "a,b", "a*", "a\n", "x" * 256])
-def test_a_name_that_no_topic_has(client, name):
+def test_invalid_topic_name_is_refused(client, name):
     assert refused_put(client, SHORT, "produce", name) == "invalid_topic"
     assert refused(client, "topic.create", topic=name) == "invalid_topic"
     assert name not in {one["topic"] for one in act(client, "topic.list")["topics"]}
@@ -167,7 +167,7 @@ def no_text() -> pa.RecordBatch:
     ],
     ids=["null body", "no rows", "offsets", "key", "too large"],
 )
-def test_a_wrong_batch_is_answered_and_the_stream_goes_on(client, made, code):
+def test_refused_batch_does_not_end_the_stream(client, made, code):
     act(client, "topic.create", topic=f"wrong {code} {id(made)}", shards=3)
     name = f"wrong {code} {id(made)}"
     assert put_codes(client, ["produce", name], [batch(b"1"), made(), batch(b"2")]) == [
@@ -203,7 +203,7 @@ STAMPS = [
 ]
 
 
-def test_stamps_that_are_none(client, topic):
+def test_invalid_stamp_is_refused(client, topic):
     writer, reader = client.do_put(flight.FlightDescriptor.for_path("produce", topic), SHORT)
     for stamp in STAMPS:
         writer.write_with_metadata(batch(b"x"), stamp)
@@ -216,7 +216,7 @@ def test_stamps_that_are_none(client, topic):
     writer.close()
 
 
-def test_a_staged_batch_has_no_stamp(client, topic):
+def test_staged_batch_with_a_stamp_is_refused(client, topic):
     act(client, "producer.open", producer=topic)
     stage = act(client, "stage.new")["stage"]
     stamp = {"producer": topic, "epoch": 1, "counter": 1}
@@ -244,7 +244,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_a_body_that_is_no_json_object(client, body):
+def test_body_that_is_not_a_json_object_is_refused(client, body):
     for name in ("topic.info", "wait", "stats"):
         with pytest.raises(flight.FlightError) as caught:
             list(client.do_action(flight.Action(name, body)))
@@ -311,19 +311,19 @@ def test_a_body_that_is_no_json_object(client, body):
     ],
     ids=str,
 )
-def test_a_request_that_makes_no_sense(client, name, fields):
+def test_malformed_request_is_refused(client, name, fields):
     if not act(client, "topic.list", pattern="there")["topics"]:
         act(client, "topic.create", topic="there", shards=1)
     assert refused(client, name, **fields) == "malformed_request"
     assert act(client, "topic.list", pattern="t")["topics"] == []
 
 
-def test_shards_that_a_topic_has_not(client, topic):
+def test_unknown_shard_is_refused(client, topic):
     assert refused(client, "topic.trim", topic=topic, before={"5": 1}) == "usage"
     assert refused(client, "find", topic=topic, shard=5, timestamp_ns=1) == "usage"
 
 
-def test_a_wait_for_too_many_shards(client, topic):
+def test_wait_for_too_many_shards_is_refused(client, topic):
     places = [{"topic": topic, "shard": 0, "offset": 0}] * 16_385
     assert refused(client, "wait", positions=places) == "limit_reached"
     assert refused(client, "wait", positions=[]) == "limit_reached"
@@ -353,7 +353,7 @@ TICKETS = [
 
 
 @pytest.mark.parametrize("ticket", TICKETS, ids=range(len(TICKETS)))
-def test_a_ticket_that_makes_no_sense(client, ticket):
+def test_malformed_ticket_is_refused(client, ticket):
     if not act(client, "topic.list", pattern="there")["topics"]:
         act(client, "topic.create", topic="there", shards=1)
     with pytest.raises(flight.FlightError) as caught:
@@ -361,22 +361,22 @@ def test_a_ticket_that_makes_no_sense(client, ticket):
     assert code_of(caught.value) == "malformed_request"
 
 
-def test_what_is_not_there(client):
+def test_missing_topic_does_not_exist(client):
     with pytest.raises(flight.FlightError) as caught:
-        read(client, topic="nobody made it")
+        read(client, topic="missing")
     assert code_of(caught.value) == "does_not_exist"
     for name in ("topic.info", "topic.drop", "topic.stats", "bounds"):
-        assert refused(client, name, topic="nobody made it") == "does_not_exist"
-    assert act(client, "topic.list", pattern="nobody*")["topics"] == []
+        assert refused(client, name, topic="missing") == "does_not_exist"
+    assert act(client, "topic.list", pattern="missing*")["topics"] == []
 
 
 @pytest.mark.parametrize("name", ["x" * 100_000, "\N{GRINNING FACE}" * 5000])
-def test_an_error_about_something_long_still_has_its_code(client, name):
+def test_error_with_a_long_text_keeps_its_code(client, name):
     """Clients of gRPC take no status of that size."""
     assert refused(client, "topic.info", topic=name) == "does_not_exist"
 
 
-def test_calls_that_the_port_does_not_have(client):
+def test_unsupported_flight_calls_are_refused(client):
     with pytest.raises((flight.FlightError, NotImplementedError)):
         client.get_flight_info(flight.FlightDescriptor.for_path("t"))
     with pytest.raises((flight.FlightError, NotImplementedError)):

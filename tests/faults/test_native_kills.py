@@ -1,7 +1,7 @@
-"""The bus is killed with -9 under eight producers, over and over, on the same port and data.
+"""The bus is killed with -9 under eight producers, repeatedly, on the same port and data.
 
-Their clients are told nothing: they reconnect, and send again what was not answered, with
-the same stamps. In the end everything that was handed over is there once, and in order.
+Their clients reconnect and send unanswered batches again with the same stamps. In the end
+each message is stored once, in the order of its producer.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PRODUCERS = 8
 KILLS = 10
 SOAK_KILLS = 300
 TOPIC = "orders"
-IN_FLIGHT = 24  # of a producer: more than travel at once, so that some are merged
+IN_FLIGHT = 24  # of a producer: more than the bus accepts, so that some are merged
 MOST_MESSAGES = 20  # of one batch
 MOST_ANSWERS = 150  # between a start and the next kill
 PATIENCE_S = 60.0
 
 
 class Progress:
-    """How many batches were answered, of all producers together."""
+    """The number of answered batches of all producers."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -53,11 +53,11 @@ class Progress:
                 lambda: self._answered >= wanted or self.failure, PATIENCE_S
             )
             assert self.failure is None, f"a producer failed: {self.failure!r}"
-            assert done, "the producers do not go on"
+            assert done, "the producers make no progress"
 
 
 class Writer:
-    """Hands over numbered messages until it is told to stop; then waits for all answers."""
+    """Produces numbered messages until `stopping`, then waits for all answers."""
 
     def __init__(self, bus: NativeBus, number: int, progress: Progress) -> None:
         self._bus = bus
@@ -94,12 +94,12 @@ class Writer:
         return [b"%s %d" % (self.name.encode(), first + at) for at in range(count)]
 
 
-# Some kill must fall between a commit and its answer: on a quick disk that takes more of them.
+# A kill must happen between a commit and its answer; on a fast disk that takes more kills.
 MOST_KILLS = 60
 
 
-def kill_the_bus(kills: int) -> int:
-    """How many batches had arrived though nobody heard of it."""
+def count_repeats_over_kills(kills: int) -> int:
+    """Return the number of batches that were stored before a kill and sent again after it."""
     choices = random.Random(7)
     with NativeBus() as bus:
         with bus.client() as client:
@@ -107,7 +107,9 @@ def kill_the_bus(kills: int) -> int:
         progress = Progress()
         writers = [Writer(bus, number, progress) for number in range(PRODUCERS)]
         done = 0
-        while done < kills or (done < MOST_KILLS and not any(one.duplicates for one in writers)):
+        while done < kills or (
+            done < MOST_KILLS and not any(writer.duplicates for writer in writers)
+        ):
             progress.wait_for_more(choices.randint(1, MOST_ANSWERS))
             bus.kill()
             bus.start()
@@ -122,7 +124,7 @@ def kill_the_bus(kills: int) -> int:
 
 
 def check(bus: NativeBus, writers: list[Writer]) -> None:
-    """Everything once, in the order in which each producer handed it over."""
+    """Check that each message is stored once, in the order of its producer."""
     found: dict[str, list[int]] = {writer.name: [] for writer in writers}
     with bus.client() as client:
         for batch in client.read(TOPIC):
@@ -139,12 +141,12 @@ def check(bus: NativeBus, writers: list[Writer]) -> None:
 
 @pytest.mark.sabotage("stamps-off", expects=r"[1-9]\d* twice")
 @pytest.mark.timeout(200)
-def test_everything_arrives_once_and_in_order_whatever_is_killed():
-    duplicates = kill_the_bus(KILLS)
-    assert duplicates > 0, "no kill fell between a commit and its answer: nothing was shown"
+def test_messages_are_stored_once_and_in_order_across_kills():
+    duplicates = count_repeats_over_kills(KILLS)
+    assert duplicates > 0, "no kill happened between a commit and its answer"
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_the_same_hundreds_of_times():
-    assert kill_the_bus(SOAK_KILLS) > 0
+def test_messages_are_stored_once_across_hundreds_of_kills():
+    assert count_repeats_over_kills(SOAK_KILLS) > 0

@@ -1,6 +1,6 @@
-"""Clients of the native port that go wrong: cut, deaf, too many, not who they should be.
+"""Faulty clients of the native port: cut connections, slow readers, crowds, wrong identities.
 
-All by Arrow Flight alone; each test ends with a bus that serves, without a fault.
+The clients use Arrow Flight alone. Each test ends with a bus that serves without a fault.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tests.rig.second_user import User
 MIB = 1 << 20
 GRPC = ("native=grpc://127.0.0.1:0",)
 ALICE, BOB = 4242, 4343
-root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can change its uid")
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """One that every user may look into, with a short name."""
+    """A folder that every user may read, with a short name for sockets."""
     made = Path(tempfile.mkdtemp(prefix="pb-", dir="/tmp"))
     made.chmod(0o755)
     yield made
@@ -61,7 +61,7 @@ def bus(folder) -> Iterator[BusProcess]:
 # --- connections that end
 
 
-def test_a_stream_that_is_cut_keeps_what_was_answered_and_halves_nothing(bus):
+def test_cut_stream_keeps_answered_batches_and_splits_none(bus):
     address = bus.address("native")
     with connect(bus) as watching, Relay(address.port) as relay:
         act(watching, "topic.create", topic="t", shards=3)
@@ -89,7 +89,7 @@ def settled(client) -> bool:
 
 
 def deaf_put(client) -> Put:
-    """Pours in batches whose answers are long: nobody has opened that producer."""
+    """Send batches without end. Their answers are long errors, because the producer is not open."""
     put = Put(client, "produce", "t")
     stamp = json.dumps({"producer": "p" * 255, "epoch": 1, "counter": 1}).encode()
 
@@ -104,7 +104,7 @@ def deaf_put(client) -> Put:
     return put
 
 
-def test_a_client_that_never_reads_its_batches_is_cut_and_nobody_else(bus):
+def test_only_the_client_that_does_not_read_is_cut(bus):
     with connect(bus) as other:
         act(other, "topic.create", topic="t", shards=1)
         for _ in range(64):
@@ -121,7 +121,7 @@ def test_a_client_that_never_reads_its_batches_is_cut_and_nobody_else(bus):
         assert line["dialect"] == "native"
 
 
-def test_a_client_that_never_reads_its_answers_is_cut(bus):
+def test_client_that_does_not_read_answers_is_cut(bus):
     with connect(bus) as other:
         act(other, "topic.create", topic="t", shards=1)
         deaf = connect(bus)
@@ -134,8 +134,8 @@ def test_a_client_that_never_reads_its_answers_is_cut(bus):
 # --- waiting
 
 
-def test_two_thousand_who_wait(folder):
-    """1024 wait, the others are told so; all who wait are woken."""
+def test_waits_beyond_the_limit_are_refused(folder):
+    """1024 calls wait, the others are refused; news wakes all waits."""
     with start(folder) as bus, connect(bus) as client:
         act(client, "topic.create", topic="t", shards=1)
         places = [{"topic": "t", "shard": 0, "offset": 0}]
@@ -157,7 +157,7 @@ def wait(client, places) -> str:
         return code_of(error)
 
 
-def test_more_connections_than_there_may_be(folder):
+def test_connections_beyond_the_limit_are_closed(folder):
     """Those that were silent for longest are ended: not the client that goes on asking."""
     config = "[native]\nmax_connections = 8\n"
     with start(folder, config) as bus, connect(bus) as client:
@@ -193,7 +193,7 @@ def has_ended(sock: socket.socket) -> bool:
     return True
 
 
-def test_who_has_gone_waits_no_more(folder):
+def test_wait_of_a_disconnected_client_ends(folder):
     with start(folder, "[native]\nmax_waits = 1\n") as bus, connect(bus) as client:
         act(client, "topic.create", topic="t", shards=1)
         places = [{"topic": "t", "shard": 0, "offset": 0}]
@@ -208,7 +208,7 @@ def test_who_has_gone_waits_no_more(folder):
 
 def wait_in_turn(client, places) -> None:
     while wait_or_lost(client, places) == "limit_reached":
-        pass  # whoever looks has the only place for a moment
+        pass  # the polling call takes the only place for a moment
 
 
 def wait_a_little(client, places) -> str:
@@ -218,7 +218,7 @@ def wait_a_little(client, places) -> str:
         return code_of(error)
 
 
-def test_a_topic_that_is_dropped_under_those_who_wait_read_and_write(bus):
+def test_dropped_topic_ends_waits_and_reads_and_is_created_again(bus):
     with connect(bus) as client, ThreadPoolExecutor(2) as pool:
         act(client, "topic.create", topic="t", shards=1)
         put = Put(client, "produce", "t")
@@ -266,7 +266,7 @@ def shown(client, token: str) -> str:
         return code_of(error)
 
 
-def test_tokens(folder):
+def test_tokens_identify_callers(folder):
     with start(folder, tokens(folder)) as bus, connect(bus) as client:
         assert shown(client, "Bearer 0123456789abcdef-ops") == "key:ops"
         assert act(client, "topic.create", topic="x")["creator"] == f"uid:{os.getuid()}"
@@ -295,7 +295,7 @@ def test_tokens(folder):
         ("ops 0123456789abcdef 2027-01-01 x", 0o600, "line 1: write NAME TOKEN"),
     ],
 )
-def test_a_bus_with_a_bad_token_file_does_not_start(folder, text, mode, says):
+def test_bus_with_an_invalid_token_file_does_not_start(folder, text, mode, says):
     with pytest.raises(StartFailed) as caught:
         start(folder, tokens(folder, text, mode)).close()
     assert caught.value.code == 2
@@ -304,7 +304,7 @@ def test_a_bus_with_a_bad_token_file_does_not_start(folder, text, mode, says):
     assert caught.value.stdout == ""
 
 
-def test_tls_and_client_certificates(folder):
+def test_client_certificate_identifies_the_caller(folder):
     own, theirs = folder / "own", folder / "theirs"
     for place in (own, theirs):
         place.mkdir()
@@ -330,13 +330,13 @@ def test_tls_and_client_certificates(folder):
         check_unharmed(bus)
 
 
-def test_a_port_beyond_loopback_must_encrypt(folder):
+def test_port_beyond_loopback_must_encrypt(folder):
     with pytest.raises(StartFailed) as caught:
         start(folder, listen=("native=grpc://0.0.0.0:0",)).close()
     assert "insecure = true" in caught.value.stderr
 
 
-def test_a_taken_port_is_one_clear_line(folder):
+def test_address_in_use_is_one_line(folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartFailed) as caught:
@@ -368,7 +368,7 @@ def flight_as(user: User, bus: BusProcess, what: str, *args: object) -> dict[str
 
 
 @root_only
-def test_another_users_topic(bus, alice, bob):
+def test_topic_of_another_user_cannot_be_changed(bus, alice, bob):
     made = flight_as(alice, bus, "act", "topic.create", {"topic": "hers", "shards": 1})
     assert made["creator"] == f"uid:{ALICE}"
     assert flight_as(bob, bus, "produce", "hers", "from bob")["first_id"] == 1  # by default
@@ -389,7 +389,7 @@ def test_another_users_topic(bus, alice, bob):
 
 
 @root_only
-def test_another_users_producer(bus, alice, bob):
+def test_producer_of_another_user_is_denied(bus, alice, bob):
     assert flight_as(alice, bus, "act", "producer.open", {"producer": "p"})["epoch"] == 1
     for name, fields in (("producer.open", {}), ("producer.close", {"epoch": 1})):
         assert flight_as(bob, bus, "act", name, {"producer": "p", **fields}) == {"code": "denied"}
@@ -405,7 +405,7 @@ def test_another_users_producer(bus, alice, bob):
 
 
 @root_only
-def test_rules_that_change_under_an_open_stream(bus, alice):
+def test_changed_rules_apply_to_an_open_stream(bus, alice):
     with connect(bus) as client:
         act(client, "topic.create", topic="t", shards=1)
         address = bus.address("native").port
@@ -419,7 +419,7 @@ def test_rules_that_change_under_an_open_stream(bus, alice):
 
 
 @root_only
-def test_a_topic_that_nobody_may_see_is_not_there(bus, alice, bob):
+def test_invisible_topic_does_not_exist(bus, alice, bob):
     flight_as(alice, bus, "act", "topic.create", {"topic": "hidden", "shards": 1})
     for verb in ("produce", "subscribe"):
         ask(bus.admin_path, "acl_add", rule=f"deny user:{BOB} {verb} hidden")
@@ -433,7 +433,7 @@ def test_a_topic_that_nobody_may_see_is_not_there(bus, alice, bob):
 # --- the end, and a full disk
 
 
-def test_it_stops_while_streams_reads_and_waits_are_open(folder):
+def test_bus_stops_with_open_streams_reads_and_waits(folder):
     with start(folder) as bus, connect(bus) as client, ThreadPoolExecutor(2) as pool:
         act(client, "topic.create", topic="t", shards=1)
         idle = Put(client, "produce", "t")
@@ -457,7 +457,7 @@ def wait_or_lost(client, places) -> str:
         return "lost"
 
 
-def test_a_full_store_reaches_the_client(folder):
+def test_full_store_is_reported_to_the_client(folder):
     limit = 24 * MIB
     code = (
         "import resource, sys; "

@@ -112,7 +112,7 @@ def bodies(client, **ticket) -> list[bytes]:
 # --- producing
 
 
-def test_a_stream_is_answered_batch_by_batch_in_order(client, topic):
+def test_batches_are_answered_in_order(client, topic):
     put = Put(client, "produce", topic)
     for number in range(100):
         put.send([b"%d" % number, b"+"])
@@ -125,7 +125,7 @@ def test_a_stream_is_answered_batch_by_batch_in_order(client, topic):
     assert bodies(client, topic=topic)[::2] == [b"%d" % number for number in range(100)]
 
 
-def test_all_columns_come_back(client, topic):
+def test_read_returns_all_columns(client, topic):
     headers = [[("a", b"1"), ("a", b"2")], None]
     batch = pa.record_batch([["k", None], [b"x", b""], [7, None], headers], schema=SCHEMA)
     put = Put(client, "produce", topic, schema=SCHEMA)
@@ -146,14 +146,14 @@ def test_all_columns_come_back(client, topic):
     assert abs(second["insertion_ms"] - second["timestamp_ns"] // 10**6) < 10**6
 
 
-def test_producing_makes_the_topic(client):
+def test_producing_creates_the_topic(client):
     assert produce(client, "made by producing", b"x")["first_id"] == 1
     info = act(client, "topic.info", topic="made by producing")
     assert info["shards"] == 16
     assert info["next_id"] == 2
 
 
-def test_a_key_always_goes_to_the_same_shard(client):
+def test_key_always_goes_to_the_same_shard(client):
     act(client, "topic.create", topic="keyed", shards=5)
     keys = [f"k{number % 20}" for number in range(200)]
     produce(client, "keyed", *(b"%d" % n for n in range(200)), keys=keys)
@@ -201,7 +201,7 @@ def test_stamps_repeats_gaps_and_fencing(client, topic):
     assert bodies(client, topic=topic) == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_producer_that_allows_gaps_and_keeps_little(client, topic):
+def test_producer_with_gaps_and_few_kept_results(client, topic):
     opened = act(client, "producer.open", dense=False, kept_results=1)
     name = opened["producer"]
     put = Put(client, "produce", topic)
@@ -213,7 +213,7 @@ def test_a_producer_that_allows_gaps_and_keeps_little(client, topic):
     put.close()
 
 
-def test_a_closed_producer_is_forgotten(client, topic):
+def test_closed_producer_is_deleted(client, topic):
     act(client, "producer.open", producer=topic)
     assert refused(client, "producer.close", producer=topic, epoch=9) == "fenced"
     assert act(client, "producer.close", producer=topic, epoch=1) == {}
@@ -250,7 +250,7 @@ def test_bounds_in_rows_and_bytes(client, topic):
     assert read(client, topic=topic, max_rows=1000, max_bytes=10**6).num_rows == 50
 
 
-def test_some_of_the_columns(client, topic):
+def test_read_of_some_columns(client, topic):
     produce(client, topic, b"x", b"y", keys=["k", None])
     found = read(client, topic=topic, columns=["body", "offset", "body"])
     assert found.to_pydict() == {"offset": [0, 1], "body": [b"x", b"y"]}
@@ -269,13 +269,13 @@ def test_some_of_the_columns(client, topic):
         ([1], "a list"),
     ],
 )
-def test_columns_that_there_are_not(client, topic, columns, why):
+def test_unknown_columns_are_refused(client, topic, columns, why):
     with pytest.raises(flight.FlightError, match=why) as refused:
         read(client, topic=topic, columns=columns)
     assert code_of(refused.value) == "malformed_request"
 
 
-def test_a_read_waits_for_what_comes(client, topic):
+def test_waiting_read_returns_new_messages(client, topic):
     ticket = {"topic": topic, "wait_ms": 20_000, "to": 4}
     stream = client.do_get(flight.Ticket(json.dumps(ticket).encode()))
     produce(client, topic, b"1")
@@ -286,7 +286,7 @@ def test_a_read_waits_for_what_comes(client, topic):
         stream.read_chunk()
 
 
-def test_a_read_ends_when_nothing_came(client, topic):
+def test_read_ends_after_wait_without_messages(client, topic):
     produce(client, topic, b"1")
     assert bodies(client, topic=topic, wait_ms=50) == [b"1"]
 
@@ -310,7 +310,7 @@ def test_trimming(client):
 # --- stages
 
 
-def test_what_is_staged_is_seen_by_nobody_until_it_is_published(client, topic):
+def test_staged_batches_are_invisible_until_published(client, topic):
     act(client, "topic.create", topic=f"{topic} 2", shards=1)
     stage = act(client, "stage.new")["stage"]
     for name in (topic, f"{topic} 2"):
@@ -337,7 +337,7 @@ def test_what_is_staged_is_seen_by_nobody_until_it_is_published(client, topic):
     assert refused(client, "stage.publish", stages=[stage]) == "stage_gone"
 
 
-def test_a_discarded_stage_is_gone(client, topic):
+def test_discarded_stage_is_gone(client, topic):
     stage = act(client, "stage.new", lease_s=30)["stage"]
     put = Put(client, "stage", stage, topic)
     put.send([b"a"])
@@ -352,7 +352,7 @@ def test_a_discarded_stage_is_gone(client, topic):
     assert bodies(client, topic=topic) == []
 
 
-def test_a_stamp_that_an_empty_publish_has_used_up(client, topic):
+def test_stamp_voided_by_an_empty_publish(client, topic):
     act(client, "producer.open", producer=topic)
     stamp = {"producer": topic, "epoch": 1, "counter": 1}
     assert act(client, "stage.publish", stages=[], stamp=stamp)["spans"] == []
@@ -364,7 +364,7 @@ def test_a_stamp_that_an_empty_publish_has_used_up(client, topic):
 # --- topics
 
 
-def test_the_life_of_a_topic(client):
+def test_topic_is_created_configured_and_dropped(client):
     made = act(client, "topic.create", topic="life", shards=2, settings={"max_bytes": 10_000})
     assert (made["topic"], made["shards"], made["generations"]) == ("life", 2, [2])
     assert made["settings"] == {"keep": "all", "max_bytes": 10_000}
@@ -385,10 +385,10 @@ def test_the_life_of_a_topic(client):
     assert act(client, "topic.drop", topic="life") == {}
     for action in ("topic.info", "topic.stats", "topic.drop", "bounds"):
         assert refused(client, action, topic="life") == "does_not_exist"
-    assert produce(client, "life", b"again")["first_id"] == 2  # ids never start anew
+    assert produce(client, "life", b"again")["first_id"] == 2  # ids are never reused
 
 
-def test_a_full_topic_refuses(client):
+def test_full_topic_refuses_batches(client):
     act(client, "topic.create", topic="full", shards=1, settings={"max_bytes": 5000})
     put = Put(client, "produce", "full")
     answers = []

@@ -74,7 +74,7 @@ def on_terminal(env: dict[str, str], *args: str, typed: bytes = b"", **streams) 
     return child.wait(PATIENCE_S), shown.decode(errors="replace")
 
 
-def test_lines_in_are_lines_out(polybus, topic, tmp_path):
+def test_published_lines_are_printed(polybus, topic, tmp_path):
     lines = b"".join(b"line %d\n" % n for n in range(200_000)) + b"\nthe last has no end"
     source = tmp_path / "lines"
     source.write_bytes(lines)
@@ -84,30 +84,30 @@ def test_lines_in_are_lines_out(polybus, topic, tmp_path):
     assert polybus("sub", topic, "-o", "earliest", "-e").stdout == lines + b"\n"
 
 
-def test_messages_may_be_arguments(polybus, topic):
+def test_arguments_are_messages(polybus, topic):
     polybus("pub", topic, "one", "two words", "", "--key", "k")
     shown = polybus("sub", topic, "-o", "earliest", "-n", "3", "-f", "%i %k %s|").stdout
     assert shown == b"1 k one|2 k two words|3 k |"
 
 
-def test_the_whole_input_may_be_one_message(polybus, topic):
+def test_whole_input_is_one_message(polybus, topic):
     polybus("pub", topic, "--whole", "-q", stdin=b"a\nb\n\xff")
     line = json.loads(polybus("sub", topic, "-o", "1", "-n", "1", "--json").stdout)
     assert line["body_base64"] == "YQpiCv8="
 
 
-def test_lines_may_have_keys(polybus, topic):
+def test_lines_have_keys(polybus, topic):
     polybus("pub", topic, "--key-sep", ":", stdin=b"a:1\nplain\n:2\nb:x:y\n")
     shown = polybus("sub", topic, "-o", "earliest", "-e", "-f", "<%k>%s\n").stdout
     assert shown.decode().split() == ["<a>1", "<>plain", "<>2", "<b>x:y"]
 
 
-def test_nothing_in_is_nothing_out(polybus, topic):
+def test_empty_input_publishes_nothing(polybus, topic):
     assert polybus("pub", topic).stderr.startswith(b"0 messages, 0 B")
     assert polybus("sub", topic, "-o", "earliest", "-e").stdout == b""
 
 
-def test_where_reading_begins(polybus, bus, topic):
+def test_start_positions(polybus, bus, topic):
     polybus("pub", topic, "1", "2")
     with bus.client() as client:
         client.trim(topic, {0: 1})
@@ -125,7 +125,7 @@ def test_where_reading_begins(polybus, bus, topic):
         assert polybus("sub", topic, "-o", place, "-e").stdout == found, place
 
 
-def test_following_ends_quietly(polybus, env, topic):
+def test_interrupted_follower_ends_without_an_error(polybus, env, topic):
     """At Ctrl-C; while it follows, what comes is shown at once."""
     polybus("pub", topic, "first")
     child = subprocess.Popen(
@@ -144,7 +144,7 @@ def test_following_ends_quietly(polybus, env, topic):
     assert child.returncode == 130
 
 
-def test_a_reader_that_leaves_is_no_error(polybus, env, topic):
+def test_closed_pipe_is_not_an_error(polybus, env, topic):
     polybus("pub", topic, stdin=b"x" * 99 + b"\n" + b"line\n" * 200_000)
     child = subprocess.Popen(
         [*POLYBUS, "sub", topic, "-o", "earliest"],
@@ -161,7 +161,7 @@ def test_a_reader_that_leaves_is_no_error(polybus, env, topic):
         assert child.wait(PATIENCE_S) == 1
 
 
-def test_a_follower_and_a_publisher_outlive_a_restart(env):
+def test_follower_and_publisher_survive_a_restart(env):
     with NativeBus() as bus:
         env = bus.process.env | {"POLYBUS_URL": bus.url}
         with bus.client() as client:
@@ -188,7 +188,7 @@ def test_a_follower_and_a_publisher_outlive_a_restart(env):
             assert (writer.returncode, reader.returncode) == (0, 0)
 
 
-def test_topics_from_making_to_removing(polybus, bus):
+def test_topic_is_created_listed_and_removed(polybus, bus):
     polybus("topic", "create", "made.a", "--shards", "2", "--keep", "all", "--max-bytes", "1000")
     polybus("topic", "create", "made.b")
     listed = polybus("topic", "ls", "made.*").stdout.decode().splitlines()
@@ -216,7 +216,7 @@ def test_stats_count_and_trim_removes(polybus, topic):
     assert polybus("topic", "trim", topic, "latest").stdout == b"1 messages removed\n"
 
 
-def test_stats_may_be_watched(env, topic):
+def test_watched_stats_repeat(env, topic):
     child = subprocess.Popen(
         [*POLYBUS, "topic", "stats", topic, "--watch", "--json"],
         env=env,
@@ -232,7 +232,7 @@ def test_stats_may_be_watched(env, topic):
     assert child.returncode == 130
 
 
-def test_removing_is_asked_on_a_terminal(env, bus, topic):
+def test_rm_asks_on_a_terminal(env, bus, topic):
     code, shown = on_terminal(env, "topic", "rm", topic, typed=b"n\n")
     assert code == 130
     assert f"Remove {topic} and its 0 messages?" in shown
@@ -242,7 +242,7 @@ def test_removing_is_asked_on_a_terminal(env, bus, topic):
         assert client.topics(topic) == []
 
 
-def test_long_work_shows_how_far_it_is_on_a_terminal(env, topic, tmp_path):
+def test_long_commands_show_progress_on_a_terminal(env, topic, tmp_path):
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_bytes(b"0123456789abcdef\n" * 300_000)
     with source.open("rb") as stdin:
@@ -285,7 +285,7 @@ def test_long_work_shows_how_far_it_is_on_a_terminal(env, topic, tmp_path):
         (3, "no bus answers", ["sub", "any", "--bus", "polybus://127.0.0.1:1"]),
     ],
 )
-def test_a_mistake_is_one_line(bus, monkeypatch, capsys, code, says, args):
+def test_usage_error_is_one_line(bus, monkeypatch, capsys, code, says, args):
     monkeypatch.setenv("POLYBUS_URL", bus.url)
     assert main.run(args) == code
     out, err = capsys.readouterr()
@@ -295,7 +295,7 @@ def test_a_mistake_is_one_line(bus, monkeypatch, capsys, code, says, args):
     assert err.count("\n") == 1
 
 
-def test_what_was_refused_is_told_with_what_was_stored(polybus, bus):
+def test_refusal_reports_the_number_of_stored_messages(polybus, bus):
     with bus.client() as client:
         client.create_topic("small", shards=1, settings={"max_bytes": 2_000_000})
     done = polybus("pub", "small", stdin=b"x" * 99 + b"\n" + b"y" * 1000 + b"\n" * 3000, code=0)

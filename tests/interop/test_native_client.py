@@ -44,7 +44,7 @@ def fill(client: Client, topic: str, *messages: bytes) -> Produced:
         return producer.produce(topic, messages).result(20)
 
 
-def test_what_is_produced_is_read(client, topic):
+def test_produced_messages_are_read(client, topic):
     with client.producer() as producer:
         assert producer.produce(topic, [b"a", b""]).result(20) == (1, 2, False)
         assert producer.produce(topic, [b"c"], [None]).result(20) == (3, 3, False)
@@ -54,7 +54,7 @@ def test_what_is_produced_is_read(client, topic):
     assert batch.column("body").to_pylist() == [b"a", b"", b"c"]
 
 
-def test_some_of_the_columns_and_how_far_it_has_come(client, topic):
+def test_read_of_some_columns_includes_the_position(client, topic):
     with client.producer() as producer:
         producer.produce(topic, [b"a", b"b", b"c"]).result(20)
     of_all, of_one = (client.read(topic, one, columns=["body"]) for one in ("all", 0))
@@ -63,7 +63,7 @@ def test_some_of_the_columns_and_how_far_it_has_come(client, topic):
     assert [batch.num_rows for batch in client.read(topic, 0, 1, columns=())] == [2]
 
 
-def test_an_arrow_batch_is_taken_as_it_is(client, topic):
+def test_arrow_batch_is_produced(client, topic):
     kind = pa.map_(pa.utf8(), pa.binary())
     rows = pa.record_batch(
         [["k", None], [b"one", b"two"], [5, None], pa.array([[("h", b"v")], None], kind)],
@@ -99,8 +99,8 @@ def test_keys_choose_shards(client, topic):
     assert len(set(last.column("shard").to_pylist())) == 1
 
 
-def test_ids_of_what_travelled_with_others(client, topic):
-    """Without keys each is told its own; with keys the range it is in."""
+def test_merged_batches_have_ids_of_their_own(client, topic):
+    """Without keys each future has its own ids, with keys the range of the merged batch."""
     with client.producer() as producer:
         plain = [producer.produce(topic, [b"p%d" % n] * 2) for n in range(50)]
         keyed = [producer.produce(topic, [b"k%d" % n], [f"{n}"]) for n in range(50)]
@@ -135,7 +135,7 @@ def test_bounds_find_and_trim(client, topic):
     assert client.topic_stats(topic)["all"]["trimmed"] == 1
 
 
-def test_a_wait_ends_with_news(client, topic):
+def test_wait_ends_with_news(client, topic):
     assert client.wait([(topic, 0, 0)], 0.01) == []
     with client.producer() as producer:
         waiting = threading.Thread(target=lambda: news.append(client.wait([(topic, 0, 0)], 60)))
@@ -146,7 +146,7 @@ def test_a_wait_ends_with_news(client, topic):
     assert news == [[{"topic": topic, "shard": 0, "end": 1}]]
 
 
-def test_a_read_goes_on_to_what_comes_while_it_waits(client, topic):
+def test_waiting_read_returns_new_messages(client, topic):
     with client.producer() as producer:
         producer.produce(topic, [b"first"]).result(20)
         reading = client.read(topic, wait_s=math.inf)
@@ -156,7 +156,7 @@ def test_a_read_goes_on_to_what_comes_while_it_waits(client, topic):
         reading.close()
 
 
-def test_a_read_that_waits_can_be_cancelled(client, topic):
+def test_waiting_read_can_be_cancelled(client, topic):
     fill(client, topic, b"only")
     reading, seen = client.read(topic, wait_s=math.inf), threading.Event()
     found: list[bytes] = []
@@ -175,7 +175,7 @@ def test_a_read_that_waits_can_be_cancelled(client, topic):
     assert found == [b"only"]
 
 
-def test_a_stage_is_seen_when_it_is_published(client, topic):
+def test_stage_is_visible_when_published(client, topic):
     client.create_topic(topic + ".b", shards=1)
     with client.stage() as stage:
         stage.put(topic, [b"1", b"2"])
@@ -190,7 +190,7 @@ def test_a_stage_is_seen_when_it_is_published(client, topic):
         client.publish([stage.name])
 
 
-def test_a_stamped_publish_is_done_once(client, topic):
+def test_stamped_publish_is_executed_once(client, topic):
     opened = client.act("producer.open", producer="publisher")
     stamp = {"producer": "publisher", "epoch": opened["epoch"], "counter": 1}
     with client.stage() as stage:
@@ -202,7 +202,7 @@ def test_a_stamped_publish_is_done_once(client, topic):
     assert bodies(client.read(topic)) == [b"once"]
 
 
-def test_topics_are_made_listed_and_dropped(client, topic):
+def test_topics_are_created_listed_and_dropped(client, topic):
     made = client.create_topic(topic + ".more", settings={"max_bytes": 1000})
     assert made["settings"] == {"keep": "all", "max_bytes": 1000}
     assert [one["topic"] for one in client.topics(topic + "*")] == [topic, topic + ".more"]
@@ -210,7 +210,7 @@ def test_topics_are_made_listed_and_dropped(client, topic):
     assert [one["topic"] for one in client.topics(topic + "*")] == [topic + ".more"]
 
 
-def test_producing_to_a_missing_topic_makes_it(bus):
+def test_producing_creates_a_missing_topic(bus):
     with NativeBus("--config", str(one_shard(bus))) as other, other.client() as client:
         assert fill(client, "made", b"x").first_id == 1
         assert client.topic("made")["shards"] == 1
@@ -239,7 +239,7 @@ def one_shard(bus: NativeBus):
         (errors.UnknownProducer, lambda c, t: c.act("producer.close", producer="who", epoch=1)),
     ],
 )
-def test_errors_come_as_their_classes(client, topic, error, call):
+def test_errors_have_their_classes(client, topic, error, call):
     with pytest.raises(error) as caught:
         call(client, topic)
     assert type(caught.value) is error
@@ -256,19 +256,19 @@ def test_no_bus_is_not_connected(bus):
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:6570", "http://a:1", "polybus://a", "polybus://a:x"])
-def test_what_is_no_bus_is_told(url):
+def test_peer_that_is_not_a_bus_is_reported(url):
     with pytest.raises(errors.AddressError, match="invalid bus URL"):
         Client(url)
 
 
-def test_options_that_cannot_be(tmp_path):
+def test_invalid_options_are_refused(tmp_path):
     with pytest.raises(errors.UsageError, match="max_in_flight"):
         ClientOptions(max_in_flight=17)
     with pytest.raises(errors.UsageError, match="given together"):
         ClientOptions(certificate=tmp_path / "cert.pem")
 
 
-def test_a_closed_client_says_so(bus):
+def test_closed_client_raises(bus):
     client = bus.client()
     producer = client.producer()
     client.close()

@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "native.py"
 PATIENCE_S = 60
 
 
-def test_what_is_produced_is_followed():
+def test_example_follows_produced_messages():
     with NativeBus() as bus:
         done = subprocess.run(
             [sys.executable, str(EXAMPLE), bus.url],

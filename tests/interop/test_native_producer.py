@@ -90,7 +90,7 @@ def test_batches_stay_within_their_bounds(bus, topic):
         assert batches(client, topic) >= 50  # two of four fit, three do not
 
 
-def test_a_refused_batch_takes_nothing_with_it(client, topic):
+def test_refused_batch_does_not_affect_others(client, topic):
     bodies = [OVER_QUOTA if n % 50 == 7 else b"%d" % n for n in range(500)]
     with client.producer() as producer:
         futures = [producer.produce(topic, [body]) for body in bodies]
@@ -116,7 +116,7 @@ def test_refusals_on_a_connection_that_breaks(client, topic, relay, far):
     assert stored(client, topic) == [body for body in bodies if body is not OVER_QUOTA]
 
 
-def test_a_lost_connection_is_mended_without_a_further_message(client, topic, relay, far):
+def test_lost_connection_is_reopened_without_another_message(client, topic, relay, far):
     with far.producer() as producer:
         producer.produce(topic, [b"before"]).result(PATIENCE_S)
         relay.hold()
@@ -127,8 +127,8 @@ def test_a_lost_connection_is_mended_without_a_further_message(client, topic, re
     assert stored(client, topic) == [b"before", b"alone"]
 
 
-def test_batches_that_broke_in_the_middle_are_sent_again(client, topic, relay, far):
-    """None is told that it was refused: only the connection was."""
+def test_batches_cut_in_the_middle_are_sent_again(client, topic, relay, far):
+    """No future fails, because only the connection was lost."""
     client.create_topic(f"{topic}.wide", shards=1)
     bodies = [b"%d" % n * 3_000_000 for n in range(4)]
     with far.producer() as producer:
@@ -142,9 +142,7 @@ def test_batches_that_broke_in_the_middle_are_sent_again(client, topic, relay, f
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
-def test_whoever_is_interrupted_while_sending_loses_and_doubles_nothing(
-    client, topic, monkeypatch, is_sent
-):
+def test_interrupted_send_loses_and_duplicates_nothing(client, topic, monkeypatch, is_sent):
     """Ctrl-C, before the batch was given to gRPC or after."""
     send, interrupted = PutStream.send, []
 
@@ -175,7 +173,7 @@ def test_topics_alternate(client, topic):
         assert stored(client, name) == [b"%d" % n for n in range(90) if n // 3 % 3 == index]
 
 
-def test_a_forbidden_topic_does_not_stop_the_others(client, topic):
+def test_denied_topic_does_not_stop_others(client, topic):
     with client.producer() as producer:
         good = [producer.produce(topic, [b"%d" % n]) for n in range(3)]
         bad = producer.produce("_forbidden", [b"x"])
@@ -217,7 +215,7 @@ def test_threads_share_a_producer(client, topic):
     assert len(found) == 1800
 
 
-def test_a_newer_producer_of_the_name_takes_over(client, topic):
+def test_new_producer_fences_the_older_one_of_its_name(client, topic):
     old = client.producer("taken over")
     old.produce(topic, [b"old"]).result(PATIENCE_S)
     with client.producer("taken over") as new:
@@ -232,14 +230,14 @@ def test_a_newer_producer_of_the_name_takes_over(client, topic):
     assert stored(client, topic) == [b"old", b"new", b"goes on"]
 
 
-def test_a_nameless_producer_is_forgotten_when_it_closes(client, topic):
+def test_anonymous_producer_is_deleted_when_it_closes(client, topic):
     with client.producer() as producer:
         producer.produce(topic, [b"x"]).result(PATIENCE_S)
     with pytest.raises(errors.UnknownProducer):
         client.act("producer.close", producer=producer.name, epoch=producer.epoch)
 
 
-def test_closing_waits_for_all(client, topic):
+def test_close_waits_for_all_batches(client, topic):
     producer = client.producer()
     futures = [producer.produce(topic, [b"%d" % n]) for n in range(100)]
     producer.close()
@@ -250,7 +248,7 @@ def test_closing_waits_for_all(client, topic):
         producer.produce(topic, [b"x"])
 
 
-def test_closing_does_not_wait_longer_than_told(topic, relay, far):
+def test_close_waits_at_most_its_timeout(topic, relay, far):
     producer = far.producer()
     producer.produce(topic, [b"x"]).result(PATIENCE_S)
     relay.hold()
@@ -261,7 +259,7 @@ def test_closing_does_not_wait_longer_than_told(topic, relay, far):
     relay.release()
 
 
-def test_what_waits_is_bounded(bus, topic, relay):
+def test_pending_bytes_are_bounded(bus, topic, relay):
     options = ClientOptions(**QUICK | {"max_waiting_bytes": 10_000})
     with Client(f"polybus://127.0.0.1:{relay.port}", options) as client:
         producer = client.producer()
@@ -282,7 +280,7 @@ def test_what_waits_is_bounded(bus, topic, relay):
         assert outcomes(handed_over) == [None] * 6
 
 
-def test_one_who_waits_for_room_is_told_of_the_end(bus, topic, relay):
+def test_blocked_produce_fails_when_the_producer_closes(bus, topic, relay):
     options = ClientOptions(**QUICK | {"max_waiting_bytes": 1000})
     client = Client(f"polybus://127.0.0.1:{relay.port}", options)
     producer, told = client.producer(), []
@@ -302,7 +300,7 @@ def test_one_who_waits_for_room_is_told_of_the_end(bus, topic, relay):
     assert told == ["the producer is closed"]
 
 
-def test_what_was_cancelled_in_time_is_never_sent(client, topic, relay, far):
+def test_cancelled_batch_is_never_sent(client, topic, relay, far):
     with far.producer() as producer:
         producer.produce(topic, [b"first"]).result(PATIENCE_S)
         relay.hold()
@@ -314,7 +312,7 @@ def test_what_was_cancelled_in_time_is_never_sent(client, topic, relay, far):
     assert stored(client, topic) == [b"first", *kept]
 
 
-def test_a_callback_that_fails_harms_nobody(client, topic):
+def test_failing_callback_does_not_affect_others(client, topic):
     with client.producer() as producer:
         future = producer.produce(topic, [b"x"])
         future.add_done_callback(lambda _: 1 / 0)
@@ -322,7 +320,7 @@ def test_a_callback_that_fails_harms_nobody(client, topic):
         assert producer.produce(topic, [b"y"]).result(PATIENCE_S).first_id == 2
 
 
-def test_a_producer_may_be_given_an_end(topic, relay):
+def test_produce_timeout_ends_the_producer(topic, relay):
     options = ClientOptions(**QUICK | {"produce_timeout_s": 0.2})
     with Client(f"polybus://127.0.0.1:{relay.port}", options) as client:
         producer = client.producer()
@@ -346,7 +344,7 @@ def test_a_producer_may_be_given_an_end(topic, relay):
         ([b"x"], ["\udc80"], "UTF-8"),
     ],
 )
-def test_what_cannot_be_produced_is_told_at_once(client, bodies, keys, says):
+def test_invalid_messages_raise_at_once(client, bodies, keys, says):
     with client.producer() as producer, pytest.raises(errors.MalformedRequest, match=says):
         producer.produce("any", bodies, keys)
 
@@ -363,7 +361,7 @@ def test_what_cannot_be_produced_is_told_at_once(client, bodies, keys, says):
         ),
     ],
 )
-def test_rows_that_cannot_be_produced_are_told_at_once(client, rows, says):
+def test_invalid_rows_raise_at_once(client, rows, says):
     batch = pa.record_batch(list(rows.values()), names=list(rows))
     with client.producer() as producer, pytest.raises(errors.MalformedRequest, match=says):
         producer.produce_rows("any", batch)

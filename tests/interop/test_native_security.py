@@ -56,7 +56,7 @@ def client(bus: NativeBus, folder: Path, **more: Any) -> Client:
     return Client(bus.url, options)
 
 
-def test_a_token_says_who_one_is(bus, folder):
+def test_token_identifies_the_caller(bus, folder):
     with client(bus, folder, token_file=folder / "mine") as known:
         with known.producer() as producer:
             producer.produce("orders", [b"x"]).result(20)
@@ -64,13 +64,13 @@ def test_a_token_says_who_one_is(bus, folder):
         assert next(known.read("orders")).column("body").to_pylist() == [b"x"]
 
 
-def test_a_token_file_may_stand_in_the_url(bus, folder):
+def test_url_names_the_token_file(bus, folder):
     url = f"{bus.url}?authorities={folder}/cert.pem&token_file={folder}/mine"
     with Client(url, ClientOptions(connect_timeout_s=0.0)) as known:
         assert known.create_topic("orders.by-url")["creator"] == "key:importer"
 
 
-def test_without_a_token_it_is_the_kernels_word(bus, folder):
+def test_loopback_user_without_a_token(bus, folder):
     with client(bus, folder) as unknown, unknown.producer() as producer:
         future = producer.produce("orders", [b"x"])
         with pytest.raises(errors.Denied):
@@ -79,7 +79,7 @@ def test_without_a_token_it_is_the_kernels_word(bus, folder):
         assert producer.produce("others", [b"x"]).result(20).first_id == 1
 
 
-def test_what_is_denied_to_a_name_is_denied(bus, folder):
+def test_rule_for_a_token_name_applies(bus, folder):
     with client(bus, folder, token_file=folder / "mine") as known:
         known.create_topic("orders.secret")
         with pytest.raises(errors.Denied):
@@ -89,7 +89,7 @@ def test_what_is_denied_to_a_name_is_denied(bus, folder):
 
 
 @pytest.mark.parametrize(("name", "says"), [("old", "expired"), ("wrong", "not known")])
-def test_a_bad_token_is_denied(bus, folder, name, says):
+def test_invalid_token_is_denied(bus, folder, name, says):
     with client(bus, folder, token_file=folder / name) as bad:
         with pytest.raises(errors.Denied, match=says):
             bad.topics()
@@ -99,11 +99,11 @@ def test_a_bad_token_is_denied(bus, folder, name, says):
             list(bad.read("orders"))
 
 
-def test_a_token_that_expires_is_told_by_the_next_stream(bus, folder):
-    """The stream is open as who it was; a new one is not.
+def test_expired_token_fails_at_the_next_stream(bus, folder):
+    """An open stream keeps its identity; a new stream is refused.
 
-    If the batch had got its number by then, the producer ends: nobody could ask what became
-    of it. Else it goes on with a token that is good again.
+    If a batch has its counter already, the producer fails, because the outcome of the batch is
+    unknown. Else it continues once the token is valid again.
     """
     token = folder / "changing"
     token.write_text(SECRET)
@@ -119,7 +119,7 @@ def test_a_token_that_expires_is_told_by_the_next_stream(bus, folder):
             another.produce("orders.b", [b"y"]).result(20)
 
 
-def test_a_missing_token_file_is_told(bus, folder):
+def test_missing_token_file_is_reported(bus, folder):
     with (
         client(bus, folder, token_file=folder / "missing") as lost,
         pytest.raises(errors.ConfigError, match=r"cannot read token .*missing"),
@@ -127,7 +127,7 @@ def test_a_missing_token_file_is_told(bus, folder):
         lost.topics()
 
 
-def test_a_bus_one_does_not_trust_is_not_connected(bus, folder, tmp_path):
+def test_untrusted_bus_is_not_connected(bus, folder, tmp_path):
     write_certificate(tmp_path)
     with client(bus, tmp_path) as careful, pytest.raises(errors.Unavailable):
         careful.topics()
@@ -136,7 +136,7 @@ def test_a_bus_one_does_not_trust_is_not_connected(bus, folder, tmp_path):
         plain.topics()
 
 
-def test_a_new_token_is_known_after_sighup(bus, folder):
+def test_new_token_is_valid_after_sighup(bus, folder):
     later = "a-secret-that-came-later"
     with (folder / "tokens").open("a") as file:
         file.write(f"late {later}\n")
@@ -154,7 +154,7 @@ def test_a_new_token_is_known_after_sighup(bus, folder):
             continue
 
 
-def test_a_certificate_says_who_one_is(folder, tmp_path):
+def test_certificate_identifies_the_caller(folder, tmp_path):
     """By the first of its names: the test's certificates are localhost's."""
     write_certificate(tmp_path)
     rules = CONFIG.format(folder=folder).replace("key:importer", "key:localhost")
@@ -188,7 +188,7 @@ def trusts(bus: NativeBus, authorities: Path) -> bool:
     return True
 
 
-def test_a_new_certificate_is_shown_after_sighup_and_open_streams_go_on(own):
+def test_new_certificate_is_used_after_sighup_and_open_streams_continue(own):
     bus, folder = own
     old = folder / "old.pem"
     old.write_bytes((folder / "cert.pem").read_bytes())
@@ -202,7 +202,7 @@ def test_a_new_certificate_is_shown_after_sighup_and_open_streams_go_on(own):
     assert bus.stop() == 0
 
 
-def test_a_certificate_that_is_none_leaves_the_old_one_in_force(own):
+def test_invalid_certificate_keeps_the_old_one(own):
     bus, folder = own
     good = folder / "good.pem"
     good.write_bytes((folder / "cert.pem").read_bytes())

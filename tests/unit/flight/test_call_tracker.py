@@ -1,4 +1,4 @@
-"""Calls under way: counted, and none once the port stops."""
+"""Calls in progress are counted; a stopping port refuses new ones."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Handler:
 
     def on_too_many_calls(self) -> Exception:
         self.refused += 1
-        return LimitReached("max_calls", f"{MAX_CALLS} calls are under way")
+        return LimitReached("max_calls", f"{MAX_CALLS} calls are in progress")
 
     def describe_error(self, error: BaseException) -> tuple[int, str, bytes]:
         return to_flight_status(error)

@@ -58,7 +58,7 @@ def answers(listener: FlightListener, folder: Path) -> bool:
 
 def test_port_reopens_after_a_failed_reload(listener, tmp_path, monkeypatch):
     def taken(address: object) -> None:
-        raise AddressInUse("somebody was quicker")
+        raise AddressInUse("another process was quicker")
 
     write_certificate(tmp_path)
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What a client is told of an error."""
+"""Errors as Flight statuses."""
 
 from __future__ import annotations
 

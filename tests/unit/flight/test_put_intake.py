@@ -37,8 +37,8 @@ class Handler:
     errors: list[Exception] = field(default_factory=list)
     closed: int = 0
     refused: Exception | None = None
-    ready: Event = field(default_factory=Event)  # the topic that is gone is there again
-    made: Event = field(default_factory=Event)  # and whoever makes it has done so
+    ready: Event = field(default_factory=Event)  # the dropped topic exists again
+    made: Event = field(default_factory=Event)  # the thread that creates it is done
     order: list[int] = field(default_factory=list)  # counters, as they were handed over
 
     def open_put(self, call: Any, path: list[bytes], schema: pa.Schema) -> PutTarget:
@@ -261,7 +261,7 @@ def test_disconnected_client_blocks_no_other(world):
 
 @pytest.fixture
 def narrow() -> Iterator[tuple[BatchQueue, Any]]:
-    """A queue with room for 100 kB, at which nobody works, and a client of it."""
+    """A queue for 100 kB without an intake thread, and a client of its port."""
     queue = BatchQueue(100_000)
     port = FlightPort("grpc://127.0.0.1:0", Handler(), queue, READ_SCHEMA, 64, 1 << 20)
     client = flight.connect(f"grpc://127.0.0.1:{port.port}")

@@ -1,4 +1,4 @@
-"""Clients that take nothing are cut; slow links are not."""
+"""Clients that do not read are cut; clients on a slow link are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer has on its way: numbers stay, suspects travel alone, answers have an order."""
+"""Batches in flight keep their counters; a suspect batch is sent alone; answers have an order."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_used_producer_does_not_expire(bus: Bus) -> None:
 
 
 def test_last_use_survives_a_restart(bus: Bus) -> None:
-    """Without anybody having opened another meanwhile."""
+    """No other producer was opened in between."""
     bus.open(FIRST)
     for _ in range(20):
         bus.pass_time(DAY_S)

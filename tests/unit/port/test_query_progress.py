@@ -78,7 +78,7 @@ def test_progress_is_deleted_with_the_topic(bus):
         ("q", {"0": 1}, "line\nline"),
     ],
 )
-def test_what_makes_no_sense_is_refused(bus, query, offsets, name):
+def test_malformed_report_is_refused(bus, query, offsets, name):
     with pytest.raises(MalformedRequest):
         report(bus, query, offsets, name=name)
     assert told(bus) == []

@@ -225,7 +225,7 @@ GOOD_STAMP, GOOD_RUN = {"producer": "p", "counter": 1}, {"id": "q"}
         (GOOD_STAMP, GOOD_RUN | {"more": 1}),
     ],
 )
-def test_what_makes_no_sense_is_refused(stamp, run):
+def test_malformed_run_is_refused(stamp, run):
     with pytest.raises(MalformedRequest):
         RunCommit.parse([], stamp, run)
 

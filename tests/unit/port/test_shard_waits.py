@@ -1,4 +1,4 @@
-"""Waiting for news, on the reference engine."""
+"""Waits for new messages, on the memory engine."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_positions_of_all_waits_are_limited(store, waits, monkeypatch):
     monkeypatch.setattr(module, "MAX_TOTAL_POSITIONS", 2)
     with pytest.raises(LimitReached):
         waits.wait(dict.fromkeys([(topic, shard) for shard in range(3)], 0), LONG_S)
-    for _ in range(2):  # who waits no more leaves room for the next
+    for _ in range(2):  # a wait that has ended frees its positions
         assert waits.wait({(topic, 0): 0, (topic, 1): 0}, 0) == {}
 
 
@@ -110,9 +110,18 @@ def test_wait_of_a_disconnected_client_ends(store, waits, pool, monkeypatch):
     assert waits.count == 0
 
 
-def test_dropped_topic_ends_its_waits(store, waits, pool):
+def test_dropped_topic_ends_its_waits(store, waits, pool, monkeypatch):
+    sleeping = Event()
+
+    class Sleep(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            sleeping.set()
+            return super().wait(timeout)
+
     topic = store.create("t", 1, {})
+    monkeypatch.setattr(module, "Event", Sleep)
     waiting = begin(pool, waits, {(topic.number, 0): 0})
+    assert sleeping.wait(10)  # before, the wait would see the drop by itself
     store.drop("t")
     waits.on_topic_dropped(topic)
     with pytest.raises(DoesNotExist):
