@@ -16,7 +16,7 @@ SHORT = pa.schema([("shard_key", pa.utf8()), ("body", pa.binary())])
 
 
 def connect(bus: BusProcess, **options: Any) -> flight.FlightClient:
-    """A connection of its own: Arrow would share one between clients of the same address."""
+    """Return a client with its own connection; Arrow shares one between clients of an address."""
     address = bus.address("native")
     own = [("grpc.use_local_subchannel_pool", 1)]
     location = f"{address.scheme}://{address.host}:{address.port}"
@@ -24,26 +24,26 @@ def connect(bus: BusProcess, **options: Any) -> flight.FlightClient:
 
 
 def act(client: Any, name: str, /, *, options: Any = None, **fields: object) -> Any:
-    """The answer of an action."""
+    """Return the answer of an action."""
     action = flight.Action(name, json.dumps(fields).encode())
     (result,) = client.do_action(action, options)
     return json.loads(result.body.to_pybytes())
 
 
 def refused(client: Any, name: str, /, **fields: object) -> str:
-    """The code of the error that an action ends with."""
+    """Return the code of the error that an action ends with."""
     try:
-        told = act(client, name, **fields)
+        answer = act(client, name, **fields)
     except flight.FlightError as error:
         return code_of(error)
-    raise AssertionError(f"{name} was answered: {told}")
+    raise AssertionError(f"{name} was answered: {answer}")
 
 
 def code_of(error: flight.FlightError) -> str:
-    told = json.loads(error.extra_info)
-    assert set(told) == {"code", "text"}
-    assert told["text"]
-    return str(told["code"])
+    info = json.loads(error.extra_info)
+    assert set(info) == {"code", "text"}
+    assert info["text"]
+    return str(info["code"])
 
 
 def batch(*messages: bytes) -> pa.RecordBatch:
@@ -53,7 +53,7 @@ def batch(*messages: bytes) -> pa.RecordBatch:
 
 
 class Put:
-    """One long stream."""
+    """A put stream."""
 
     def __init__(self, client: Any, *path: str) -> None:
         self.writer, self.reader = client.do_put(flight.FlightDescriptor.for_path(*path), SHORT)
@@ -65,7 +65,7 @@ class Put:
             self.writer.write_with_metadata(batch(*messages), json.dumps(stamp).encode())
 
     def answer(self) -> Any:
-        """The next answer. What ended the stream is raised."""
+        """Return the next answer. Raises the error that ended the stream."""
         raw = self.reader.read()
         if raw is None:
             self.writer.close()
@@ -81,25 +81,25 @@ class Put:
 
 
 def produce(client: Any, topic: str, *messages: bytes, stamp: object = None) -> Any:
-    """The answer to one batch on a stream of its own."""
+    """Produce one batch on a stream of its own. Returns the answer."""
     put = Put(client, "produce", topic)
-    told = put.ask(*messages, stamp=stamp)
+    answer = put.ask(*messages, stamp=stamp)
     put.close()
-    return told
+    return answer
 
 
 def put_codes(
     client: Any, path: Sequence[str], batches: Sequence[pa.RecordBatch], stamp: object = None
 ) -> list[str | None]:
-    """What each batch of a stream was answered: None if it was taken, else the error's code."""
+    """Return the error code of each batch of a stream, None if it was accepted."""
     put = Put(client, *path)
-    found = []
-    for one in batches:
+    codes = []
+    for rows in batches:
         metadata = b"" if stamp is None else json.dumps(stamp).encode()
-        put.writer.write_with_metadata(one, metadata)
-        found.append(put.answer().get("error", {}).get("code"))
+        put.writer.write_with_metadata(rows, metadata)
+        codes.append(put.answer().get("error", {}).get("code"))
     put.close()
-    return found
+    return codes
 
 
 def read(client: Any, **ticket: object) -> pa.Table:

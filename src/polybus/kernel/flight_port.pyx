@@ -105,8 +105,8 @@ cdef class BatchQueue:
 
     def pending_handovers(self):
         """List writes that gRPC has not sent yet: (id, peer, start on the monotonic clock)."""
-        cdef vector[shared_ptr[Handover]] found = self.queue.get().PendingHandovers()
-        return [(one.get().id, one.get().peer.decode(), one.get().since_s) for one in found]
+        cdef vector[shared_ptr[Handover]] pending = self.queue.get().PendingHandovers()
+        return [(send.get().id, send.get().peer.decode(), send.get().since_s) for send in pending]
 
 
 cdef object view(const unsigned char* data, int64_t size):
@@ -126,20 +126,20 @@ cdef class PendingBatch:
         The last three are None if no message has one. Returns None if the batch needs more
         than that (mixed keys, headers); then use `batch`. Only for a batch with size >= 0.
         """
-        cdef Columns found
+        cdef Columns columns
         if self.held.get() == NULL:
             return None
-        found = ColumnsOf(self.held.get()[0])
-        if not found.is_plain:
+        columns = ColumnsOf(self.held.get()[0])
+        if not columns.is_plain:
             return None
-        offsets = (found.count + 1) * 4
+        offsets = (columns.count + 1) * 4
         keys = key_offsets = times = None
-        if found.keys != NULL:
-            keys, key_offsets = view(found.keys, found.keys_size), view(found.key_offsets, offsets)
-        if found.times != NULL:
-            times = view(found.times, found.count * 8)
-        bodies = view(found.bodies, found.bodies_size)
-        return bodies, view(found.body_offsets, offsets), keys, key_offsets, times
+        if columns.keys != NULL:
+            keys, key_offsets = view(columns.keys, columns.keys_size), view(columns.key_offsets, offsets)
+        if columns.times != NULL:
+            times = view(columns.times, columns.count * 8)
+        bodies = view(columns.bodies, columns.bodies_size)
+        return bodies, view(columns.body_offsets, offsets), keys, key_offsets, times
 
     def batch(self):
         """Return the batch as a pyarrow object, or None if the message had metadata only."""
@@ -152,14 +152,14 @@ cdef class PendingBatch:
 
 def answer_batches(list answers not None):
     """Answer pending batches: pairs of (pending batch, answer), each batch once, any thread."""
-    cdef vector[BatchAnswer] made
-    cdef BatchAnswer one
+    cdef vector[BatchAnswer] batch_answers
+    cdef BatchAnswer entry
     cdef PendingBatch pending
-    for pending, answer in answers:
-        one.put, one.ticket, one.text = pending.put, pending.ticket, <bytes?>answer
-        made.push_back(one)
+    for pending, text in answers:
+        entry.put, entry.ticket, entry.text = pending.put, pending.ticket, <bytes?>text
+        batch_answers.push_back(entry)
     with nogil:
-        AnswerAll(made)
+        AnswerAll(batch_answers)
 
 
 cdef class FlightCall:
@@ -178,14 +178,14 @@ cdef class FlightCall:
 
 
 cdef FlightCall open_call(CCall* call):
-    cdef FlightCall made = FlightCall.__new__(FlightCall)
-    made.call = call
-    made.peer = call.peer().decode("utf-8", "replace")
-    made.identity = call.identity()
-    made.authorization = None
+    cdef FlightCall flight_call = FlightCall.__new__(FlightCall)
+    flight_call.call = call
+    flight_call.peer = call.peer().decode("utf-8", "replace")
+    flight_call.identity = call.identity()
+    flight_call.authorization = None
     if call.is_authorized():
-        made.authorization = call.authorization().decode("utf-8", "surrogateescape")
-    return made
+        flight_call.authorization = call.authorization().decode("utf-8", "surrogateescape")
+    return flight_call
 
 
 # --- called by the service. These take the GIL and must not raise: C++ code is the caller.
@@ -202,17 +202,17 @@ cdef void refuse(object handler, object error, Refusal* refusal) noexcept:
 
 cdef void open_put(void* python, CCall* call, CPutStream* put, Refusal* refusal) noexcept with gil:
     handler = <object>python
-    cdef FlightCall given = None
+    cdef FlightCall flight_call = None
     try:
-        given = open_call(call)
+        flight_call = open_call(call)
         path = put.path
-        owner = (given, handler.open_put(given, path, wrap_schema(put.schema)))
+        owner = (flight_call, handler.open_put(flight_call, path, wrap_schema(put.schema)))
         Py_INCREF(owner)
         put.owner = <void*>owner
     except BaseException as error:
         refuse(handler, error, refusal)
-        if given is not None:
-            given.close()
+        if flight_call is not None:
+            flight_call.close()
 
 
 cdef void close_put(void* python, CPutStream* put) noexcept with gil:
@@ -251,40 +251,42 @@ cdef void run_action(
     Refusal* refusal,
 ) noexcept with gil:
     handler = <object>python
-    cdef FlightCall given = None
+    cdef FlightCall flight_call = None
     try:
-        given = open_call(call)
-        found = handler.run_action(given, kind.decode("utf-8", "replace"), as_bytes(body))
-        if not isinstance(found, list):
-            rows = (given, iter(found))
-            Py_INCREF(rows)
-            more[0] = <void*>rows
+        flight_call = open_call(call)
+        name = kind.decode("utf-8", "replace")
+        encoded = handler.run_action(flight_call, name, as_bytes(body))
+        if not isinstance(encoded, list):
+            # A stream of results: the service asks for one after the other, until `close_get`.
+            stream = (flight_call, iter(encoded))
+            Py_INCREF(stream)
+            more[0] = <void*>stream
             return
-        for result in found:
+        for result in encoded:
             results.push_back(as_buffer(result))
     except BaseException as error:
         refuse(handler, error, refusal)
-    if given is not None:
-        given.close()
+    if flight_call is not None:
+        flight_call.close()
 
 
 cdef void next_result(
     void* python, void* more, shared_ptr[CBuffer]* result, Refusal* refusal
 ) noexcept with gil:
     try:
-        found = next((<tuple>more)[1], None)
-        if found is not None:
-            result[0] = as_buffer(found)
+        encoded = next((<tuple>more)[1], None)
+        if encoded is not None:
+            result[0] = as_buffer(encoded)
     except BaseException as error:
         refuse(<object>python, error, refusal)
 
 
-cdef shared_ptr[CBuffer] as_buffer(object given) except *:
+cdef shared_ptr[CBuffer] as_buffer(object data) except *:
     cdef string text
-    if isinstance(given, bytes):
-        text = given
+    if isinstance(data, bytes):
+        text = data
         return CBuffer.FromString(move(text))
-    return unwrap_buffer(given).ValueUnsafe()
+    return unwrap_buffer(data).ValueUnsafe()
 
 
 cdef void on_action_end(void* python) noexcept with gil:
@@ -298,19 +300,19 @@ cdef void* open_get(
     void* python, CCall* call, const string& ticket, shared_ptr[CSchema]* schema, Refusal* refusal
 ) noexcept with gil:
     handler = <object>python
-    cdef FlightCall given = None
-    cdef bytes wanted
+    cdef FlightCall flight_call = None
+    cdef bytes raw_ticket
     try:
-        given, wanted = open_call(call), ticket
-        columns, found = handler.open_rows(given, wanted)
+        flight_call, raw_ticket = open_call(call), ticket
+        columns, batches = handler.open_rows(flight_call, raw_ticket)
         schema[0] = unwrap_schema(columns).ValueUnsafe()
-        rows = (given, iter(found))
+        rows = (flight_call, iter(batches))
         Py_INCREF(rows)
         return <void*>rows
     except BaseException as error:
         refuse(handler, error, refusal)
-        if given is not None:
-            given.close()
+        if flight_call is not None:
+            flight_call.close()
     return NULL
 
 
@@ -318,10 +320,10 @@ cdef void next_rows(
     void* python, void* rows, shared_ptr[CRecordBatch]* batch, Refusal* refusal
 ) noexcept with gil:
     try:
-        found = next((<tuple>rows)[1], None)
+        record_batch = next((<tuple>rows)[1], None)
         batch[0] = shared_ptr[CRecordBatch]()
-        if found is not None:
-            batch[0] = unwrap_batch(found).ValueUnsafe()
+        if record_batch is not None:
+            batch[0] = unwrap_batch(record_batch).ValueUnsafe()
     except BaseException as error:
         refuse(<object>python, error, refusal)
 
@@ -337,11 +339,11 @@ cdef void close_get(void* python, void* rows) noexcept with gil:
 
 
 cdef void list_actions(void* python, vector[CActionType]* actions) noexcept with gil:
-    cdef CActionType one
+    cdef CActionType action
     try:
         for name, meaning in (<object>python).actions():
-            one.type, one.description = name.encode(), meaning.encode()
-            actions.push_back(one)
+            action.type, action.description = name.encode(), meaning.encode()
+            actions.push_back(action)
     except BaseException:
         pass
 
