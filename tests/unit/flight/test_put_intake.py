@@ -19,6 +19,7 @@ import pytest
 from polybus.errors import LimitReached, MalformedRequest, OutOfSequence, StoreClosed
 from polybus.kernel.flight_port import BatchQueue, FlightPort, answer_batches
 from polybus.model.arrow import READ_SCHEMA
+from polybus.transports.flight import grpc_sockets
 from polybus.transports.flight.flight_status import to_flight_status
 from polybus.transports.flight.put_intake import PutIntake, PutTarget, read_json
 from tests.rig.observer import until
@@ -99,12 +100,13 @@ class World:
         return writer, reader
 
     def close(self) -> None:
-        """Also after a test that failed: the port waits for what it owes."""
+        """Close the port, also after a failed test, whose streams are still open."""
         self.handler.made.set()
         for _, outcome in self.handler.handed:
             if not outcome.done():
                 outcome.set_result(None)
         self.client.close()
+        grpc_sockets.close_all(self.port.port)  # shutdown waits for open streams
         self.port.shutdown()
         self.queue.close()
         assert self.intake.join(5)
