@@ -67,33 +67,37 @@ WRITER = mutants(
     "store/lmdb/writer.py",
     (
         "what rests on a lost one is kept",
-        "                executed = self._execute_group(group)\n            if not alone",
-        "                pass\n            if not alone",
+        "                executed = task_future.run_tasks(group, self.state, self._wall_ns(), "
+        "PolybusError)\n            known",
+        "                pass\n            known",
     ),
     ("one that failed takes others along", "or len(group) == 1:", "or True:"),
     ("a batch that failed is kept", "        self.state.rollback()\n", ""),
     (
         "the next is not waited for",
-        "            while not self._settled():\n                executed",
-        "            while False:\n                executed",
+        "            while self._has_background_commit and not self._settled():\n",
+        "            while False:\n",
     ),
-    ("what is small goes beside", "return batch.size >= LARGE_BYTES and", "return True and"),
+    ("what is small goes beside", "batch.size >= LARGE_BYTES and not self", "not self"),
     (
         "none gives way",
         "and not self._is_yielding and not batch.has_removals",
         "and not batch.has_removals",
     ),
-    ("what is to be removed waits", " and not batch.has_removals\n", "\n"),
+    (
+        "what is to be removed waits",
+        " and not batch.has_removals\n            )",
+        "\n            )",
+    ),
     (
         "leases of a lost batch are gone",
-        "            if was_pending:  # without",
-        "            if True:  # without",
+        "        while self._has_background_commit:\n            self._settled()",
+        "        self._settled()",
     ),
     (
         "leases of a written batch stay",
-        "            if was_pending:  # without one, the leases in flight may belong to a failed batch\n"
-        "                self._on_committed()\n",
-        "",
+        "        if failed is None:\n            self.state.confirm()\n",
+        "        if failed is None:\n",
     ),
     (
         "what is done alone does not wait",
@@ -105,18 +109,26 @@ WRITER = mutants(
         "            if exclusive is self._end:\n                self._settle_all()",
         "            if exclusive is self._end:\n                pass",
     ),
-    ("what is known grows", "        if not self.state.batch:\n", "        if False:\n"),
     (
         "a large memory is never looked at",
-        "            if self.state.cache.is_large:\n",
+        "            if self._has_background_commit and self.state.cache.is_large:\n",
         "            if False:\n",
     ),
-    ("all at once", "size < self._max_bytes and len(group)", "len(group)"),
+    ("all at once", "size < max_bytes and len(group)", "len(group)"),
     ("the size is forgotten", "        self._queue.release_bytes(size - added)\n", ""),
-    ("nothing more is taken", "executed += self._execute_late(group)", "pass"),
+    ("nothing more is taken", "            if not alone:\n", "            if False:\n"),
 )
 
-ALL = [*COMMITTER, *WRITER]
+STATE = mutants(
+    "store/lmdb/writer_state.py",
+    (
+        "what is known grows",
+        "        if not self.batch:\n            for table",
+        "        if False:\n            for table",
+    ),
+)
+
+ALL = [*COMMITTER, *WRITER, *STATE]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL

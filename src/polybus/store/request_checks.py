@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from polybus.errors import ShardSealed, TooLarge, UsageError
@@ -104,7 +104,7 @@ def open_shard(topic: Topic, shard: int) -> int:
 def trims(topic: Topic, before: Mapping[int, int]) -> Mapping[int, int]:
     for shard, offset in before.items():
         single_shard(topic, shard)
-        position(offset)
+        number(offset, "position")
     return before
 
 
@@ -120,7 +120,7 @@ def commit(commit: Commit) -> Commit:
     if note:
         _at_most(note, MAX_NOTE_BYTES, "note")
     if published or changed:
-        stages(published)
+        _check_unique(published, "a commit must not publish a stage twice")
         changes(changed)
         places(given, len(published) + len(changed))
     return commit
@@ -153,11 +153,6 @@ def appends(appends: Sequence[Append]) -> Sequence[Append]:
     return appends
 
 
-def stages(stages: Collection[str]) -> Collection[str]:
-    _check_unique(stages, "a commit must not publish a stage twice")
-    return stages
-
-
 def changes(changes: Sequence[RecordChange]) -> Sequence[RecordChange]:
     require(
         len(changes) <= MAX_RECORD_CHANGES,
@@ -173,12 +168,7 @@ def changes(changes: Sequence[RecordChange]) -> Sequence[RecordChange]:
 
 def key(key: bytes) -> bytes:
     require(len(key) > 0, "record key must not be empty")
-    return part_of_key(key)
-
-
-def part_of_key(part: bytes) -> bytes:
-    """Check a key or a prefix of keys, which may be empty."""
-    return _at_most(part, MAX_KEY_BYTES, "record key")
+    return _at_most(key, MAX_KEY_BYTES, "record key")
 
 
 # --- producers
@@ -223,16 +213,14 @@ def lease(lease_s: float) -> float:
 # --- reading
 
 
-def position(position: int) -> int:
-    return number(position, "position")
-
-
 def read(start: int, end: int | None, max_rows: int, max_bytes: int) -> tuple[int, int, int, int]:
     """Return start, end, rows and bytes of a read, limited to values that fit their fields."""
-    position(start)
-    end = MAX_NUMBER if end is None else position(end)
-    require(max_rows >= 1, f"max_rows must be >= 1, got {max_rows}")
-    require(max_bytes >= 1, f"max_bytes must be >= 1, got {max_bytes}")
+    number(start, "position")
+    end = MAX_NUMBER if end is None else number(end, "position")
+    if max_rows < 1:
+        raise UsageError(f"max_rows must be >= 1, got {max_rows}")
+    if max_bytes < 1:
+        raise UsageError(f"max_bytes must be >= 1, got {max_bytes}")
     return start, end, min(max_rows, MAX_ANSWER_BYTES), min(max_bytes, MAX_ANSWER_BYTES)
 
 
@@ -252,8 +240,8 @@ def time_ns(timestamp_ns: int) -> int:
 
 
 def scan(prefix: bytes, after: bytes, limit: int) -> None:
-    part_of_key(prefix)
-    part_of_key(after)
+    for part in (prefix, after):  # either may be empty
+        _at_most(part, MAX_KEY_BYTES, "record key")
     require(limit >= 1, f"limit must be >= 1, got {limit}")
 
 
@@ -261,7 +249,8 @@ def scan(prefix: bytes, after: bytes, limit: int) -> None:
 
 
 def number(value: int, name: str) -> int:
-    require(0 <= value <= MAX_NUMBER, f"{name} must be 0 to 2^63 - 1, got {value}")
+    if not 0 <= value <= MAX_NUMBER:
+        raise UsageError(f"{name} must be 0 to 2^63 - 1, got {value}")
     return value
 
 

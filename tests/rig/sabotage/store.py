@@ -48,7 +48,7 @@ SABOTAGES = [
         WRITE
         + "        first = WriteBatch()\n"
         + "        first.puts = dict(sorted(batch.puts.items())[: len(batch.puts) // 2])\n"
-        + "        with self.transaction() as transaction:\n"
+        + "        with WriteTxn(self._files) as transaction:\n"
         + "            first.write(transaction)\n",
     ),
     # Commits are acknowledged and not written.
@@ -70,17 +70,18 @@ SABOTAGES = [
     # A reader keeps its transaction open between reads.
     Patch(
         "long-read-transactions",
-        "store/lmdb/environment.py",
-        "return self.lmdb.begin(buffers=True)",
-        'return self.__dict__.get("_kept") or self.lmdb.begin(buffers=True)',
+        "store/lmdb/store_files.py",
+        "            self._transaction = used.lmdb.begin(buffers=True)\n",
+        "            kept = used.__dict__.get('_kept')\n"
+        "            self._transaction = kept or used.lmdb.begin(buffers=True)\n",
         (
             Edit(
-                "store/lmdb/environment.py",
-                "    def end(self, transaction: Transaction) -> None:\n",
-                "    def end(self, transaction: Transaction) -> None:\n"
-                "        if self.read_only:\n"
-                "            self._kept = transaction\n"
-                "            return\n",
+                "store/lmdb/store_files.py",
+                "            self._transaction.abort()\n",
+                "            if self._used.read_only:\n"
+                "                self._used.__dict__['_kept'] = self._transaction\n"
+                "            else:\n"
+                "                self._transaction.abort()\n",
             ),
         ),
     ),

@@ -9,16 +9,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from polybus.store.lmdb import staged_blocks
+from polybus.store.lmdb.reblocker import Reblocker
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.write_txn import TransactionWriter
 from polybus.store.lmdb.writer_state import WriterState
-
-if TYPE_CHECKING:
-    from polybus.store.lmdb.reblocker import Reblocker
-    from polybus.store.lmdb.write_batch import WriteBatch
 
 STEP_S: Final = 0.003
 SHARE: Final = 0.05
@@ -45,39 +41,32 @@ class BackgroundTasks:
         self._state = state
         self._files = files
         self._txn_writer = txn_writer
-        self._reblocker = reblocker
+        self.reblocker = reblocker
         self._readers_s = time.monotonic() + READERS_S
         self._pages = files.current.pages
         self._not_before_s = 0.0
         self._busy_s = -math.inf  # time of the last commit
         self._pause_s = PAUSE_S
 
-    def note_batch(self, batch: WriteBatch) -> None:
-        """Count the small entries of a batch for the re-blocker, before they are encoded."""
-        self._reblocker.add_small_bytes(batch.small_bytes())
+    def wait_s(self, due_s: float | None = None) -> float:
+        """Return how long the writer may sleep, 0 if a task is due.
 
-    def wait_s(self) -> float:
-        """Return how long the writer may sleep, 0 if a task is due."""
+        `due_s` is the time of the writer's own next step.
+        """
         now = time.monotonic()
-        if self._pending():
-            return max(0.0, self._not_before_s - now)
-        lease_s = self._state.leases.next_expiry_s()
-        readers_s = max(0.0, self._readers_s - now)
-        if lease_s is None:
-            return readers_s
-        return min(max(lease_s, self._not_before_s - now), readers_s)
+        next_s = self._readers_s
+        if self._txn_writer.has_removals or self.reblocker.due:
+            next_s = self._not_before_s
+        else:
+            lease_s = self._state.leases.next_expiry_s()
+            if lease_s is not None:
+                next_s = min(next_s, max(now + lease_s, self._not_before_s))
+        if due_s is not None:
+            next_s = min(next_s, due_s)
+        return max(0.0, next_s - now)
 
-    def expiry_task(self) -> Callable[[WriterState, None, int], None] | None:
-        """Return a task that removes the stages whose leases expired, or None."""
-        stages = self._state.leases.expired()
-        if not stages or time.monotonic() < self._not_before_s:
-            return None
-
-        def collect(state: WriterState, _subject: None, _now_ns: int) -> None:
-            for stage in stages:
-                staged_blocks.collect(state, stage)
-
-        return collect
+    def is_paused(self) -> bool:
+        return time.monotonic() < self._not_before_s
 
     def run_step(self, busy: bool, settle: Callable[[], None] = lambda: None) -> None:
         """Run one step if a task is due.
@@ -88,8 +77,12 @@ class BackgroundTasks:
         now = time.monotonic()
         if busy:
             self._busy_s = now
-        self._clear_dead_readers(now)
-        if not self._pending() or now < self._not_before_s:
+        pages = self._files.current.pages
+        if now >= self._readers_s or pages > self._pages + GROWN_PAGES:
+            self._readers_s, self._pages = now + READERS_S, pages
+            self._files.current.clear_dead_readers()
+        has_work = self._txn_writer.has_removals or self.reblocker.due
+        if not has_work or now < self._not_before_s:
             return
         settle()
         now = time.monotonic()
@@ -97,7 +90,7 @@ class BackgroundTasks:
         if self._txn_writer.has_removals:
             self._txn_writer.remove_some(STEP_S)
         else:
-            self._reblocker.step()
+            self.reblocker.step()
         self._pause_s = PAUSE_S
         took = time.monotonic() - now
         is_busy = now - self._busy_s < RECENT_S
@@ -107,12 +100,3 @@ class BackgroundTasks:
     def pause(self) -> None:
         self._not_before_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-
-    def _clear_dead_readers(self, now: float) -> None:
-        pages = self._files.current.pages
-        if now >= self._readers_s or pages > self._pages + GROWN_PAGES:
-            self._readers_s, self._pages = now + READERS_S, pages
-            self._files.current.clear_dead_readers()
-
-    def _pending(self) -> bool:
-        return self._txn_writer.has_removals or self._reblocker.is_due()

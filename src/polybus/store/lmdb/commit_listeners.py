@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from polybus.errors import PolybusError
 from polybus.store.contract import Listener, ShardEnd
 from polybus.store.lmdb import store_keys, stored_values
 from polybus.store.lmdb.store_files import StoreFiles
+from polybus.store.lmdb.write_batch import Target
 from polybus.store.lmdb.writer_state import scan_prefix
 
 POLL_S: Final = 0.02
@@ -29,19 +30,20 @@ class CommitListeners:
     def __init__(self) -> None:
         self._listeners: dict[object, Listener] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._listeners)
-
     def add(self, listener: Listener) -> Callable[[], None]:
         token = object()
         self._listeners[token] = listener
         return lambda: (self._listeners.pop(token, None), None)[1]
 
-    def notify(self, ends: Sequence[ShardEnd]) -> None:
+    def notify(self, ends: Mapping[Target, int]) -> None:
+        """Report the new ends of shards to all listeners."""
+        if not (ends and self._listeners):
+            return
+        news = [ShardEnd(*target, end) for target, end in ends.items()]
         # A copy: a listener may remove itself while it is called.
         for listener in list(self._listeners.values()):
             try:
-                listener(ends)
+                listener(news)
             except BaseException:  # the calling thread serves all listeners
                 _log.exception("a listener of the store failed")
 
@@ -79,17 +81,14 @@ class CommitPoller:
             number: int = transaction.id()
         if number != last:
             ends = self._read_ends()
-            advanced = [
-                ShardEnd(*target, end)
-                for target, end in ends.items()
-                if end > self._ends.get(target, 0)
-            ]
+            advanced = {
+                target: end for target, end in ends.items() if end > self._ends.get(target, 0)
+            }
             self._ends = ends
-            if advanced:
-                self._listeners.notify(advanced)
+            self._listeners.notify(advanced)
         return number
 
-    def _read_ends(self) -> dict[tuple[int, int], int]:
+    def _read_ends(self) -> dict[Target, int]:
         with self._files.snapshot() as transaction:
             return {
                 store_keys.shard_of_state(key): stored_values.SHARD_STATE.unpack(raw)[1]

@@ -8,7 +8,7 @@ salvaged store has, is skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import lmdb
 
@@ -23,7 +23,7 @@ from polybus.store.lmdb.log_entry import LogEntry
 
 
 class EntryCursor:
-    """A position in the log of one shard, within one transaction."""
+    """A position in the log of one shard, within one transaction, whose end closes it at last."""
 
     def __init__(
         self, transaction: Transaction, topic: int, shard: int, name: str, *, later: bool = False
@@ -37,12 +37,21 @@ class EntryCursor:
         self.shard = shard
         self._name = name
         self.entry: LogEntry | None = None  # None: after the last entry
-        self._value = memoryview(b"")
+        self.value = memoryview(b"")  # stored value of the entry
 
     def seek(self, offset: int) -> LogEntry | None:
         """Move to the entry that holds the offset, or to the first one after it."""
+        key = store_keys.log(self.topic, self.shard, offset)
         try:
-            return self._seek(offset)
+            found = self._cursor.set_range(key)
+            if not (found and self._cursor.key() == key):
+                # No entry starts at the offset: the entry before may hold it.
+                moved = self._cursor.prev() if found else self._cursor.last()
+                before = self._read_entry() if moved else None
+                if before is not None and before.end > offset:
+                    return before
+                self._cursor.set_range(key)
+            return self._read_entry()
         except (StoreFault, lmdb.Error) as error:
             raise self._locate_error(error, offset) from error
 
@@ -54,12 +63,10 @@ class EntryCursor:
         except (StoreFault, lmdb.Error) as error:
             raise self._locate_error(error, offset) from error
 
-    def seek_last(
-        self, start: int, end: int, before: Callable[[int, int], bool]
-    ) -> LogEntry | None:
-        """Move to the last entry of a range whose first id and time satisfy `before`.
+    def seek_last(self, start: int, end: int, column: int, below: int) -> LogEntry | None:
+        """Move to the last entry of a range whose first id (column 0) or time (1) is below a value.
 
-        Moves to the first entry of the range if none does.
+        Moves to the first entry of the range if there is none.
         """
         low, high, best = start, end, start
         middle = end - 1  # tail readers search at the end of the log: probe there first
@@ -69,7 +76,7 @@ class EntryCursor:
             entry = self.seek(middle)
             if entry is None or entry.first >= high:
                 high = middle  # there is no entry between
-            elif before(*run_table.read_runs(entry.runs[:24])[0][:2]):
+            elif run_table.read_runs(entry.runs[:24])[0][column] < below:
                 best, low = entry.first, entry.end
             else:
                 high = entry.first
@@ -83,10 +90,6 @@ class EntryCursor:
             return None
         return store_keys.place_in_log(self._cursor.key())[2]
 
-    def value(self) -> memoryview:
-        """Return the stored value of the current entry."""
-        return self._value
-
     def blocks(self, start: int) -> Iterator[tuple[Layout, bytes, int]]:
         """Yield the blocks of the entry from a message on, with their runs and first offsets."""
         entry = self.entry
@@ -94,25 +97,13 @@ class EntryCursor:
         offset = entry.first + start
         try:
             if entry.kind == log_entry.BLOCK:
-                yield self._open(entry.block(self.value()), entry.count), entry.runs, entry.first
+                yield self._open(entry.block(self.value), entry.count), entry.runs, entry.first
                 return
             for layout, table, first in self._extent(entry, start):
                 yield layout, table, first
                 offset = first + layout.count
         except (StoreFault, lmdb.Error) as error:
             raise self._locate_error(error, offset) from error
-
-    def _seek(self, offset: int) -> LogEntry | None:
-        key = store_keys.log(self.topic, self.shard, offset)
-        found = self._cursor.set_range(key)
-        if not (found and self._cursor.key() == key):
-            # No entry starts at the offset: the entry before may hold it.
-            moved = self._cursor.prev() if found else self._cursor.last()
-            before = self._read_entry() if moved else None
-            if before is not None and before.end > offset:
-                return before
-            self._cursor.set_range(key)
-        return self._read_entry()
 
     def _extent(self, entry: LogEntry, start: int) -> Iterator[tuple[Layout, bytes, int]]:
         place = 0  # of the first message of the part within the extent
@@ -146,12 +137,12 @@ class EntryCursor:
 
     def _read_entry(self) -> LogEntry | None:
         self.entry = None
-        key, self._value = self._cursor.item()
+        key, self.value = self._cursor.item()
         # The cursor has left the log of this shard.
         if not bytes(key).startswith(self._prefix):
             return None
         try:
-            entry = log_entry.decode(self._value)
+            entry = log_entry.decode(self.value)
             if entry[1:4] != store_keys.place_in_log(key):
                 raise Damaged("an entry of the log stands at another's place")
         except Damaged as error:
@@ -175,4 +166,5 @@ class EntryCursor:
         return type(fault)(f"{where}: {fault}")
 
     def close(self) -> None:
+        """Close the cursor before its transaction ends."""
         self._cursor.close()

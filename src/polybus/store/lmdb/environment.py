@@ -18,7 +18,7 @@ from typing import Any, Final
 import lmdb
 
 from polybus.errors import DataFolderInUse
-from polybus.store.lmdb.lmdb_errors import translate_error, translated_errors
+from polybus.store.lmdb.lmdb_errors import translated_errors
 
 # Address space, not disk space: larger than any store, and free of cost.
 MAP_BYTES: Final = 1 << 40
@@ -82,20 +82,11 @@ class Environment:
     @contextmanager
     def read_transaction(self) -> Iterator[Transaction]:
         """Open a read transaction. The caller must have called `enter`."""
-        transaction = self.begin()
+        transaction = self.lmdb.begin(buffers=True)
         try:
             yield transaction
         finally:
-            self.end(transaction)
-
-    def begin(self) -> Transaction:
-        try:
-            return self.lmdb.begin(buffers=True)
-        except lmdb.Error as error:
-            raise translate_error(error) from error
-
-    def end(self, transaction: Transaction) -> None:
-        transaction.abort()
+            transaction.abort()
 
 
 def acquire(path: Path, *, read_only: bool) -> Environment:
@@ -116,14 +107,16 @@ def release(environment: Environment) -> None:
     """End a use. In a child of a fork nothing is closed: the environment is the parent's."""
     with _guard:
         environment.users -= 1
-        _close_if_unused(environment)
+        if environment.users == environment.open_reads == 0:
+            _close(environment)
 
 
 def leave(environment: Environment) -> None:
     """End a read."""
     with _guard:
         environment.open_reads -= 1
-        _close_if_unused(environment)
+        if environment.users == environment.open_reads == 0:
+            _close(environment)
         if environment.is_reopening:
             _guard.notify_all()
 
@@ -146,8 +139,8 @@ def reopen(environment: Environment) -> None:
             _guard.notify_all()
 
 
-def _close_if_unused(environment: Environment) -> None:
-    if environment.users == environment.open_reads == 0 and environment.pid == os.getpid():
+def _close(environment: Environment) -> None:
+    if environment.pid == os.getpid():
         _shared.pop((environment.pid, environment.resolved), None)
         environment.closed = True
         environment.lmdb.close()

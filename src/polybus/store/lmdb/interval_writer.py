@@ -37,18 +37,42 @@ class IntervalWriter(StoreWriter):
         super().__init__(*args)
         self._interval_s = interval_s
         self._changed = threading.Condition(threading.RLock())
+        self.flush_count = 0
         self._writing: WriteBatch | None = None  # being written, or to be retried
         self._failure: PolybusError | None = None
-        self._due_s: float | None = None
         self._backlog: deque[WriteFuture] = deque()
         self._backlog_bytes = 0
         self._gathered_bytes = 0
         self._writing_bytes = 0
 
-    def submit(self, task: Task, subject: Any = None, size: int = 0) -> Future[Any]:
+    def submit(
+        self, task: Task, subject: Any = None, size: int = 0, *, alone: bool = False
+    ) -> Future[Any]:
+        """Execute a task, or add it to the backlog if too many bytes are gathered."""
+        if alone:
+            return super().submit(task, subject, size, alone=True)
         future = WriteFuture(task, subject, size)
+        executed: list[WriteFuture] = []
         with self._changed:
-            executed = self._submit_locked(future)
+            # While a write fails, a new task could only resolve with a result that may be lost.
+            refusal = StoreClosed("the store was closed") if self._queue.closed else self._failure
+            # A batch that cannot be written stays in memory, so it counts as well.
+            is_full = self._gathered_bytes + self._writing_bytes >= MAX_BYTES
+            if refusal is not None:
+                future.set_exception(refusal)
+            # A task must not overtake the backlog: tasks of a thread take effect in order.
+            elif self._backlog or is_full:
+                try:
+                    check_limits(len(self._backlog) + 1, self._backlog_bytes + size)
+                except PolybusError as error:
+                    future.set_exception(error)
+                else:
+                    self._backlog.append(future)
+                    self._backlog_bytes += size
+                    self._flush_soon()
+            else:
+                executed = self._gather(future)
+        # Outside of the lock: callbacks of the future may call the store again.
         task_future.resolve_all(executed)
         return future
 
@@ -58,16 +82,17 @@ class IntervalWriter(StoreWriter):
         return [self.submit(task, *pair) for pair in zip(subjects, sizes, strict=True)]
 
     def settle(self, concerns: Callable[[WriteBatch], bool]) -> bool:
+        """Wait until resolved changes can be read. Returns whether it waited."""
         with self._changed:
             # A batch that is being written counts one flush, the gathered one comes after it.
             if concerns(self.state.batch):
-                page = self.flush_count + (2 if self._writing else 1)
+                flushes = self.flush_count + (2 if self._writing else 1)
             elif self._writing is not None and concerns(self._writing):
-                page = self.flush_count + 1
+                flushes = self.flush_count + 1
             else:
                 return False
             self._flush_soon()
-            self._changed.wait_for(lambda: self.flush_count >= page or self._failure is not None)
+            self._changed.wait_for(lambda: self.flush_count >= flushes or self._failure is not None)
         return True
 
     def close(self) -> None:
@@ -77,32 +102,8 @@ class IntervalWriter(StoreWriter):
 
     # --- under the lock
 
-    def _submit_locked(self, future: WriteFuture) -> list[WriteFuture]:
-        """Execute a task, or add it to the backlog if too many bytes are gathered."""
-        # While a write fails, a new task could only resolve with a result that may be lost.
-        refusal = StoreClosed("the store was closed") if self._queue.closed else self._failure
-        if refusal is not None:
-            future.set_exception(refusal)
-            return []
-        # A batch that cannot be written stays in memory, so it counts as well.
-        full = self._gathered_bytes + self._writing_bytes >= MAX_BYTES
-        # A task must not overtake the backlog: tasks of a thread take effect in order.
-        if self._backlog or full:
-            self._wait_for_room(future)
-            return []
-        return self._gather(future)
-
-    def _wait_for_room(self, future: WriteFuture) -> None:
-        try:
-            check_limits(len(self._backlog) + 1, self._backlog_bytes + future.size)
-        except PolybusError as error:
-            future.set_exception(error)
-            return
-        self._backlog.append(future)
-        self._backlog_bytes += future.size
-        self._flush_soon()
-
     def _gather(self, future: WriteFuture) -> list[WriteFuture]:
+        """Execute a task as part of the gathered batch. Returns the futures to resolve."""
         try:
             executed = task_future.run_tasks([future], self.state, self._wall_ns(), PolybusError)
         except Exception as error:
@@ -121,26 +122,7 @@ class IntervalWriter(StoreWriter):
         self._due_s = 0.0
         self._wake()
 
-    def _admit(self) -> list[WriteFuture]:
-        """Execute tasks of the backlog up to the limit of gathered bytes."""
-        executed: list[WriteFuture] = []
-        while self._backlog and self._gathered_bytes < MAX_BYTES:
-            future = self._backlog.popleft()
-            self._backlog_bytes -= future.size
-            executed += self._gather(future)
-        return executed
-
     # --- on the thread
-
-    def _wait_s(self) -> float | None:
-        wait_s = super()._wait_s()
-        if self._due_s is None:
-            return wait_s
-        due_s = max(0.0, self._due_s - time.monotonic())
-        return due_s if wait_s is None else min(wait_s, due_s)
-
-    def _settle_all(self) -> None:
-        """Do nothing: this writer has no batch in flight on another thread."""
 
     def _process_group(self, group: list[WriteFuture], *, alone: bool = False) -> None:
         """Execute queued tasks. Only wake-ups and background tasks use the queue here."""
@@ -162,27 +144,34 @@ class IntervalWriter(StoreWriter):
 
     def _finish(self) -> None:
         tries = 0
-        while self._unwritten() and tries < LAST_TRIES:
+        while tries < LAST_TRIES:
+            with self._changed:
+                if not (self._writing or self.state.batch or self._backlog):
+                    break
             if not self._flush():
                 tries += 1
                 time.sleep(self._interval_s)
         if self._failure is not None:
             _log.error("resolved commits were lost, the last write failed: %s", self._failure)
 
-    def _unwritten(self) -> bool:
-        with self._changed:
-            return bool(self._writing or self.state.batch or self._backlog)
-
     def _flush(self) -> bool:
         """Write the gathered batch. Returns False if it fails."""
         # A failed batch comes first; then the batch that was gathered after it. Tasks that
         # arrive meanwhile are left for the next flush, or it would never end under load.
         for _ in range(1 if self._writing is None else 2):
-            batch = self._take_batch()
-            if batch is None:
-                break
+            with self._changed:
+                self._due_s = None
+                if self._writing is None:
+                    self._writing = self.state.take_batch() or None
+                    self._writing_bytes, self._gathered_bytes = self._gathered_bytes, 0
+                batch = self._writing
+                if batch is None:
+                    self._writing_bytes = 0
+                    self.flush_count += 1
+                    self._changed.notify_all()
+                    break
             try:
-                self._tasks.note_batch(batch)
+                self._tasks.reblocker.note_batch(batch)
                 self._txn_writer.write(batch)
             except Exception as error:
                 self._on_failure(error)
@@ -190,27 +179,17 @@ class IntervalWriter(StoreWriter):
             task_future.resolve_all(self._on_written(batch))
         return True
 
-    def _take_batch(self) -> WriteBatch | None:
-        """Return the failed batch again, or the gathered one, or None."""
-        with self._changed:
-            self._due_s = None
-            if self._writing is None:
-                self._writing = self.state.take_batch() or None
-                self._writing_bytes, self._gathered_bytes = self._gathered_bytes, 0
-            if self._writing is None:
-                self._writing_bytes = 0
-                self.flush_count += 1
-                self._changed.notify_all()
-            return self._writing
-
     def _on_written(self, batch: WriteBatch) -> list[WriteFuture]:
+        """Make a batch visible. Returns futures of the backlog that were executed."""
         with self._changed:
             self._writing, self._failure, self._writing_bytes = None, None, 0
             self.flush_count += 1
-            self.state.leases.confirm()
-            if not self.state.batch:
-                self.state.cache.shrink()
-            executed = self._admit()
+            self.state.confirm()
+            executed: list[WriteFuture] = []
+            while self._backlog and self._gathered_bytes < MAX_BYTES:
+                future = self._backlog.popleft()
+                self._backlog_bytes -= future.size
+                executed += self._gather(future)
             self._changed.notify_all()
         if batch.ends or batch.altered:
             self._on_visible(batch)

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,13 +26,12 @@ from polybus.store.contract import (
     MAX_ROWS,
     Listener,
     Progress,
-    ShardEnd,
     ShardRange,
     Store,
     no_progress,
 )
-from polybus.store.lmdb import commit_execution as commits
 from polybus.store.lmdb import (
+    commit_execution,
     producer_stamps,
     staged_blocks,
     store_keys,
@@ -48,10 +48,8 @@ from polybus.store.lmdb.store_copy import backup_environment, compact_files
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.write_batch import WriteBatch
 from polybus.store.lmdb.write_txn import TransactionWriter
-from polybus.store.lmdb.writer import StoreWriter
+from polybus.store.lmdb.writer import StoreWriter, Task
 from polybus.store.lmdb.writer_state import WriterState, scan_prefix
-
-_commit: Final = commits.commit
 
 DURABILITIES: Final = ("fsync", "interval")
 COMMIT_INTERVAL_MS: Final = 50
@@ -68,14 +66,10 @@ class LmdbStore(Store):
         wall_ns: Callable[[], int] = time.time_ns,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        request_checks.require(
-            durability in DURABILITIES,
-            f"durability must be one of {DURABILITIES}, got {durability!r}",
-        )
-        request_checks.require(
-            commit_interval_ms >= 1,
-            f"commit_interval_ms must be at least 1, got {commit_interval_ms}",
-        )
+        if durability not in DURABILITIES:
+            raise UsageError(f"durability must be one of {DURABILITIES}, got {durability!r}")
+        if commit_interval_ms < 1:
+            raise UsageError(f"commit_interval_ms must be at least 1, got {commit_interval_ms}")
         self.path = Path(path)
         self.read_only = read_only
         self._pid = os.getpid()
@@ -86,42 +80,39 @@ class LmdbStore(Store):
         self._recent = RecentEntries()
         self._poller: CommitPoller | None = None
         self._writer: StoreWriter | None = None
+        # With interval durability alone, a change may be resolved and not yet readable.
+        self._interval_writer: IntervalWriter | None = None
         if not read_only:
-            self._writer = self._open_writer(durability, commit_interval_ms, wall_ns, clock_s)
+            try:
+                self._open_writer(durability, commit_interval_ms / 1000, wall_ns, clock_s)
+            except BaseException:
+                self._files.close()
+                raise
 
     def _open_writer(
         self,
         durability: str,
-        interval_ms: int,
+        interval_s: float,
         wall_ns: Callable[[], int],
         clock_s: Callable[[], float],
-    ) -> StoreWriter:
+    ) -> None:
         state = WriterState(self._files.snapshot, clock_s)
         self._txn_writer = TransactionWriter(self._files)
-        self._reblocker = Reblocker(self._files, self._txn_writer)
-        try:
-            # Leases are not stored: every stage gets its full lease again.
-            self._start_leases(state)
-            self._reblocker.load()
-            tasks = BackgroundTasks(state, self._files, self._txn_writer, self._reblocker)
-            parts = state, self._txn_writer, tasks, wall_ns, self._on_written
-            writer = (
-                StoreWriter(*parts)
-                if durability == "fsync"
-                else IntervalWriter(*parts, interval_s=interval_ms / 1000)
-            )
-            writer.start()
-        except BaseException:
-            self._files.close()
-            raise
-        return writer
-
-    def _start_leases(self, state: WriterState) -> None:
+        self._reblocker = Reblocker(self._files)
+        # Leases are not stored: every stage gets its full lease again.
         with self._files.snapshot() as transaction:
             for key, raw in scan_prefix(transaction, store_keys.STAGES):
                 if len(key) == len(store_keys.stage(0)):
                     stage = int.from_bytes(key[1:], "big")
                     state.leases.start(stage, *stored_values.STAGE.unpack(raw))
+        self._reblocker.load()
+        tasks = BackgroundTasks(state, self._files, self._txn_writer, self._reblocker)
+        parts = state, self._txn_writer, tasks, wall_ns, self._on_written
+        if durability == "interval":
+            self._writer = self._interval_writer = IntervalWriter(*parts, interval_s=interval_s)
+        else:
+            self._writer = StoreWriter(*parts)
+        self._writer.start()
 
     # --- topics
 
@@ -133,12 +124,10 @@ class LmdbStore(Store):
         return topic
 
     def configure(self, name: str, settings: Mapping[str, object], *, add_shards: int = 0) -> Topic:
-        settings, added = (
-            request_checks.topic_settings(settings),
-            request_checks.new_shards(add_shards),
-        )
+        settings = request_checks.topic_settings(settings)
+        request_checks.new_shards(add_shards)
         topic: Topic = self._execute(
-            lambda writer: topic_catalog.configure(writer, name, settings, added)
+            lambda writer: topic_catalog.configure(writer, name, settings, add_shards)
         )
         return topic
 
@@ -158,7 +147,7 @@ class LmdbStore(Store):
             # A loop, because a generator costs more than the one append that most commits have.
             for append in commit.appends:
                 size += len(append.block.data)
-            return self._writing().submit(_commit, commit, size)
+            return self._writing().submit(commit_execution.commit, commit, size)
         except PolybusError as error:
             return _failed_future(error)
 
@@ -168,7 +157,7 @@ class LmdbStore(Store):
             for commit in commits:
                 request_checks.commit(commit)
                 sizes.append(sum([len(append.block.data) for append in commit.appends]))
-            return self._writing().submit_all(task=_commit, subjects=commits, sizes=sizes)
+            return self._writing().submit_all(commit_execution.commit, commits, sizes)
         except PolybusError:  # one is invalid: each commit gets its own result or error
             return super().commit_all(commits)
 
@@ -220,7 +209,7 @@ class LmdbStore(Store):
     # --- reading
 
     def bounds(self, topic: int) -> Bounds:
-        self._settle(lambda batch: batch.changes_topic(topic))
+        self._settle(lambda batch: topic in batch.topics)
         return self._reader.bounds(topic)
 
     def read(
@@ -234,7 +223,7 @@ class LmdbStore(Store):
         max_bytes: int = MAX_READ_BYTES,
     ) -> Rows:
         asked = request_checks.read(start, end, max_rows, max_bytes)
-        return self._read_settled(topic, lambda: self._reader.read(topic, shard, *asked))
+        return self._read_settled(topic, partial(self._reader.read, topic, shard, *asked))
 
     def read_parts(
         self,
@@ -245,28 +234,28 @@ class LmdbStore(Store):
         max_bytes: int = MAX_READ_BYTES,
     ) -> Rows:
         asked = request_checks.parts(parts, max_rows, max_bytes)
-        self._settle(lambda batch: batch.alters_topic(topic))
+        self._settle(lambda batch: topic in batch.altered)
         # Push readers ask for the newest messages: most reads end here, without LMDB.
         rows = self._recent.read(topic, *asked)
         if rows.count:
             return rows
-        return self._read_settled(topic, lambda: self._reader.read_parts(topic, *asked))
+        return self._read_settled(topic, partial(self._reader.read_parts, topic, *asked))
 
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
         request_checks.time_ns(timestamp_ns)
-        self._settle(lambda batch: batch.changes_topic(topic))
+        self._settle(lambda batch: topic in batch.topics)
         return self._reader.find(topic, shard, timestamp_ns)
 
     def get(self, key: bytes) -> StoredRecord | None:
         request_checks.key(key)
-        self._settle(WriteBatch.changes_records)
+        self._settle(lambda batch: batch.has_record_changes)
         with self._files.snapshot() as transaction:
             raw = transaction.get(store_keys.record(key))
             return None if raw is None else StoredRecord(key, *stored_values.read_record(raw))
 
     def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[StoredRecord]:
         request_checks.scan(prefix, after, limit)
-        self._settle(WriteBatch.changes_records)
+        self._settle(lambda batch: batch.has_record_changes)
         found: list[StoredRecord] = []
         with self._files.snapshot() as transaction, transaction.cursor() as cursor:
             more = cursor.set_range(store_keys.record(max(prefix, after)))
@@ -278,7 +267,7 @@ class LmdbStore(Store):
         return found
 
     def watch(self, listener: Listener) -> Callable[[], None]:
-        self._check()
+        self._check_open()
         unwatch = self._listeners.add(listener)
         if self.read_only and self._poller is None:
             self._poller = CommitPoller(self._files, self._listeners)
@@ -325,7 +314,7 @@ class LmdbStore(Store):
 
     # --- helpers
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if os.getpid() != self._pid:
             raise StoreClosed(
                 f"the store was opened by process {self._pid}, the parent of a fork; open it again"
@@ -334,48 +323,48 @@ class LmdbStore(Store):
             raise StoreClosed("the store was closed")
 
     def _writing(self) -> StoreWriter:
-        self._check()
+        """Return the writer. Raises if the store cannot be written to."""
+        self._check_open()
         if self._writer is None:
             raise UsageError(f"{self.path} was opened read-only")
         return self._writer
 
     def _submit(self, change: Callable[[WriterState], Any], size: int = 0) -> Future[Any]:
-        return self._writing().submit(_run_change, change, size)
+        # These changes do not need the time, which is the last argument of a task.
+        return self._writing().submit(lambda state, _subject, _now_ns: change(state), None, size)
 
     def _execute(self, change: Callable[[WriterState], Any]) -> Any:
         return self._submit(change).result()
 
     def _run_alone(self, work: Callable[[], Any]) -> Any:
-        return self._writing().run_alone(lambda _books, _subject, _now_ns: work())
-
-    def _flush_count(self) -> int:
-        return 0 if self._writer is None else self._writer.flush_count
-
-    def _read_settled(self, topic: int, read: Callable[[], Rows]) -> Rows:
-        self._settle(lambda batch: batch.alters_topic(topic))
-        flushes = self._flush_count()
-        rows = read()
-        if not rows.count:
-            waited = self._settle(lambda batch: batch.changes_topic(topic))
-            # The messages may have been written right after the first read.
-            if waited or self._flush_count() != flushes:
-                rows = read()
-        return rows
+        task: Task = lambda _state, _subject, _now_ns: work()  # noqa: E731
+        return self._writing().submit(task, alone=True).result()
 
     def _settle(self, concerns: Callable[[WriteBatch], bool]) -> bool:
         """Wait until the resolved changes that matter can be read. Returns whether it waited."""
-        self._check()
-        return self._writer is not None and self._writer.settle(concerns)
+        self._check_open()
+        return self._interval_writer is not None and self._interval_writer.settle(concerns)
+
+    def _read_settled(self, topic: int, read: Callable[[], Rows]) -> Rows:
+        """Read messages, and wait for unwritten ones only if there are no others."""
+        self._check_open()
+        writer = self._interval_writer
+        if writer is None:
+            return read()
+        # A trim or a drop must take effect at once.
+        writer.settle(lambda batch: topic in batch.altered)
+        flushes = writer.flush_count
+        rows = read()
+        if not rows.count:
+            waited = writer.settle(lambda batch: topic in batch.topics)
+            # The messages may have been written right after the first read.
+            if waited or writer.flush_count != flushes:
+                rows = read()
+        return rows
 
     def _on_written(self, batch: WriteBatch) -> None:
         self._recent.add_batch(batch)
-        if self._listeners and batch.ends:
-            self._listeners.notify([ShardEnd(*target, end) for target, end in batch.ends.items()])
-
-
-def _run_change(state: WriterState, change: Callable[[WriterState], Any], _now_ns: int) -> Any:
-    """Run a task that does not need the time."""
-    return change(state)
+        self._listeners.notify(batch.ends)
 
 
 def _failed_future(error: PolybusError) -> Future[Any]:

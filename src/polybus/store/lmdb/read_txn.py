@@ -10,9 +10,10 @@ and an entry of one without the other yields only a message or two.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Protocol
+from functools import partial
+from typing import Final, Protocol
 
 from polybus.errors import Damaged, DoesNotExist, StoreFault, Trimmed
 from polybus.model import run_table
@@ -27,8 +28,9 @@ from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.store_files import ReadSnapshot, StoreFiles
 from polybus.store.lmdb.writer_state import MAX_CACHED, scan_prefix
 
-Before = Callable[[int, int], bool]  # predicate on the first id and time of an entry
-PlaceOf = Callable[[bytes], int]  # position of a message by its run table
+# Columns of a run, by which a message is found.
+ID: Final = 0
+TIME: Final = 1
 
 
 class EntrySpan(Protocol):
@@ -61,10 +63,7 @@ class RowCollector:
         self._bytes = 0
         self._pieces: list[BlockSlice] = []
         self._counted_at = 0
-
-    @property
-    def has_enough(self) -> bool:
-        return self._rows >= self._enough_rows or self._bytes >= self._enough_bytes
+        self.has_enough = False  # after the last `collect`
 
     @property
     def is_full(self) -> bool:
@@ -74,6 +73,7 @@ class RowCollector:
         """Begin the next part: `max_rows` of its own, and an equal share of the bytes left."""
         self._enough_rows = self._rows + max_rows
         self._enough_bytes = self._bytes + (self._max_bytes - self._bytes) // parts
+        self.has_enough = False
 
     @property
     def is_empty(self) -> bool:
@@ -116,6 +116,7 @@ class RowCollector:
             else:
                 layout.close()
             reached = min(first + layout.count, end)
+            self.has_enough = self._rows >= self._enough_rows or self._bytes >= self._enough_bytes
             # The blocks after this one are not opened: their checksums would cost time for
             # nothing.
             if self.has_enough or reached == end:
@@ -144,15 +145,18 @@ class RowCollector:
             piece.layout.close()
 
 
+TopicCache = dict[int, tuple[bytes, Topic]]  # record and decoded topic, by number
+
+
 class StoreReader:
     """Executes reads, each in its own transaction."""
 
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
-        self._topics: dict[int, tuple[bytes, Topic]] = {}
+        self._topics: TopicCache = {}
 
     def topics(self) -> list[Topic]:
-        with self._files.snapshot() as transaction:
+        with ReadSnapshot(self._files) as transaction:
             found = [
                 stored_values.read_topic(raw)[0]
                 for _, raw in scan_prefix(transaction, store_keys.TOPICS)
@@ -160,115 +164,75 @@ class StoreReader:
         return sorted(found, key=lambda topic: topic.name)
 
     def bounds(self, number: int) -> Bounds:
-        with self._begin(number) as txn:
-            shards = txn.bounds()
-            firsts = [
-                txn.first_id(shard, at.start)
-                for shard, at in enumerate(shards)
-                if at.start < at.end
-            ]
-            return Bounds(min(firsts, default=txn.next_id), txn.next_id, txn.time_ns, shards)
+        with ReadSnapshot(self._files) as transaction:
+            return ReadTxn(transaction, number, self._topics).bounds()
 
     def read(
         self, number: int, shard: int | All, start: int, end: int, max_rows: int, max_bytes: int
     ) -> Rows:
-        with self._begin(number) as txn:
-            request_checks.shard_of(txn.topic, shard)
+        with ReadSnapshot(self._files) as transaction:
+            txn = ReadTxn(transaction, number, self._topics)
+            if shard == ALL:
+                read = txn.read_all
+            else:
+                request_checks.single_shard(txn.topic, shard)
+                read = partial(txn.read_shard, shard)
             if end <= start:
                 return EMPTY
             try:
-                with closing(RowCollector(max_rows, max_bytes)) as collector:
-                    return txn.read(collector, shard, start, end, later=True)
+                return read(start, end, max_rows, max_bytes)
             except Damaged:
                 # Verify block by block, to return the messages before the damage.
-                with closing(RowCollector(max_rows, max_bytes)) as collector:
-                    return txn.read(collector, shard, start, end, later=False)
+                txn.later = False
+                return read(start, end, max_rows, max_bytes)
 
     def read_parts(
         self, number: int, parts: Sequence[ShardRange], max_rows: int, max_bytes: int
     ) -> Rows:
-        with self._begin(number) as txn:
+        with ReadSnapshot(self._files) as transaction:
+            txn = ReadTxn(transaction, number, self._topics)
             for part in parts:
-                request_checks.shard_of(txn.topic, part.shard)
+                request_checks.single_shard(txn.topic, part.shard)
             try:
-                return txn.read_parts(parts, max_rows, max_bytes, later=True)
+                return txn.read_parts(parts, max_rows, max_bytes)
             except Damaged:
-                return txn.read_parts(parts, max_rows, max_bytes, later=False)
+                txn.later = False
+                return txn.read_parts(parts, max_rows, max_bytes)
 
     def find(self, number: int, shard: int | All, timestamp_ns: int) -> int:
-        with self._begin(number) as txn:
-            request_checks.shard_of(txn.topic, shard)
+        with ReadSnapshot(self._files) as transaction:
+            txn = ReadTxn(transaction, number, self._topics)
             if shard == ALL:
-                ids = [txn.find_time(shard, timestamp_ns)[1] for shard in txn.topic.shards]
-                return min(ids)
-            return txn.find_time(shard, timestamp_ns)[0]
-
-    def _begin(self, number: int) -> ReadTxnContext:
-        return ReadTxnContext(self._files.snapshot(), number, self.topic)
-
-    def topic(self, number: int, raw: bytes) -> Topic:
-        """Return a decoded topic, from the cache if its record did not change."""
-        known = self._topics.get(number)
-        if known is None or known[0] != raw:
-            # Emptied instead of evicted one by one: it is rebuilt in a few reads.
-            if len(self._topics) >= MAX_CACHED:
-                self._topics.clear()
-            known = self._topics[number] = raw, stored_values.read_topic(raw)[0]
-        return known[1]
-
-
-class ReadTxnContext:
-    """A read transaction for one topic, for the length of a `with`."""
-
-    __slots__ = ("_decode", "_number", "_snapshot", "_txn")
-
-    def __init__(
-        self, snapshot: ReadSnapshot, number: int, decode: Callable[[int, bytes], Topic]
-    ) -> None:
-        self._snapshot = snapshot
-        self._number = number
-        self._decode = decode
-
-    def __enter__(self) -> ReadTxn:
-        transaction = self._snapshot.__enter__()
-        try:
-            raw = transaction.get(store_keys.topic(self._number))
-            state = transaction.get(store_keys.state(self._number))
-            if raw is None or state is None:
-                raise DoesNotExist(f"there is no topic number {self._number}")
-            self._txn = ReadTxn(transaction, self._decode(self._number, bytes(raw)), state)
-        except BaseException as error:
-            self._snapshot.__exit__(type(error), error, error.__traceback__)
-            raise
-        return self._txn
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._txn.close()
-        self._snapshot.__exit__(kind, error, trace)
+                return min([txn.find(one, TIME, timestamp_ns)[1] for one in txn.topic.shards])
+            request_checks.single_shard(txn.topic, shard)
+            return txn.find(shard, TIME, timestamp_ns)[0]
 
 
 class ReadTxn:
     """Reads of one topic within one transaction."""
 
-    def __init__(self, transaction: Transaction, topic: Topic, state: memoryview) -> None:
+    def __init__(self, transaction: Transaction, number: int, topics: TopicCache) -> None:
+        """Raises `DoesNotExist` if there is no such topic."""
+        raw = transaction.get(store_keys.topic(number))
+        state = transaction.get(store_keys.state(number))
+        if raw is None or state is None:
+            raise DoesNotExist(f"there is no topic number {number}")
+        record = bytes(raw)
+        known = topics.get(number)
+        # A topic is decoded again only if its record changed.
+        if known is None or known[0] != record:
+            # Emptied instead of evicted one by one: it is rebuilt in a few reads.
+            if len(topics) >= MAX_CACHED:
+                topics.clear()
+            known = topics[number] = record, stored_values.read_topic(record)[0]
         self._transaction = transaction
-        self._cursors: list[EntryCursor] = []
-        self._later = False
-        self.topic = topic
+        self.topic = known[1]
         self.next_id, self.time_ns = stored_values.TOPIC_STATE.unpack(state)
+        # Checksums are compared while messages are copied, so memory is read once. Otherwise each
+        # block is verified when it is opened.
+        self.later = True
 
-    def shard_range(self, shard: int) -> tuple[int, int]:
-        raw = self._transaction.get(store_keys.shard_state(self.topic.number, shard))
-        start, end, _ = stored_values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
-        return start, end
-
-    def open_cursor(self, shard: int) -> EntryCursor:
-        number, name = self.topic.number, self.topic.name
-        cursor = EntryCursor(self._transaction, number, shard, name, later=self._later)
-        self._cursors.append(cursor)
-        return cursor
-
-    def bounds(self) -> tuple[ShardBounds, ...]:
+    def bounds(self) -> Bounds:
         number = self.topic.number
         # Bytes appended are in the shard state, which commits write; bytes removed are in the
         # upkeep record, which background steps write. So the two never conflict.
@@ -276,65 +240,50 @@ class ReadTxn:
             store_keys.shard_of_state(key)[1]: stored_values.SHARD_UPKEEP.unpack(raw)[0]
             for key, raw in scan_prefix(self._transaction, store_keys.upkeep_of_topic(number))
         }
-        found = []
+        shards = []
+        first_id = self.next_id
         for shard in self.topic.shards:
-            raw = self._transaction.get(store_keys.shard_state(number, shard))
-            start, end, added = stored_values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
+            start, end, added = self._shard_state(shard)
             size = added - removed.get(shard, 0) if start < end else 0
-            found.append(ShardBounds(start, end, size))
-        return tuple(found)
+            shards.append(ShardBounds(start, end, size))
+            entry = self._cursor(shard).seek(start) if start < end else None
+            if entry is not None:
+                # The first entry of a shard may be partly trimmed.
+                place = max(0, start - entry.first)
+                first_id = min(first_id, run_table.id_at(entry.runs, place))
+        return Bounds(first_id, self.next_id, self.time_ns, tuple(shards))
 
-    def first_id(self, shard: int, start: int) -> int:
-        entry = self.open_cursor(shard).seek(start)
-        if entry is None:
-            return int(self.next_id)
-        return run_table.id_at(entry.runs, max(0, start - entry.first))
+    def read_shard(self, shard: int, start: int, end: int, max_rows: int, max_bytes: int) -> Rows:
+        with closing(RowCollector(max_rows, max_bytes)) as collector:
+            try:
+                self._collect(collector, shard, start, end)
+            except StoreFault:
+                # Return the messages before the damage. The next read starts at it and raises.
+                if collector.is_empty:
+                    raise
+            return collector.rows(self.topic.name)
 
-    def read(
-        self, collector: RowCollector, shard: int | All, start: int, end: int, *, later: bool
-    ) -> Rows:
-        """If `later`, checksums are compared while messages are copied: memory is read once."""
-        self._later = later
-        if shard == ALL:
-            return self.read_all(collector, start, end)
-        return self.read_shard(collector, shard, start, end)
-
-    def read_shard(self, collector: RowCollector, shard: int, start: int, end: int) -> Rows:
-        end = self._checked_end(shard, start, end)
-        try:
-            self._read_shard(collector, shard, start, end)
-        except StoreFault:
-            # Return the messages before the damage. The next read starts at it and raises.
-            if collector.is_empty:
-                raise
-        return collector.rows(self.topic.name)
-
-    def read_parts(
-        self, parts: Sequence[ShardRange], max_rows: int, max_bytes: int, *, later: bool
-    ) -> Rows:
+    def read_parts(self, parts: Sequence[ShardRange], max_rows: int, max_bytes: int) -> Rows:
         """Read several shards. Each part has an equal share of the bytes that are left."""
-        self._later = later
         with closing(RowCollector(max_rows, max_bytes, by_piece=True)) as collector:
             try:
                 for at, (shard, start, end, most) in enumerate(parts):
                     if start < end and not collector.is_full:
-                        end = self._checked_end(shard, start, end)
                         collector.begin_part(most, len(parts) - at)
-                        self._read_shard(collector, shard, start, end)
+                        self._collect(collector, shard, start, end)
             except StoreFault:
                 if collector.is_empty:
                     raise
             return collector.rows(self.topic.name)
 
-    def _checked_end(self, shard: int, start: int, end: int) -> int:
-        first, last = self.shard_range(shard)
+    def _collect(self, collector: RowCollector, shard: int, start: int, end: int) -> None:
+        """Collect messages of a shard. Raises `Trimmed` if it starts after `start`."""
+        first, last, _ = self._shard_state(shard)
         if start < first:
             text = f"shard {shard} of {self.topic.name!r} starts at {first}, not at {start}"
             raise Trimmed(text, first)
-        return min(end, last)
-
-    def _read_shard(self, collector: RowCollector, shard: int, start: int, end: int) -> None:
-        cursor = self.open_cursor(shard)
+        end = min(end, last)
+        cursor = self._cursor(shard)
         entry = cursor.seek(start) if start < end else None
         while entry is not None and entry.first < end:
             collector.collect(cursor, start, end)
@@ -342,77 +291,79 @@ class ReadTxn:
                 break
             entry = cursor.next()
 
-    def read_all(self, collector: RowCollector, from_id: int, below_id: int) -> Rows:
+    def read_all(self, from_id: int, below_id: int, max_rows: int, max_bytes: int) -> Rows:
+        """Merge all shards by id."""
         # Ids are assigned in order, so there is nothing to search.
         if from_id >= self.next_id:
             return EMPTY  # the most frequent read of a tail reader, and each shard takes time
-        streams = [
-            (first_id, offset, self._cursors[-1])
-            for shard in self.topic.shards
-            for offset, first_id in [self.find_id(shard, from_id)]
-            if self._cursors[-1].entry is not None and first_id < below_id
-        ]
+        streams: list[tuple[int, int, EntryCursor]] = []
+        for shard in self.topic.shards:
+            offset, first_id, cursor = self.find(shard, ID, from_id)
+            if cursor.entry is not None and first_id < below_id:
+                streams.append((first_id, offset, cursor))
         # A heap by first id, which is unique, so that cursors are never compared.
         heapq.heapify(streams)
-        fault: StoreFault | None = None
-        while (
-            streams and streams[0][0] < below_id and not collector.has_enough_below(streams[0][0])
-        ):
-            first_id, offset, cursor = heapq.heappop(streams)
-            entry = cursor.entry
-            assert entry is not None
-            try:
-                offset = collector.collect(cursor, offset, entry.end)
-                # If the next entry cannot be read, the merge must stop right after the messages
-                # that were collected.
-                first_id = run_table.id_at(entry.runs, offset - 1 - entry.first) + 1
-                if offset == entry.end:
-                    entry = cursor.next()
-            except StoreFault as error:
-                # Return the messages before the damage. The next read starts at it and raises.
-                fault = error
-                heapq.heappush(streams, (first_id, offset, cursor))
-                break
-            if entry is not None:
-                offset = max(offset, entry.first)
-                first_id = run_table.id_at(entry.runs, offset - entry.first)
-                heapq.heappush(streams, (first_id, offset, cursor))
-        if streams:
-            # Later ids of the collected entries must wait: uncollected messages come before them.
-            below_id = min(below_id, streams[0][0])
-        rows = collector.rows(self.topic.name, from_id, below_id)
-        if fault is not None and not rows.count:
-            raise fault
-        return rows
+        with closing(RowCollector(max_rows, max_bytes)) as collector:
+            fault: StoreFault | None = None
+            while (
+                streams
+                and streams[0][0] < below_id
+                and not collector.has_enough_below(streams[0][0])
+            ):
+                first_id, offset, cursor = heapq.heappop(streams)
+                entry = cursor.entry
+                assert entry is not None
+                try:
+                    offset = collector.collect(cursor, offset, entry.end)
+                    # If the next entry cannot be read, the merge must stop right after the
+                    # messages that were collected.
+                    first_id = run_table.id_at(entry.runs, offset - 1 - entry.first) + 1
+                    if offset == entry.end:
+                        entry = cursor.next()
+                except StoreFault as error:
+                    # Return the messages before the damage. The next read starts at it and raises.
+                    fault = error
+                    heapq.heappush(streams, (first_id, offset, cursor))
+                    break
+                if entry is not None:
+                    offset = max(offset, entry.first)
+                    first_id = run_table.id_at(entry.runs, offset - entry.first)
+                    heapq.heappush(streams, (first_id, offset, cursor))
+            if streams:
+                # Later ids of the collected entries must wait: uncollected messages come before
+                # them.
+                below_id = min(below_id, streams[0][0])
+            rows = collector.rows(self.topic.name, from_id, below_id)
+            if fault is not None and not rows.count:
+                raise fault
+            return rows
 
-    def find_id(self, shard: int, wanted: int) -> tuple[int, int]:
-        """Return the first offset with this id or a later one, and its id; else the ends."""
-        return self._find(
-            shard,
-            lambda first_id, _: first_id <= wanted,
-            lambda table: run_table.place_of_id(table, wanted),
-        )
+    def find(self, shard: int, column: int, wanted: int) -> tuple[int, int, EntryCursor]:
+        """Find the first message of a shard with this id or time, or a later one.
 
-    def find_time(self, shard: int, timestamp_ns: int) -> tuple[int, int]:
-        """Return the first offset with this time or a later one, and its id; else the ends."""
-        return self._find(
-            shard,
-            lambda _, time_ns: time_ns < timestamp_ns,
-            lambda table: run_table.place_of_time(table, timestamp_ns),
-        )
-
-    def _find(self, shard: int, before: Before, place_of: PlaceOf) -> tuple[int, int]:
-        start, end = self.shard_range(shard)
-        cursor = self.open_cursor(shard)
-        entry = cursor.seek_last(start, end, before) if start < end else None
+        Returns its offset, its id, and a cursor at its entry. If there is none, returns the end
+        of the shard, the next id of the topic, and a cursor without an entry.
+        """
+        start, end, _ = self._shard_state(shard)
+        cursor = self._cursor(shard)
+        # Ids are unique, so an entry that begins with the wanted id holds it. A time may be shared
+        # by several entries, of which the first is wanted.
+        place_of = run_table.place_of_id if column == ID else run_table.place_of_time
+        below = wanted + 1 if column == ID else wanted
+        entry = cursor.seek_last(start, end, column, below) if start < end else None
         while entry is not None:
             # The first entry of a shard may be partly trimmed.
-            place = max(place_of(entry.runs), start - entry.first)
+            place = max(place_of(entry.runs, wanted), start - entry.first)
             if place < entry.count:
-                return entry.first + place, run_table.id_at(entry.runs, place)
+                return entry.first + place, run_table.id_at(entry.runs, place), cursor
             entry = cursor.next()
-        return end, self.next_id
+        return end, self.next_id, cursor
 
-    def close(self) -> None:
-        for cursor in self._cursors:
-            cursor.close()
+    def _shard_state(self, shard: int) -> tuple[int, int, int]:
+        """Return start and end of a shard, and the bytes appended to it."""
+        raw = self._transaction.get(store_keys.shard_state(self.topic.number, shard))
+        return stored_values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
+
+    def _cursor(self, shard: int) -> EntryCursor:
+        number, name = self.topic.number, self.topic.name
+        return EntryCursor(self._transaction, number, shard, name, later=self.later)

@@ -21,8 +21,8 @@ from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.log_entry import LogEntry
 from polybus.store.lmdb.store_files import StoreFiles
-from polybus.store.lmdb.write_batch import SMALL_BYTES
-from polybus.store.lmdb.write_txn import TransactionWriter
+from polybus.store.lmdb.write_batch import SMALL_BYTES, Target, WriteBatch
+from polybus.store.lmdb.write_txn import WriteTxn
 from polybus.store.lmdb.writer_state import scan_prefix
 
 TARGET_BYTES: Final = 256 << 10
@@ -30,17 +30,14 @@ MAX_BYTES: Final = 1 << 20
 MAX_ENTRIES: Final = 512  # per step, which takes a few milliseconds
 MAX_STAGED: Final = 64  # stages of an extent that may be merged
 
-Target = tuple[int, int]
-
 
 class Reblocker:
     """Chooses the shards that are worth a step."""
 
-    def __init__(self, files: StoreFiles, txn_writer: TransactionWriter) -> None:
+    def __init__(self, files: StoreFiles) -> None:
         self._files = files
-        self._txn_writer = txn_writer
         self._small: dict[Target, int] = {}  # bytes of small entries that were not yet merged
-        self._due: dict[Target, None] = {}
+        self.due: dict[Target, None] = {}
 
     def load(self) -> None:
         """Find the shards that have entries after the offset up to which they were merged."""
@@ -49,40 +46,38 @@ class Reblocker:
                 if len(key) > len(store_keys.state(0)):
                     target = store_keys.shard_of_state(key)
                     if _done(transaction, target) < stored_values.SHARD_STATE.unpack(raw)[1]:
-                        self._due[target] = None
+                        self.due[target] = None
 
-    def add_small_bytes(self, small: dict[Target, int]) -> None:
-        for target, size in small.items():
-            size += self._small.get(target, 0)
-            self._small[target] = size
-            if size >= TARGET_BYTES:
-                self._due[target] = None
-
-    def is_due(self) -> bool:
-        return bool(self._due)
+    def note_batch(self, batch: WriteBatch) -> None:
+        """Count the small entries of a batch, before they are encoded."""
+        for target, entry in batch.entries:
+            if entry.size < SMALL_BYTES:
+                size = self._small[target] = self._small.get(target, 0) + entry.size
+                if size >= TARGET_BYTES:
+                    self.due[target] = None
 
     def step(self, *, whole: bool = False) -> None:
         """Run a step for the shard that has waited longest; if `whole`, merge its rest as well."""
-        target = next(iter(self._due))
+        target = next(iter(self.due))
         try:
-            with self._txn_writer.transaction() as transaction:
+            with WriteTxn(self._files) as transaction:
                 done = _ReblockStep(transaction, target, whole).run()
         except Damaged:
             # Readers report the damage. Damaged entries must not be merged.
-            with self._txn_writer.transaction() as transaction:
+            with WriteTxn(self._files) as transaction:
                 done = _ReblockStep(transaction, target, whole).skip_shard()
         # Removed and added again, so that a shard with much work goes to the end of the line.
-        del self._due[target]
+        del self.due[target]
         if done:
             self._small.pop(target, None)
         else:
-            self._due[target] = None
+            self.due[target] = None
 
     def run_all(self) -> int:
         """Merge all that can be merged. Returns the number of steps."""
         self.load()
         steps = 0
-        while self._due:
+        while self.due:
             self.step(whole=True)
             steps += 1
         return steps

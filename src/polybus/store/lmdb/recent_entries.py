@@ -13,17 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from polybus.kernel.blocks import Layout
 from polybus.model.block import open_layout
 from polybus.model.rows import EMPTY, Rows
+from polybus.store.contract import ShardRange
 from polybus.store.lmdb import log_entry
 from polybus.store.lmdb.read_txn import RowCollector
-
-if TYPE_CHECKING:
-    from polybus.store.contract import ShardRange
-    from polybus.store.lmdb.write_batch import Target, WriteBatch
+from polybus.store.lmdb.write_batch import Target, WriteBatch
 
 MAX_ENTRIES: Final = 8  # per shard: a reader that lags further behind reads larger pieces anyway
 MAX_ENTRY_BYTES: Final = 16 << 10
@@ -57,7 +55,8 @@ class RecentEntries:
     def add_batch(self, batch: WriteBatch) -> None:
         """Add a batch that was written, before any future of it resolves."""
         for topic in batch.altered:
-            self._forget(topic)
+            for target in [target for target in self._shards if target[0] == topic]:
+                del self._shards[target]
         for target, first, count, value in batch.written:
             if target[0] in batch.altered:
                 continue  # the order of appends and other changes in a batch is unknown here
@@ -86,19 +85,12 @@ class RecentEntries:
             found.append((part, kept))
         with closing(RowCollector(max_rows, max_bytes, by_piece=True)) as collector:
             for at, (part, kept) in enumerate(found):
-                if not collector.is_full:
-                    collector.begin_part(part.max_rows, len(parts) - at)
-                    _take(collector, part, kept)
+                if collector.is_full:
+                    break
+                collector.begin_part(part.max_rows, len(parts) - at)
+                for entry in kept:
+                    if entry.end > part.start and entry.first < part.end:
+                        collector.collect(entry, part.start, part.end)
+                        if collector.has_enough:
+                            break
             return collector.rows("")
-
-    def _forget(self, topic: int) -> None:
-        for target in [target for target in self._shards if target[0] == topic]:
-            del self._shards[target]
-
-
-def _take(collector: RowCollector, part: ShardRange, kept: Sequence[RecentEntry]) -> None:
-    for entry in kept:
-        if entry.end > part.start and entry.first < part.end:
-            collector.collect(entry, part.start, part.end)
-            if collector.has_enough:
-                return

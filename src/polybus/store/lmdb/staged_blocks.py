@@ -30,10 +30,20 @@ def open_stage(writer: WriterState, lease_s: float) -> str:
 def add_blocks(writer: WriterState, name: str, appends: Sequence[Append]) -> None:
     number = stage_number(name)
     stage = find_stage(writer, number, name)
+    # All are checked before the first is added, so that an error leaves no trace.
     for append in appends:
         request_checks.open_shard(writer.cache.topic(append.topic).topic, append.shard)
-    for append in appends:
-        _add(writer, number, stage, append)
+    for topic, shard, block in appends:
+        count, charged = stage.holds.get((topic, shard), (0, 0))
+        size = block.size_bytes
+        part = StagePart(number, block.count, size)
+        entry = LogEntry(log_entry.STAGED, topic, shard, count, block.count, size, b"", (part,))
+        value = log_entry.encode(entry, block.data)
+        writer.batch.put(store_keys.staged(number, topic, shard, count), value)
+        writer.batch.size += size
+        held = stage.holds[topic, shard] = count + block.count, charged + size
+        raw = stored_values.STAGE_SHARD.pack(*held)
+        writer.batch.put(store_keys.stage_shard(number, topic, shard), raw)
 
 
 def renew(writer: WriterState, name: str, lease_s: float) -> None:
@@ -56,11 +66,29 @@ def discard(writer: WriterState, name: str) -> None:
 def collect(writer: WriterState, number: int) -> None:
     """Remove a stage, whether or not its lease expired. Its blocks are removed later."""
     stage = writer.cache.stage(number)
-    writer.leases.end(number)
-    if stage is not None:
-        _forget(writer, number, stage)
-        writer.batch.put(store_keys.unstaged(number), b"")
-        writer.batch.has_removals = True
+    if stage is None:
+        writer.leases.end(number)
+        return
+    forget(writer, number, stage)
+    writer.batch.put(store_keys.unstaged(number), b"")
+    writer.batch.has_removals = True
+
+
+def collect_expired(writer: WriterState, stages: Sequence[int], _now_ns: int) -> None:
+    """Remove stages whose leases expired: a task of the writer."""
+    for number in stages:
+        collect(writer, number)
+
+
+def forget(writer: WriterState, number: int, stage: StageState) -> None:
+    """End a stage and delete its record. A commit that publishes it keeps its blocks."""
+    end_s = writer.leases.end(number)
+    if end_s is not None:
+        writer.batch.ended_leases[number] = end_s
+    writer.cache.stages[number] = None
+    writer.batch.delete(store_keys.stage(number))
+    for topic, shard in stage.holds:
+        writer.batch.delete(store_keys.stage_shard(number, topic, shard))
 
 
 def find_stage(writer: WriterState, number: int, name: str) -> StageState:
@@ -68,17 +96,6 @@ def find_stage(writer: WriterState, number: int, name: str) -> StageState:
     if stage is None:
         raise StageGone(f"stage {name} was published or discarded, or its lease expired")
     return stage
-
-
-def publish(writer: WriterState, number: int, stage: StageState) -> None:
-    """Remove the record of a stage whose blocks belong to extents now."""
-    writer.leases.end(number)
-    _forget(writer, number, stage)
-
-
-def parts(number: int, stage: StageState) -> dict[tuple[int, int], StagePart]:
-    """Return the parts of a stage by topic and shard."""
-    return {target: StagePart(number, *held) for target, held in stage.holds.items()}
 
 
 def stage_number(name: str) -> int:
@@ -89,26 +106,3 @@ def stage_number(name: str) -> int:
     if not (0 <= number < 1 << 64) or f"{number:016x}" != name:
         raise StageGone(f"no stage {name!r}")
     return number
-
-
-def _add(writer: WriterState, number: int, stage: StageState, append: Append) -> None:
-    topic, shard, block = append
-    count, charged = stage.holds.get((topic, shard), (0, 0))
-    part = StagePart(number, block.count, block.size_bytes)
-    entry = LogEntry(
-        log_entry.STAGED, topic, shard, count, block.count, block.size_bytes, b"", (part,)
-    )
-    value = log_entry.encode(entry, block.data)
-    writer.batch.put(store_keys.staged(number, topic, shard, count), value)
-    writer.batch.size += block.size_bytes
-    held = count + block.count, charged + block.size_bytes
-    stage.holds[topic, shard] = held
-    raw = stored_values.STAGE_SHARD.pack(*held)
-    writer.batch.put(store_keys.stage_shard(number, topic, shard), raw)
-
-
-def _forget(writer: WriterState, number: int, stage: StageState) -> None:
-    writer.cache.stages[number] = None
-    writer.batch.delete(store_keys.stage(number))
-    for topic, shard in stage.holds:
-        writer.batch.delete(store_keys.stage_shard(number, topic, shard))

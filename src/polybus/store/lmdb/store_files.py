@@ -172,16 +172,12 @@ class StoreFiles:
         self.read_only = read_only
         self._lock = threading.Lock()
         self._closed = False
-        self._used: Environment
+        self.current: Environment
         if read_only:
             current_generation(path)
             self._open_current()
         else:
             self._take_ownership()
-
-    @property
-    def current(self) -> Environment:
-        return self._used
 
     def snapshot(self) -> ReadSnapshot:
         """Open a read transaction. Views of stored values are valid only within it."""
@@ -200,7 +196,12 @@ class StoreFiles:
         """Return the current environment, which stays open until `environment.leave`."""
         if self.read_only:
             self._follow()
-        return self._enter_current()
+        # The environment may be closed between the two steps if a compaction replaces it.
+        while not (used := self.current).enter():
+            with self._lock:  # wait for the change of generation
+                if used is self.current:
+                    raise StoreClosed(f"{self.path} was closed")
+        return used
 
     def move_to(self, generation: Path) -> None:
         """Make a generation, complete on disk, the current one.
@@ -209,7 +210,7 @@ class StoreFiles:
         would let later commits go to the old generation.
         """
         with self._lock:
-            before, named = self._used, current_version(self.path)
+            before, named = self.current, current_version(self.path)
             self._open(generation)
             try:
                 switch_generation(self.path, generation)
@@ -217,8 +218,8 @@ class StoreFiles:
                 # The failure may have come before or after CURRENT was replaced: continue
                 # with the generation that it names.
                 named_before = current_version(self.path) == named
-                environment.release(self._used if named_before else before)
-                self._used = before if named_before else self._used
+                environment.release(self.current if named_before else before)
+                self.current = before if named_before else self.current
                 raise
         environment.release(before)
         # Readers that still have it open keep their mapping; the next owner removes leftovers.
@@ -226,22 +227,14 @@ class StoreFiles:
 
     def reopen(self) -> None:
         """Reopen the environment. Waits until its reads have ended."""
-        environment.reopen(self._used)
+        environment.reopen(self.current)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        environment.release(self._used)
+        environment.release(self.current)
         if not self.read_only:
             folder_ownership.release(self.path)
-
-    def _enter_current(self) -> Environment:
-        # The environment may be closed between the two steps if a compaction replaces it.
-        while not (used := self._used).enter():
-            with self._lock:  # wait for the change of generation
-                if used is self._used:
-                    raise StoreClosed(f"{self.path} was closed")
-        return used
 
     def _take_ownership(self) -> None:
         with translated_errors():
@@ -252,7 +245,7 @@ class StoreFiles:
             with translated_errors():
                 used = prepare(self.path, _create_environment)
             self._open(used)
-            self._used.clear_dead_readers()
+            self.current.clear_dead_readers()
         except BaseException:
             folder_ownership.release(self.path)
             raise
@@ -264,7 +257,7 @@ class StoreFiles:
         except BaseException:
             environment.release(opened)
             raise
-        self._used = opened
+        self.current = opened
 
     def _open_current(self) -> None:
         """Open the generation that CURRENT names, and retry if CURRENT changes meanwhile."""
@@ -303,7 +296,7 @@ class StoreFiles:
             with self._lock:
                 if self._closed:
                     raise StoreClosed(f"{self.path} was closed")
-                before = self._used
+                before = self.current
                 self._open_current()
             environment.release(before)
 
@@ -322,15 +315,18 @@ class ReadSnapshot:
     def __enter__(self) -> Transaction:
         used = self._used = self._files.enter()
         try:
-            self._transaction = used.begin()
-        except BaseException:
+            self._transaction = used.lmdb.begin(buffers=True)
+        except BaseException as error:
             environment.leave(used)
+            if isinstance(error, lmdb.Error):
+                raise translate_error(error) from error
             raise
         return self._transaction
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            self._used.end(self._transaction)
+            # This also closes the cursors of the transaction.
+            self._transaction.abort()
         finally:
             environment.leave(self._used)
         if isinstance(error, lmdb.Error | OSError):

@@ -1,8 +1,7 @@
 """A write batch: the changes of one transaction, collected first and written in few calls.
 
-While LMDB copies data, no other Python thread can run, so writing a whole transaction in one
-call would block the event loop for milliseconds. The batch is written in pieces, in the
-order of the keys, and other threads run between two pieces.
+The batch is written in the order of the keys, in pieces, which bounds the length of one call
+into LMDB.
 
 Small blocks for one shard become one entry of up to `MERGED_BYTES`. A larger block is an
 entry of its own, because merging would copy and hash it again.
@@ -10,18 +9,15 @@ entry of its own, because merging would copy and hash it again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from polybus.kernel.blocks import BlockMerger, HeadroomBlock, prepend_head
 from polybus.model.block import Block
 from polybus.store.lmdb import log_entry, store_keys
+from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.log_entry import LogEntry, StagePart
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from polybus.store.lmdb.environment import Transaction
 
 MERGED_BYTES: Final = 1 << 20
 SMALL_BYTES: Final = 64 << 10  # the re-blocker merges entries below this size
@@ -36,51 +32,17 @@ _RUN = Struct("<qqq")
 
 Target = tuple[int, int]  # topic and shard
 Written = tuple[Target, int, int, bytes | memoryview]  # first offset, count, and the entry
-Item = tuple[bytes, bytes | memoryview]
 
 
-class EntryBuilder:
-    """Builds one entry from blocks for the end of a shard."""
+@dataclass(slots=True)
+class PendingEntry:
+    """Blocks for the end of a shard that become one entry of the log."""
 
-    __slots__ = ("blocks", "count", "first", "is_closed", "runs", "size")
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-        self.is_closed = False
-        self.count = 0
-        self.size = 0
-        self.blocks: list[bytes | HeadroomBlock] = []
-        self.runs: list[list[int]] = []
-
-    def add(self, block: Block, first_id: int, timestamp_ns: int) -> bool:
-        """Add a block. Returns False if it needs another entry; the first block always fits."""
-        data, count = block
-        size, total = self.size + len(data), self.count + count
-        large = size > MERGED_BYTES or total > MERGED_MESSAGES
-        # A large block stays alone: copying it into a merged one costs more than it saves.
-        if self.blocks and (large or self.is_closed or len(data) >= SMALL_BYTES):
-            return False
-        self.is_closed = len(data) >= SMALL_BYTES
-        self.blocks.append(data)
-        self.size, self.count = size, total
-        runs = self.runs
-        # Consecutive ids of one time extend the last run.
-        if runs and runs[-1][1] == timestamp_ns and runs[-1][0] + runs[-1][2] == first_id:
-            runs[-1][2] += count
-        else:
-            runs.append([first_id, timestamp_ns, count])
-        return True
-
-    def encode(self, target: Target) -> bytes | memoryview:
-        runs = b"".join([_RUN.pack(*run) for run in self.runs])
-        entry = LogEntry(log_entry.BLOCK, *target, self.first, self.count, self.size, runs)
-        first = self.blocks[0]
-        if isinstance(first, HeadroomBlock) and len(self.blocks) == 1:
-            whole = prepend_head(log_entry.encode_head(entry, len(first)), first)
-            if whole is not None:  # None: the headroom is already in use
-                return whole
-        merged = BlockMerger(self.blocks)
-        return merged.write(log_entry.encode_head(entry, merged.size_bytes))
+    first: int  # offset
+    count: int = 0
+    size: int = 0
+    blocks: list[bytes | HeadroomBlock] = field(default_factory=list)
+    runs: list[list[int]] = field(default_factory=list)  # first id, time and count
 
 
 class WriteBatch:
@@ -90,28 +52,18 @@ class WriteBatch:
         self.puts: dict[bytes, bytes | memoryview] = {}
         self.deletes: set[bytes] = set()
         self.size = 0  # bytes of blocks and records, which limit the memory of a batch
+        self.entries: list[tuple[Target, PendingEntry]] = []  # not yet encoded
         self.written: list[Written] = []  # encoded entries
         self.ends: dict[Target, int] = {}  # new ends of shards that were appended to
         self.topics: set[int] = set()  # changed topics
         self.altered: set[int] = set()  # topics that were changed otherwise than by appends
+        self.ended_leases: dict[int, float] = {}  # by stage; restored if the batch fails
         self.has_record_changes = False
         self.has_removals = False  # it adds removal keys
-        self._tails: dict[Target, EntryBuilder] = {}
-        self._full: list[tuple[Target, EntryBuilder]] = []
+        self._tails: dict[Target, PendingEntry] = {}  # entries that take further blocks
 
     def __bool__(self) -> bool:
-        return bool(self.puts or self.deletes or self._tails or self._full)
-
-    def changes_topic(self, topic: int) -> bool:
-        """Return True if the batch changes a topic."""
-        return topic in self.topics
-
-    def alters_topic(self, topic: int) -> bool:
-        """Return True if the batch changes a topic otherwise than by appends."""
-        return topic in self.altered
-
-    def changes_records(self) -> bool:
-        return self.has_record_changes
+        return bool(self.puts or self.deletes or self.entries)
 
     def put(self, key: bytes, value: bytes) -> None:
         if self.deletes:
@@ -127,21 +79,39 @@ class WriteBatch:
         self, target: Target, offset: int, block: Block, first_id: int, time_ns: int
     ) -> None:
         """Append a block to a shard, with its first id and its time."""
+        data, count = block
+        size = len(data)
         tail = self._tails.get(target)
-        if tail is None or not tail.add(block, first_id, time_ns):
-            if tail is not None:
-                self._full.append((target, tail))
-            tail = self._tails[target] = EntryBuilder(offset)
-            tail.add(block, first_id, time_ns)
-        self.size += len(block.data)
+        if (
+            tail is None
+            # A large block stays alone: copying it into a merged one costs more than it saves.
+            or size >= SMALL_BYTES
+            or tail.size + size > MERGED_BYTES
+            or tail.count + count > MERGED_MESSAGES
+        ):
+            tail = PendingEntry(offset)
+            self.entries.append((target, tail))
+            if size < SMALL_BYTES:
+                self._tails[target] = tail
+            else:
+                self._tails.pop(target, None)
+        tail.blocks.append(data)
+        tail.size += size
+        tail.count += count
+        runs = tail.runs
+        # Consecutive ids of one time extend the last run.
+        if runs and runs[-1][1] == time_ns and runs[-1][0] + runs[-1][2] == first_id:
+            runs[-1][2] += count
+        else:
+            runs.append([first_id, time_ns, count])
+        self.size += size
 
     def publish(
         self, target: Target, offset: int, parts: list[StagePart], run: tuple[int, int]
     ) -> None:
         """Append an extent to a shard: the blocks that the stages of the parts hold for it."""
-        # The extent comes after the blocks, so their entry is complete.
-        if target in self._tails:
-            self._full.append((target, self._tails.pop(target)))
+        # Blocks that are appended later have offsets after the extent, so they need a new entry.
+        self._tails.pop(target, None)
         count = sum(part.count for part in parts)
         charged = sum(part.charged for part in parts)
         runs = _RUN.pack(*run, count)
@@ -150,37 +120,34 @@ class WriteBatch:
 
     def encode_blocks(self) -> None:
         """Merge blocks to entries. This is the expensive part and must run outside of all locks."""
-        for target, tail in (*self._full, *self._tails.items()):
-            value = self.puts[store_keys.log(*target, tail.first)] = tail.encode(target)
+        for target, tail in self.entries:
+            runs = b"".join([_RUN.pack(*run) for run in tail.runs])
+            entry = LogEntry(log_entry.BLOCK, *target, tail.first, tail.count, tail.size, runs)
+            first = tail.blocks[0]
+            value: bytes | memoryview | None = None
+            if isinstance(first, HeadroomBlock) and len(tail.blocks) == 1:
+                # The head is written in front of the block, which saves a copy. None if another
+                # entry uses the headroom already.
+                value = prepend_head(log_entry.encode_head(entry, len(first)), first)
+            if value is None:
+                merged = BlockMerger(tail.blocks)
+                value = merged.write(log_entry.encode_head(entry, merged.size_bytes))
+            self.puts[store_keys.log(*target, tail.first)] = value
             self.written.append((target, tail.first, tail.count, value))
-        self._full, self._tails = [], {}
-
-    def small_bytes(self) -> dict[Target, int]:
-        """Return per shard the bytes of entries that the re-blocker may merge."""
-        found: dict[Target, int] = {}
-        for target, tail in (*self._full, *self._tails.items()):
-            if tail.size < SMALL_BYTES:
-                found[target] = found.get(target, 0) + tail.size
-        return found
+        self.entries, self._tails = [], {}
 
     def write(self, transaction: Transaction) -> None:
         for key in self.deletes:
             transaction.delete(key)
         with transaction.cursor() as cursor:
+            piece: list[tuple[bytes, bytes | memoryview]] = []
+            size = 0
             # In key order, LMDB fills pages one after the other and splits fewer of them.
-            for piece in _pieces(sorted(self.puts.items())):
+            for item in sorted(self.puts.items()):
+                piece.append(item)
+                size += ITEM_BYTES + len(item[1])
+                if size >= PIECE_BYTES:
+                    cursor.putmulti(piece)
+                    piece, size = [], 0
+            if piece:
                 cursor.putmulti(piece)
-
-
-def _pieces(items: list[Item]) -> Iterator[list[Item]]:
-    """Split items into pieces of about `PIECE_BYTES`."""
-    piece: list[Item] = []
-    size = 0
-    for item in items:
-        size += ITEM_BYTES + len(item[1])
-        piece.append(item)
-        if size >= PIECE_BYTES:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece

@@ -36,18 +36,16 @@ class TransactionWriter:
     def write(self, batch: WriteBatch) -> None:
         # Before the transaction begins: encoding takes long and needs no lock of LMDB.
         batch.encode_blocks()
-        with self.transaction() as transaction:
+        with WriteTxn(self._files) as transaction:
             batch.write(transaction)
-            left = (
-                entry_removal.RemovalStep(transaction, REMOVAL_S).run()
-                if batch.has_removals
-                else self.has_removals
-            )
+            left = self.has_removals
+            if batch.has_removals:
+                left = entry_removal.RemovalStep(transaction, REMOVAL_S).run()
         self.has_removals = left  # only now: the transaction is on disk
 
     def remove_some(self, time_s: float) -> None:
         """Run one removal step."""
-        with self.transaction() as transaction:
+        with WriteTxn(self._files) as transaction:
             left = entry_removal.RemovalStep(transaction, time_s).run()
         self.has_removals = left
 
@@ -58,9 +56,6 @@ class TransactionWriter:
             self.remove_some(REMOVAL_S)
             steps += 1
         return steps
-
-    def transaction(self) -> WriteTxn:
-        return WriteTxn(self._files)
 
 
 class WriteTxn:
@@ -92,14 +87,14 @@ class WriteTxn:
             # Every later transaction of this environment would fail, too.
             self._files.reopen()
             return Damaged(f"LMDB gave up the environment; it was reopened: {error}")
-        if os.strerror(errno.EIO) in str(error) and self._room_bytes() < SHORT_OF_ROOM_BYTES:
-            return StoreFull(f"the store has no room, or the disk failed: {error}")
+        if os.strerror(errno.EIO) in str(error):
+            # The file can grow by what the disk has left and by what RLIMIT_FSIZE allows.
+            path = self._files.current.path
+            disk = os.statvfs(path)
+            room = disk.f_bavail * disk.f_frsize
+            limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+            if limit != resource.RLIM_INFINITY:
+                room = min(room, limit - (path / DATA).stat().st_size)
+            if room < SHORT_OF_ROOM_BYTES:
+                return StoreFull(f"the store has no room, or the disk failed: {error}")
         return translate_error(error)
-
-    def _room_bytes(self) -> int:
-        """Return the bytes by which the file can grow, by the disk and by RLIMIT_FSIZE."""
-        path = self._files.current.path
-        disk, size = os.statvfs(path), (path / DATA).stat().st_size
-        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        free = disk.f_bavail * disk.f_frsize
-        return free if limit == resource.RLIM_INFINITY else min(free, limit - size)

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
 from polybus.kernel import task_future
+from polybus.store.lmdb import staged_blocks
 from polybus.store.lmdb.background_committer import BackgroundCommitter, CommitWork
 from polybus.store.lmdb.background_tasks import BackgroundTasks
 from polybus.store.lmdb.write_batch import WriteBatch
@@ -43,7 +44,8 @@ GROUP_OPERATIONS: Final = 4096
 GROUP_BYTES: Final = 32 << 20
 # While the foreground is active, groups are small and each is followed by a rest of
 # REST_FACTOR times the work. With these values rqueue's p99 beside a full load is 0.4 to
-# 0.6 ms; with four times the bytes and a factor of 1 it is 1 ms. Throughput halves.
+# 0.6 ms; with four times the bytes and a factor of 1 it is 1 ms. Throughput is less than
+# half.
 SMALL_GROUP_BYTES: Final = 128 << 10
 REST_AFTER_BYTES: Final = SMALL_GROUP_BYTES // 2  # a smaller group needs no rest
 REST_FACTOR: Final = 2.5
@@ -80,14 +82,16 @@ class StoreWriter:
         self._end = WriteFuture()  # queued last, by close
         # Dequeued while a group was taken, but not part of it: runs after the group.
         self._exclusive: WriteFuture | None = None
-        self._max_bytes = GROUP_BYTES
+        # Decided once per group: the limit must not change while it is filled.
+        self._is_yielding = False
         # The callbacks run on its thread: they must not touch state that only the writer thread
         # may change.
         self._committer = BackgroundCommitter(self._write_batch, self._resolve_all, self._wake)
         self._has_background_commit = False  # submitted and not yet waited for
         self._foreground_count: Callable[[], int] = int
         self._foreground_seen = 0
-        self.flush_count = 0  # used by interval durability alone
+        # When gathered changes must be written: used by interval durability alone.
+        self._due_s: float | None = None
         # A daemon, so that a program that forgets to close its store can still exit.
         self._thread = threading.Thread(target=self._run, name="polybus-store", daemon=True)
 
@@ -98,8 +102,16 @@ class StoreWriter:
         """Keep groups small while the count that `others` returns keeps growing."""
         self._foreground_count = others
 
-    def submit(self, task: Task, subject: Any = None, size: int = 0) -> Future[Any]:
-        return self._enqueue(WriteFuture(task, subject, size))
+    def submit(
+        self, task: Task, subject: Any = None, size: int = 0, *, alone: bool = False
+    ) -> Future[Any]:
+        """Queue a task. If `alone`, it runs between two transactions, with none in flight."""
+        future = WriteFuture(task, subject, size, alone)
+        try:
+            self._queue.put(future, size, urgent=alone)
+        except PolybusError as error:  # closed, or full
+            future.set_exception(error)
+        return future
 
     def submit_all(
         self, task: Task, subjects: Sequence[Any], sizes: Sequence[int]
@@ -113,33 +125,19 @@ class StoreWriter:
             return [self.submit(task, *pair) for pair in zip(subjects, sizes, strict=True)]
         return futures
 
-    def run_alone(self, task: Task) -> Any:
-        """Run a task between two transactions, with none in flight, and return its result."""
-        return self._enqueue(WriteFuture(task, None, 0, True)).result()
-
-    def settle(self, concerns: Callable[[WriteBatch], bool]) -> bool:
-        """Wait until resolved changes can be read. Returns whether it waited: never."""
-        return False
-
     def close(self) -> None:
         """Execute all queued tasks and end the thread."""
         if self._queue.put_last(self._end):
             self._thread.join()
 
-    def _enqueue(self, future: WriteFuture) -> WriteFuture:
-        try:
-            self._queue.put(future, future.size, urgent=future.alone)
-        except PolybusError as error:  # closed, or full
-            future.set_exception(error)
-        return future
-
     # --- on the thread
 
     def _run(self) -> None:
         while True:
-            self._queue.wait(self._wait_s())
-            # Decided once per group: the limit must not change while it is filled.
-            self._max_bytes = self._group_limit()
+            self._queue.wait(self._tasks.wait_s(self._due_s))
+            # The foreground is active if its count has grown since the last group.
+            seen, self._foreground_seen = self._foreground_seen, self._foreground_count()
+            self._is_yielding = seen != self._foreground_seen
             group: list[WriteFuture] = []
             self._take_group(group)
             if group:
@@ -158,8 +156,9 @@ class StoreWriter:
 
     def _take_group(self, group: list[WriteFuture]) -> None:
         """Add queued tasks to a group, up to the limits of one transaction."""
+        max_bytes = SMALL_GROUP_BYTES if self._is_yielding else GROUP_BYTES
         size = added = sum([future.size for future in group])
-        while self._exclusive is None and size < self._max_bytes and len(group) < GROUP_OPERATIONS:
+        while self._exclusive is None and size < max_bytes and len(group) < GROUP_OPERATIONS:
             first = self._queue.pop()
             if first is None:
                 break
@@ -171,25 +170,32 @@ class StoreWriter:
             size += first.size
         self._queue.release_bytes(size - added)
 
-    def _group_limit(self) -> int:
-        seen, self._foreground_seen = self._foreground_seen, self._foreground_count()
-        return GROUP_BYTES if seen == self._foreground_seen else SMALL_GROUP_BYTES
-
-    def _wait_s(self) -> float | None:
-        return self._tasks.wait_s()
-
     def _process_group(self, group: list[WriteFuture], *, alone: bool = False) -> None:
+        """Execute a group, write its batch and resolve its futures.
+
+        If `alone`, no other task joins the group.
+        """
         try:
-            executed = self._execute_group(group)
+            executed = task_future.run_tasks(group, self.state, self._wall_ns(), PolybusError)
             # The batch in flight may fail after the group was executed on top of it. Then the
             # state was rolled back, and the group must be executed again.
-            while not self._settled():
-                executed = self._execute_group(group)
+            while self._has_background_commit and not self._settled():
+                executed = task_future.run_tasks(group, self.state, self._wall_ns(), PolybusError)
+            known = len(group)
             if not alone:
-                executed += self._execute_late(group)
+                # Tasks that arrived while the previous batch was written share this transaction.
+                self._take_group(group)
+            if len(group) > known:
+                late = group[known:]
+                executed += task_future.run_tasks(late, self.state, self._wall_ns(), PolybusError)
             batch = self.state.take_batch()
-            self._tasks.note_batch(batch)
-            if self._is_background_commit(batch) and self._committer.ensure_started():
+            self._tasks.reblocker.note_batch(batch)
+            # Not while yielding, because two threads would disturb the foreground more than one.
+            # Not if the batch has removals, because the writer continues them right after it.
+            is_background = (
+                batch.size >= LARGE_BYTES and not self._is_yielding and not batch.has_removals
+            )
+            if is_background and self._committer.ensure_started():
                 # Encoding needs the interpreter, so the other thread, which is for the disk, would
                 # not run beside this one.
                 batch.encode_blocks()
@@ -204,46 +210,26 @@ class StoreWriter:
             self._settle_all()
             self._on_group_failed(group, error)
             return
-        self._on_committed()
+        self.state.confirm()
         self._resolve_all(executed)
         if self._is_yielding and batch.size >= REST_AFTER_BYTES:
             time.sleep(REST_FACTOR * (time.thread_time() - began_s))
 
-    @property
-    def _is_yielding(self) -> bool:
-        return self._max_bytes == SMALL_GROUP_BYTES
-
-    def _is_background_commit(self, batch: WriteBatch) -> bool:
-        """Return True if the second thread should write the batch.
-
-        Not while yielding, because two threads would disturb the foreground more than one.
-        Not if the batch has removals, because the writer continues them right after it.
-        """
-        return batch.size >= LARGE_BYTES and not self._is_yielding and not batch.has_removals
-
-    def _execute_group(self, group: list[WriteFuture]) -> list[WriteFuture]:
-        return task_future.run_tasks(group, self.state, self._wall_ns(), PolybusError)
-
-    def _execute_late(self, group: list[WriteFuture]) -> list[WriteFuture]:
-        """Take and execute the tasks that arrived while the previous batch was written."""
-        known = len(group)
-        self._take_group(group)
-        return self._execute_group(group[known:]) if len(group) > known else []
-
     def _settled(self) -> bool:
         """Wait for the batch in flight. Returns False if it failed and was rolled back."""
         failed = self._committer.wait()
-        was_pending, self._has_background_commit = self._has_background_commit, False
+        self._has_background_commit = False
         if failed is None:
-            if was_pending:  # without one, the leases in flight may belong to a failed batch
-                self._on_committed()
+            self.state.confirm()
             return True
         self._on_group_failed(*failed)
         return False
 
     def _settle_all(self) -> None:
-        while not self._settled():
-            pass
+        # Without a batch in flight there is nothing to confirm: leases that are marked as in
+        # flight may belong to a batch that has just failed.
+        while self._has_background_commit:
+            self._settled()
 
     def _on_group_failed(self, group: list[WriteFuture], error: BaseException) -> None:
         """Roll back a failed group. No other batch may be in flight."""
@@ -252,32 +238,23 @@ class StoreWriter:
         # caused by a single task, which the others must not fail for.
         if isinstance(error, PolybusError) or len(group) == 1:
             fail_group(group, error)
-        else:
-            self._process_each(group)
-
-    def _process_each(self, group: list[WriteFuture]) -> None:
-        """Execute each task on its own, because one of them fails for an unexpected reason."""
+            return
         for future in group:
             if not future.done():
                 self._process_group([future], alone=True)
-
-    def _on_committed(self) -> None:
-        """Confirm the batch that is on disk now."""
-        self.state.leases.confirm()
-        # With an empty batch nothing depends on the cache, so tables may be dropped.
-        if not self.state.batch:
-            self.state.cache.shrink()
 
     # --- on this thread or on the one of the background committer
 
     def _write_batch(self, batch: WriteBatch) -> None:
         if batch:
             self._txn_writer.write(batch)
-            # Listeners and the cache of recent entries need only changes of topics.
+            # Listeners and the cache of recent entries need only changes of topics. They get them
+            # before the futures resolve, so that a caller can read its own commit.
             if batch.ends or batch.altered:
                 self._on_visible(batch)
 
     def _resolve_all(self, executed: list[WriteFuture]) -> None:
+        # Before the futures resolve: their producers may submit again at once.
         self._queue.expect(len(executed))
         task_future.resolve_all(executed)
 
@@ -301,15 +278,15 @@ class StoreWriter:
 
     def _run_background_tasks(self, busy: bool) -> None:
         try:
-            expired = self._tasks.expiry_task()
-            if expired:
+            if self.state.leases.next_expiry_s() == 0 and not self._tasks.is_paused():
                 # Expired stages are collected by an ordinary task, so that it is atomic and rolled
                 # back like any other.
-                collected = WriteFuture(expired)
+                expired = self.state.leases.expired()
+                collected = WriteFuture(staged_blocks.collect_expired, expired)
                 self._process_group([collected], alone=True)
                 collected.result()
             # Under constant load a batch is always in flight and the cache would never shrink.
-            if self.state.cache.is_large:
+            if self._has_background_commit and self.state.cache.is_large:
                 self._settle_all()
             self._tasks.run_step(busy, self._settle_all)
         except PolybusError as error:

@@ -133,15 +133,12 @@ class WriterQueue(Generic[T]):
     def _wait_for(self, enough: int, timeout_s: float | None) -> bool:
         """Wait until the queue has `enough` items or bytes. Returns whether it has."""
         with self._lock:
-            if self._has(enough):
+            if len(self._items) >= enough or self._bytes >= ENOUGH_BYTES:
                 return True
             self._enough = enough
             self._wakeup.acquire(blocking=False)  # an earlier wake-up must not count
         was_woken = self._wakeup.acquire(timeout=-1 if timeout_s is None else timeout_s)
-        return was_woken or self._has(enough)
-
-    def _has(self, enough: int) -> bool:
-        return len(self._items) >= enough or self._bytes >= ENOUGH_BYTES
+        return was_woken or len(self._items) >= enough or self._bytes >= ENOUGH_BYTES
 
 
 def check_limits(waiting: int, size: int) -> None:

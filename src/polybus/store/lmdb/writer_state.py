@@ -12,19 +12,17 @@ transaction fails, the whole cache is dropped and loaded again from the disk.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from polybus.errors import DoesNotExist
+from polybus.model.topic import Topic
 from polybus.store.lmdb import store_keys, stored_values
+from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.stored_values import StoreCounters
 from polybus.store.lmdb.write_batch import WriteBatch
-
-if TYPE_CHECKING:
-    from polybus.model.topic import Topic
-    from polybus.store.lmdb.environment import Transaction
 
 
 class StageLeases:
@@ -37,31 +35,18 @@ class StageLeases:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ends: dict[int, float] = {}
-        self._ended: dict[int, float] = {}  # by the batch that gathers
-        self._leaving: dict[int, float] = {}  # by the batch in flight
 
     def start(self, stage: int, lease_s: float) -> None:
         self._ends[stage] = self._clock() + lease_s
 
-    def end(self, stage: int) -> None:
-        end = self._ends.pop(stage, None)
-        if end is not None:
-            self._ended[stage] = end
+    def end(self, stage: int) -> float | None:
+        """End a lease. Returns the time at which it would have expired, None if there is none."""
+        return self._ends.pop(stage, None)
 
-    def mark_in_flight(self) -> None:
-        """Note that the gathered batch is in flight now."""
-        self._leaving |= self._ended
-        self._ended = {}
-
-    def confirm(self) -> None:
-        """Note that the batch in flight is on disk."""
-        self._leaving = {}
-
-    def rollback(self) -> None:
-        """Restore the leases that unwritten batches ended."""
+    def restore(self, ended: Mapping[int, float]) -> None:
+        """Restore leases that unwritten batches ended."""
         # Newer values win: a lease that was renewed after a batch ended it keeps the renewal.
-        self._ends = self._leaving | self._ended | self._ends
-        self._leaving, self._ended = {}, {}
+        self._ends = {**ended, **self._ends}
 
     def is_active(self, stage: int) -> bool:
         end = self._ends.get(stage)
@@ -72,7 +57,7 @@ class StageLeases:
         return [stage for stage, end in list(self._ends.items()) if end <= now]
 
     def next_expiry_s(self) -> float | None:
-        """Until the next one runs out; None if there is none."""
+        """Return the seconds until the next lease expires, 0 if one has, None without leases."""
         ends = list(self._ends.values())
         return max(0.0, min(ends) - self._clock()) if ends else None
 
@@ -122,7 +107,7 @@ def scan_prefix(transaction: Transaction, prefix: bytes) -> Iterator[tuple[memor
             found = cursor.next()
 
 
-OpenSnapshot = Callable[[], AbstractContextManager["Transaction"]]
+OpenSnapshot = Callable[[], AbstractContextManager[Transaction]]
 
 
 class StateCache:
@@ -136,19 +121,17 @@ class StateCache:
         self.versions: dict[bytes, int] = {}
         self.stages: dict[int, StageState | None] = {}
         self.names: dict[bytes, stored_values.NameRecord | None] = {}
-
-    def tables(self) -> Iterable[dict[bytes, object] | dict[int, object] | dict[str, object]]:
-        return self.topics, self.producers, self.versions, self.stages, self.names  # type: ignore[return-value]
+        self.tables: tuple[dict[Any, Any], ...] = (
+            self.topics,
+            self.producers,
+            self.versions,
+            self.stages,
+            self.names,
+        )
 
     @property
     def is_large(self) -> bool:
-        return any(len(table) > MAX_CACHED for table in self.tables())
-
-    def shrink(self) -> None:
-        """Empty large tables. Must be called only while no batch is in flight or gathers."""
-        for table in self.tables():
-            if len(table) > MAX_CACHED:
-                table.clear()
+        return any(len(table) > MAX_CACHED for table in self.tables)
 
     @property
     def counters(self) -> StoreCounters:
@@ -165,11 +148,19 @@ class StateCache:
 
     def topic(self, number: int) -> TopicState:
         found = self.topics.get(number)
-        if found is None:
-            # None in the table means dropped; absent means not loaded.
-            if number in self.topics:
-                raise DoesNotExist(f"topic number {number} was dropped")
-            found = self.topics[number] = self._load_topic(number)
+        if found is not None:
+            return found
+        # None in the table means dropped; absent means not loaded.
+        if number in self.topics:
+            raise DoesNotExist(f"topic number {number} was dropped")
+        with self._open_snapshot() as transaction:
+            raw = transaction.get(store_keys.topic(number))
+            state = transaction.get(store_keys.state(number))
+            if raw is None or state is None:
+                raise DoesNotExist(f"there is no topic number {number}")
+            topic, _ = stored_values.read_topic(raw)
+            next_id, time_ns = stored_values.TOPIC_STATE.unpack(state)
+        found = self.topics[number] = TopicState(topic, next_id, time_ns, topic.open_shards)
         return found
 
     def shard(self, state: TopicState, number: int) -> ShardState:
@@ -198,25 +189,24 @@ class StateCache:
 
     def stage(self, number: int) -> StageState | None:
         if number not in self.stages:
-            self.stages[number] = self._load_stage(number)
+            stage = None
+            key = store_keys.stage(number)
+            with self._open_snapshot() as transaction:
+                found = transaction.get(key)
+                if found is not None:
+                    stage = StageState(*stored_values.STAGE.unpack(found))
+                    for held, value in scan_prefix(transaction, key):
+                        # The prefix also matches the record of the stage itself.
+                        if len(held) > len(key):
+                            target = store_keys.target_of_stage(held)
+                            stage.holds[target] = stored_values.STAGE_SHARD.unpack(value)
+            self.stages[number] = stage
         return self.stages[number]
 
     def _get(self, key: bytes) -> bytes | None:
         with self._open_snapshot() as transaction:
             found = transaction.get(key)
             return None if found is None else bytes(found)
-
-    def _load_topic(self, number: int) -> TopicState:
-        with self._open_snapshot() as transaction:
-            raw, state = (
-                transaction.get(store_keys.topic(number)),
-                transaction.get(store_keys.state(number)),
-            )
-            if raw is None or state is None:
-                raise DoesNotExist(f"there is no topic number {number}")
-            topic, _ = stored_values.read_topic(raw)
-            next_id, time_ns = stored_values.TOPIC_STATE.unpack(state)
-            return TopicState(topic, next_id, time_ns, topic.open_shards)
 
     def _load_producer(self, raw: bytes) -> ProducerState | None:
         with self._open_snapshot() as transaction:
@@ -240,35 +230,20 @@ class StateCache:
             producer.slots += kept
         return producer
 
-    def _load_stage(self, number: int) -> StageState | None:
-        with self._open_snapshot() as transaction:
-            found = transaction.get(store_keys.stage(number))
-            if found is None:
-                return None
-            stage = StageState(*stored_values.STAGE.unpack(found))
-            for key, value in scan_prefix(transaction, store_keys.stage(number)):
-                # The prefix also matches the record of the stage itself.
-                if len(key) > len(store_keys.stage(number)):
-                    stage.holds[store_keys.target_of_stage(key)] = stored_values.STAGE_SHARD.unpack(
-                        value
-                    )
-            return stage
-
-
-Clock = Callable[[], float]
-
 
 class WriterState:
     """State that the tasks of the writer read and change."""
 
-    def __init__(self, open_snapshot: OpenSnapshot, clock_s: Clock) -> None:
+    def __init__(self, open_snapshot: OpenSnapshot, clock_s: Callable[[], float]) -> None:
         self._open_snapshot = open_snapshot
         self.leases = StageLeases(clock_s)
         self.cache = StateCache(open_snapshot)
         self.batch = WriteBatch()
+        # Changed since the last batch was taken. Their records are encoded once per batch.
         self._topics: dict[int, TopicState] = {}
         self._shards: dict[tuple[int, int], ShardState] = {}
         self._counted = False
+        self._leases_in_flight: dict[int, float] = {}  # ended by the batch in flight
 
     def next_number(self, kind: str) -> int:
         """Return the next number of a kind. Numbers are never reused."""
@@ -277,6 +252,19 @@ class WriterState:
         setattr(counters, kind, number + 1)
         self._counted = True
         return number
+
+    def mark_append(
+        self, target: tuple[int, int], state: TopicState, shard: ShardState, time_ns: int
+    ) -> None:
+        """Note a new end of a shard, and the time of the append."""
+        state.time_ns = time_ns
+        # Marked once per batch and shard; later commits of the batch change the marked state in
+        # place.
+        if target not in self.batch.ends:
+            self.batch.topics.add(target[0])
+            self._topics[target[0]] = state
+            self._shards[target] = shard
+        self.batch.ends[target] = shard.end
 
     def mark_topic(self, state: TopicState) -> None:
         self._topics[state.topic.number] = state
@@ -298,29 +286,34 @@ class WriterState:
     def take_batch(self) -> WriteBatch:
         """Complete and return the batch. The next changes go to a new one."""
         batch = self.batch
-        # Encoded here, once per batch, however many commits changed the state.
+        # The batch deletes none of these keys, so they need no check of `deletes`.
         for number, state in self._topics.items():
-            batch.put(
-                store_keys.state(number),
-                stored_values.TOPIC_STATE.pack(state.next_id, state.time_ns),
-            )
+            raw = stored_values.TOPIC_STATE.pack(state.next_id, state.time_ns)
+            batch.puts[store_keys.state(number)] = raw
         for target, shard in self._shards.items():
             raw = stored_values.SHARD_STATE.pack(shard.start, shard.end, shard.added)
-            batch.put(store_keys.shard_state(*target), raw)
+            batch.puts[store_keys.shard_state(*target)] = raw
         if self._counted:
-            batch.put(store_keys.COUNTERS, self.cache.counters.encode())
+            batch.puts[store_keys.COUNTERS] = self.cache.counters.encode()
         self.batch = WriteBatch()
+        self._topics, self._shards, self._counted = {}, {}, False
         # Leases that this batch ended must come back if it fails.
-        self.leases.mark_in_flight()
-        self._clear()
+        self._leases_in_flight = batch.ended_leases
         return batch
+
+    def confirm(self) -> None:
+        """Note that the batch in flight is on disk."""
+        self._leases_in_flight = {}
+        # While a batch gathers, it depends on the cache. Without one, large tables may be emptied.
+        if not self.batch:
+            for table in self.cache.tables:
+                if len(table) > MAX_CACHED:
+                    table.clear()
 
     def rollback(self) -> None:
         """Drop all unwritten changes, and the cache, which depends on them."""
+        self.leases.restore(self._leases_in_flight | self.batch.ended_leases)
+        self._leases_in_flight = {}
         self.batch = WriteBatch()
         self.cache = StateCache(self._open_snapshot)
-        self.leases.rollback()
-        self._clear()
-
-    def _clear(self) -> None:
         self._topics, self._shards, self._counted = {}, {}, False

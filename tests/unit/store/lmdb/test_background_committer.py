@@ -17,7 +17,7 @@ from polybus.model.topic import Topic
 from polybus.store.lmdb import writer_state
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.store.lmdb.write_batch import WriteBatch
-from polybus.store.lmdb.writer import LARGE_BYTES, WriteFuture
+from polybus.store.lmdb.writer import LARGE_BYTES
 from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
 from tests.unit.store.lmdb.store_helpers import TIMEOUT_S, stage
@@ -216,8 +216,7 @@ def test_close_finishes_the_batch_in_flight(store, topic, held):
 
 def test_exclusive_task_waits_for_the_batch_in_flight(store, topic, held):
     first = under_way(store, topic, held)
-    alone = WriteFuture(lambda *_: held.go_on.is_set(), None, 0, True)
-    store._writer._enqueue(alone)
+    alone = store._writer.submit(lambda *_: held.go_on.is_set(), alone=True)
     until(lambda: not store._writer._queue._items, "it is taken")
     held.go_on.set()
     assert alone.result(TIMEOUT_S)

@@ -20,7 +20,6 @@ from polybus.store.lmdb import (
     commit_execution,
     environment,
     folder_ownership,
-    lmdb_store,
     store_files,
     store_keys,
 )
@@ -88,7 +87,7 @@ def test_interval_commit_after_a_drop_is_refused(tmp_path):
 
 def test_read_of_a_closed_store_ends(store, monkeypatch):
     topic = store.create("t", 1, {})
-    monkeypatch.setattr(LmdbStore, "_check", lambda _: store.close())  # just after the look
+    monkeypatch.setattr(LmdbStore, "_check_open", lambda _: store.close())  # just after the look
     ended: list[type[BaseException]] = []
 
     def read() -> None:
@@ -137,7 +136,7 @@ def test_commit_that_cannot_be_executed_fails_alone(store, monkeypatch):
             raise ValueError("a fault of the engine itself")
         return done
 
-    monkeypatch.setattr(lmdb_store, "_commit", fail)
+    monkeypatch.setattr(commit_execution, "commit", fail)
     go_on = held(store, topic.number)
     append = Append(topic.number, 0, block(b"x"))
     notes = (b"", b"bad", b"", b"")
