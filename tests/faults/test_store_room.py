@@ -55,7 +55,7 @@ def test_full_disk_refuses_whole_commits_until_there_is_room(server, small_disk)
     demand_that_it_went_on(fill_disk(server, small_disk, "fsync"))
 
 
-@pytest.mark.sabotage("keep-nothing", expects="KeyError: 'narrow'")
+@pytest.mark.sabotage("failed-batch-dropped", expects=r"producer \d: \d+ of \d+; b'")
 def test_interval_commits_before_a_full_disk_are_kept(server, small_disk):
     demand_that_it_went_on(fill_disk(server, small_disk, "interval"))
 

@@ -227,8 +227,9 @@ class Store(ABC):
     def watch(self, listener: Listener) -> Callable[[], None]:
         """Call the listener after commits become visible. Returns a function that ends this.
 
-        The messages can be read when the listener is called. If it raises, the engine logs
-        the error and keeps the listener.
+        The messages can be read when the listener is called. Calls of a listener come in the
+        order of the commits and do not overlap. If it raises, the engine logs the error and
+        keeps the listener.
         """
 
     # --- maintenance, for engines that have use for it

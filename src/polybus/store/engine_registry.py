@@ -141,19 +141,17 @@ def _split(url: str) -> tuple[StoreEngine, str]:
 
 @cache
 def _entry_points() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # takes 20 ms, which --help need not pay
+    from importlib.metadata import entry_points  # slow, and only store URLs need it
 
-    # Ours come first: no other distribution replaces a built-in engine by accident.
-    listed = sorted(entry_points(group=GROUP), key=lambda point: not _is_own(point))
+    def is_foreign(point: EntryPoint) -> bool:
+        return point.dist is None or point.dist.name != OWN_DISTRIBUTION
+
     found: dict[str, EntryPoint] = {}
-    for point in listed:
+    # Ours come first: no other distribution replaces a built-in engine by accident.
+    for point in sorted(entry_points(group=GROUP), key=is_foreign):
         if found.setdefault(point.name, point) is not point:
             _log.warning("engine %s: ignored %s: registered twice", point.name, point.value)
     return found
-
-
-def _is_own(point: EntryPoint) -> bool:
-    return point.dist is not None and point.dist.name == OWN_DISTRIBUTION
 
 
 @cache

@@ -51,8 +51,21 @@ SABOTAGES = [
         + "        with WriteTxn(self._files) as transaction:\n"
         + "            first.write(transaction)\n",
     ),
-    # Commits are acknowledged and not written.
-    Patch("keep-nothing", "store/lmdb/write_txn.py", WRITE, WRITE + "        return\n"),
+    # Commits of messages are acknowledged and not written. Topics, producers and records that no
+    # message shares a transaction with are written, so that tests reach their assertions.
+    Patch(
+        "keep-nothing",
+        "store/lmdb/write_txn.py",
+        WRITE,
+        WRITE + "        if batch.ends:\n            return\n",
+    ),
+    # With intervals, a batch that was acknowledged and could not be written is not retried.
+    Patch(
+        "failed-batch-dropped",
+        "store/lmdb/interval_writer.py",
+        "            self._failure = error\n",
+        "            self._failure = error\n            self._writing = None\n",
+    ),
     # The cache of the writer survives a failed transaction.
     Patch(
         "caches-kept",

@@ -93,7 +93,8 @@ def _holder(descriptor: int) -> int | None:
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
     if kind == fcntl.F_UNLCK:
         return None
-    # The kernel reports pid 0 for an owner in another pid namespace; the file has its pid.
+    # The kernel reports pid 0 for an owner in a pid namespace that this process cannot see. The
+    # file has the pid that the owner has there.
     written = os.pread(descriptor, 20, 0).strip()
     return pid or (int(written) if written.isdigit() else 0)
 

@@ -87,7 +87,7 @@ def copy(environment: Environment, generation: Path, progress: Progress) -> int:
     path = generation / store_files.DATA
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        # LMDB copies in one call, with the interpreter lock released.
+        # LMDB copies in one call, during which other threads run.
         with _reporting_growth(path, used_bytes(environment), progress):
             environment.lmdb.copyfd(descriptor, compact=True)
         # The copy must be on disk before a name or CURRENT refers to it.

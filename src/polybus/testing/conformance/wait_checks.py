@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from polybus.testing.conformance.kit import (
     refused,
     stage,
 )
+
+GRACE_S = 0.1
 
 
 class _Recorder:
@@ -84,6 +87,28 @@ def check_messages_are_readable_in_the_listener(engine: Engine) -> None:
         store.watch(lambda _: seen.put(bodies(store, topic)))
         put(store, append(topic, 0, b"a"))
         assert seen.get(timeout=TIMEOUT_S) == [b"a"]
+
+
+def check_calls_of_a_listener_do_not_overlap(engine: Engine) -> None:
+    """Commits take effect one after the other, so their ends are reported in order."""
+    with engine.fresh() as store:
+        topic = store.create("t", 1, {})
+        calling, overlapped = threading.Lock(), threading.Event()
+
+        def listen(_ends: Sequence[ShardEnd]) -> None:
+            if not calling.acquire(blocking=False):
+                overlapped.set()
+                return
+            try:
+                overlapped.wait(GRACE_S)  # for an engine that executes the next commit meanwhile
+            finally:
+                calling.release()
+
+        store.watch(listen)
+        commits = [store.commit(Commit((append(topic, 0, b"x"),))) for _ in range(3)]
+        for commit in commits:
+            commit.result(TIMEOUT_S)
+        assert not overlapped.is_set(), "a listener was called during its call"
 
 
 def check_listener_is_called_until_stopped(engine: Engine) -> None:
