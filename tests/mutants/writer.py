@@ -34,7 +34,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 COMMITTER = mutants(
     "store/lmdb/background_committer.py",
     ("failures are not reported", "self._failed = FailedCommit(work.group, error)", "pass"),
-    ("no peer comes for what is lost", "            self._on_failure()\n", ""),
+    ("no peer comes for what is lost", "                self._on_failure()\n", ""),
     (
         "no peer waits for what is in progress",
         "        with self._idle:\n            failed,",
@@ -43,13 +43,13 @@ COMMITTER = mutants(
     ("two at a time", "        self._idle.acquire()\n        self._work", "        self._work"),
     (
         "answered before it is written",
-        "            self._write(work.batch)\n",
-        "            self._answer(work.executed)\n            self._write(work.batch)\n",
+        "                self._write(work.batch)\n",
+        "                self._answer(work.executed)\n                self._write(work.batch)\n",
     ),
     (
         "no peer is answered",
-        "                self._answer(work.executed)\n",
-        "                pass\n",
+        "                    self._answer(work.executed)\n",
+        "                    pass\n",
     ),
     (
         "a thread that did not start is there",

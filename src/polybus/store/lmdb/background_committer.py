@@ -89,18 +89,15 @@ class BackgroundCommitter:
             work, self._work = self._work, None
             if work is None:
                 return
-            self._commit_work(work)
-            del work  # a large batch must not stay in memory until the next one
-
-    def _commit_work(self, work: CommitWork) -> None:
-        try:
-            self._write(work.batch)
-        except BaseException as error:
-            self._failed = FailedCommit(work.group, error)
-            self._idle.release()
-            self._on_failure()
-        else:
             try:
-                self._answer(work.executed)
-            finally:
-                self._idle.release()  # last, so that groups resolve one after the other
+                self._write(work.batch)
+            except BaseException as error:
+                self._failed = FailedCommit(work.group, error)
+                self._idle.release()
+                self._on_failure()
+            else:
+                try:
+                    self._answer(work.executed)
+                finally:
+                    self._idle.release()  # last, so that groups resolve one after the other
+            del work  # a large batch must not stay in memory until the next one

@@ -72,21 +72,20 @@ class CommitPoller:
         last = -1
         while not self._over.wait(POLL_S):
             try:
-                last = self._poll(last)
+                with self._files.snapshot() as transaction:
+                    number = transaction.id()
+                if number != last:
+                    before, self._ends = self._ends, self._read_ends()
+                    self._listeners.notify(
+                        {
+                            target: end
+                            for target, end in self._ends.items()
+                            if end > before.get(target, 0)
+                        }
+                    )
+                    last = number
             except PolybusError:
                 _log.exception("polling the store failed; it will be retried")
-
-    def _poll(self, last: int) -> int:
-        with self._files.snapshot() as transaction:
-            number: int = transaction.id()
-        if number != last:
-            ends = self._read_ends()
-            advanced = {
-                target: end for target, end in ends.items() if end > self._ends.get(target, 0)
-            }
-            self._ends = ends
-            self._listeners.notify(advanced)
-        return number
 
     def _read_ends(self) -> dict[Target, int]:
         with self._files.snapshot() as transaction:

@@ -11,14 +11,11 @@ that is only partly trimmed, the staged blocks before the start are deleted.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from polybus.errors import Damaged
 from polybus.store.lmdb import log_entry, store_keys, stored_values
+from polybus.store.lmdb.environment import Cursor, Transaction
 from polybus.store.lmdb.log_entry import LogEntry
-
-if TYPE_CHECKING:
-    from polybus.store.lmdb.environment import Cursor, Transaction
 
 
 class RemovalStep:
@@ -37,7 +34,18 @@ class RemovalStep:
                 and bytes(cursor.key()[:1]) == store_keys.REMOVALS
             ):
                 key = bytes(cursor.key())
-                if not self._remove(key):
+                numbers = store_keys.removal_target(key)
+                if key.startswith(store_keys.TRIMMED):
+                    done = self._trimmed(*numbers)
+                elif key.startswith(store_keys.DROPPED):
+                    done = (
+                        self._log(store_keys.log_of_topic(*numbers), None)
+                        and self._all_with(store_keys.state(*numbers))
+                        and self._all_with(store_keys.upkeep_of_topic(*numbers))
+                    )
+                else:
+                    done = self._all_with(store_keys.staged_of_stage(*numbers))
+                if not done:
                     return True
                 self._transaction.delete(key)
         return False
@@ -46,16 +54,8 @@ class RemovalStep:
     def _is_over(self) -> bool:
         return time.monotonic() >= self._end_s
 
-    def _remove(self, key: bytes) -> bool:
-        """Delete the entries of a removal key. Returns True if none is left."""
-        numbers = store_keys.removal_target(key)
-        if key.startswith(store_keys.TRIMMED):
-            return self._trimmed(*numbers)
-        if key.startswith(store_keys.DROPPED):
-            return self._dropped(*numbers)
-        return self._all_with(store_keys.staged_of_stage(*numbers))
-
     def _trimmed(self, topic: int, shard: int) -> bool:
+        """Delete the entries before the start of a shard. Returns True if none is left."""
         raw = self._transaction.get(store_keys.shard_state(topic, shard))
         if raw is None:
             return True
@@ -69,13 +69,6 @@ class RemovalStep:
         raw = stored_values.SHARD_UPKEEP.pack(removed + self._freed, max(packed, start))
         self._transaction.put(key, raw)
         return done
-
-    def _dropped(self, topic: int) -> bool:
-        return (
-            self._log(store_keys.log_of_topic(topic), None)
-            and self._all_with(store_keys.state(topic))
-            and self._all_with(store_keys.upkeep_of_topic(topic))
-        )
 
     def _log(self, prefix: bytes, start: int | None) -> bool:
         """Delete the entries that end before an offset, or all. Returns True if none is left."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,15 +76,6 @@ class Environment:
     def clear_dead_readers(self) -> None:
         """Free the reader slots of dead processes, so that LMDB can reuse the pages they pinned."""
         self.lmdb.reader_check()
-
-    @contextmanager
-    def read_transaction(self) -> Iterator[Transaction]:
-        """Open a read transaction. The caller must have called `enter`."""
-        transaction = self.lmdb.begin(buffers=True)
-        try:
-            yield transaction
-        finally:
-            transaction.abort()
 
 
 def acquire(path: Path, *, read_only: bool) -> Environment:

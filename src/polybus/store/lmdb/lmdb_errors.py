@@ -27,7 +27,11 @@ _FOREIGN: Final = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.Incompatib
 
 
 def translate_error(error: lmdb.Error | OSError) -> PolybusError:
-    code = error.errno if isinstance(error, OSError) else _code(error)
+    code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
+    if not code:
+        # py-lmdb sometimes puts the errno only into the text.
+        texts = {os.strerror(number): number for number in (*_FULL, *_NO_DESCRIPTORS)}
+        code = next((number for text, number in texts.items() if text in str(error)), 0)
     if isinstance(error, lmdb.MapFullError) or code in _FULL:
         return StoreFull(f"the store has no room: {error}")
     if code in _NO_DESCRIPTORS:
@@ -49,12 +53,3 @@ def translated_errors() -> Iterator[None]:
         yield
     except (lmdb.Error, OSError) as error:
         raise translate_error(error) from error
-
-
-def _code(error: lmdb.Error) -> int:
-    """Return the errno, which py-lmdb sometimes puts only into the text."""
-    code: int = getattr(error, "code", 0) or 0
-    if code:
-        return code
-    texts = {number: os.strerror(number) for number in (*_FULL, *_NO_DESCRIPTORS)}
-    return next((number for number, text in texts.items() if text in str(error)), 0)

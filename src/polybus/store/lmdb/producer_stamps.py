@@ -25,7 +25,10 @@ def open_producer(writer: WriterState, name: str, options: ProducerOptions) -> P
     producer.epoch += 1
     producer.dense = options.dense
     writer.cache.producers[name] = producer
-    _store(writer, name, producer)
+    raw = stored_values.PRODUCER.pack(
+        producer.number, producer.epoch, producer.counter, producer.dense, producer.kept
+    )
+    writer.batch.put(store_keys.producer(name.encode()), raw)
     return ProducerEpoch(producer.epoch, producer.counter)
 
 
@@ -57,7 +60,15 @@ def check_stamp(producer: ProducerState, stamp: Stamp) -> CommitResult | None:
     if stamp.counter == producer.counter + 1:
         return None
     if stamp.counter <= producer.counter:
-        return _first_result(producer, stamp)
+        for raw in producer.results.values():
+            if stored_values.counter_of(raw) == stamp.counter:
+                counter, digest, first = stored_values.read_result(raw)
+                if digest != stamp.digest:
+                    raise Stale(
+                        f"producer {stamp.producer!r} used counter {counter} for another request"
+                    )
+                return CommitResult(first.spans, first.timestamp_ns, (), first.note, True)
+        raise Stale(f"the result of counter {stamp.counter} of producer {stamp.producer!r} expired")
     if producer.dense:
         raise OutOfSequence(
             f"counter of producer {stamp.producer!r} must be {producer.counter + 1}, "
@@ -89,18 +100,6 @@ def _of_epoch(writer: WriterState, name: str, epoch: int) -> ProducerState:
     return producer
 
 
-def _first_result(producer: ProducerState, stamp: Stamp) -> CommitResult:
-    for raw in producer.results.values():
-        if stored_values.counter_of(raw) == stamp.counter:
-            counter, digest, committed = stored_values.read_result(raw)
-            if digest != stamp.digest:
-                raise Stale(
-                    f"producer {stamp.producer!r} used counter {counter} for another request"
-                )
-            return CommitResult(committed.spans, committed.timestamp_ns, (), committed.note, True)
-    raise Stale(f"the result of counter {stamp.counter} of producer {stamp.producer!r} expired")
-
-
 def _resize(writer: WriterState, producer: ProducerState, kept: int) -> None:
     """Rebuild the ring with the newest results that fit."""
     for slot in range(min(producer.slots, producer.kept)):
@@ -111,10 +110,3 @@ def _resize(writer: WriterState, producer: ProducerState, kept: int) -> None:
     for slot, raw in producer.results.items():
         writer.batch.put(store_keys.result(producer.number, slot), raw)
     producer.kept, producer.slots = kept, len(newest)
-
-
-def _store(writer: WriterState, name: str, producer: ProducerState) -> None:
-    raw = stored_values.PRODUCER.pack(
-        producer.number, producer.epoch, producer.counter, producer.dense, producer.kept
-    )
-    writer.batch.put(store_keys.producer(name.encode()), raw)

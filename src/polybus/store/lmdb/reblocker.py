@@ -61,11 +61,15 @@ class Reblocker:
         target = next(iter(self.due))
         try:
             with WriteTxn(self._files) as transaction:
-                done = _ReblockStep(transaction, target, whole).run()
+                done = _merge_some(transaction, target, whole)
         except Damaged:
-            # Readers report the damage. Damaged entries must not be merged.
+            # Readers report the damage. Damaged entries must not be merged, so the shard is left as
+            # it is, up to its current end.
             with WriteTxn(self._files) as transaction:
-                done = _ReblockStep(transaction, target, whole).skip_shard()
+                raw = transaction.get(store_keys.shard_state(*target))
+                if raw is not None:
+                    _store_upkeep(transaction, target, stored_values.SHARD_STATE.unpack(raw)[1])
+            done = True
         # Removed and added again, so that a shard with much work goes to the end of the line.
         del self.due[target]
         if done:
@@ -83,116 +87,79 @@ class Reblocker:
         return steps
 
 
-class _ReblockStep:
-    """Merges the first small entries of a shard, within a transaction."""
-
-    def __init__(self, transaction: Transaction, target: Target, whole: bool) -> None:
-        self._transaction = transaction
-        self._target = target
-        self._whole = whole
-        self._group: list[LogEntry] = []
-        self._size = 0
-
-    def run(self) -> bool:
-        """Run the step. Returns True if the shard is done."""
-        if self._transaction.get(store_keys.shard_state(*self._target)) is None:
-            return True  # dropped meanwhile
-        done = _done(self._transaction, self._target)
-        with closing(
-            EntryCursor(self._transaction, *self._target, f"number {self._target[0]}")
-        ) as cursor:
-            more = self._collect(cursor, self._first(cursor, done))
-            # At the end of the log a small group waits for more entries, or each would be
-            # rewritten several times.
-            if len(self._group) > 1 and (more or self._whole or self._size >= SMALL_BYTES):
-                self._merge(cursor)
-            elif not more and not self._whole:
-                return True
-            self._store_upkeep(self._group[-1].end if self._group else done)
-        return not more
-
-    def skip_shard(self) -> bool:
-        """Leave the shard as it is, up to its current end. Returns True."""
-        self._store_upkeep(_range(self._transaction, self._target)[1])
-        return True
-
-    def _first(self, cursor: EntryCursor, done: int) -> LogEntry | None:
-        """Return the first entry that may be merged; not one that is trimmed, even partly."""
-        start, _ = _range(self._transaction, self._target)
+def _merge_some(transaction: Transaction, target: Target, whole: bool) -> bool:
+    """Merge the first small entries of a shard. Returns True if the shard is done."""
+    raw = transaction.get(store_keys.shard_state(*target))
+    if raw is None:
+        return True  # dropped meanwhile
+    start, _, _ = stored_values.SHARD_STATE.unpack(raw)
+    done = _done(transaction, target)
+    with closing(EntryCursor(transaction, *target, f"number {target[0]}")) as cursor:
         entry = cursor.seek(max(done, start))
         # A partly trimmed entry is removed later; merging would bring its trimmed messages back.
         if entry is not None and entry.first < start:
             entry = cursor.next()
-        return entry
-
-    def _collect(self, cursor: EntryCursor, entry: LogEntry | None) -> bool:
-        """Fill the group. Returns True if there are entries after it."""
-        looked = 0
-        while entry is not None and self._can_merge(entry):
-            self._group.append(entry)
-            self._size += entry.charged
-            looked += 1
-            if self._size >= TARGET_BYTES or looked >= MAX_ENTRIES:
-                return cursor.next() is not None
+        group: list[LogEntry] = []
+        size = 0
+        while entry is not None and size < TARGET_BYTES and len(group) < MAX_ENTRIES:
+            # A large entry is taken if it completes a small group, which would otherwise stay
+            # small between large ones.
+            is_small = entry.charged < SMALL_BYTES or bool(group and size < SMALL_BYTES)
+            fits = size + entry.charged <= MAX_BYTES
+            if not (is_small and fits and len(entry.parts) <= MAX_STAGED):
+                break
+            group.append(entry)
+            size += entry.charged
             entry = cursor.next()
-        if entry is not None and not self._group:
-            self._group.append(entry)  # too large to be merged: skipped
-            return cursor.next() is not None
-        return entry is not None
+        if entry is not None and not group:
+            group.append(entry)  # too large to be merged: skipped
+            entry = cursor.next()
+        freed = 0
+        # At the end of the log a small group waits for more entries, or each would be rewritten
+        # several times.
+        if len(group) > 1 and (entry is not None or whole or size >= SMALL_BYTES):
+            # The merged block has another size: the difference counts as removed, or the size of
+            # the shard would drift.
+            freed = size - _replace_entries(transaction, target, group, cursor)
+        elif entry is None and not whole:
+            return True
+        _store_upkeep(transaction, target, group[-1].end if group else done, freed)
+    return entry is None
 
-    def _can_merge(self, entry: LogEntry) -> bool:
-        # A large entry is taken if it completes a small group, which would otherwise stay small
-        # between large ones.
-        small = entry.charged < SMALL_BYTES or bool(self._group and self._size < SMALL_BYTES)
-        fits = self._size + entry.charged <= MAX_BYTES
-        return small and fits and len(entry.parts) <= MAX_STAGED
 
-    def _merge(self, cursor: EntryCursor) -> None:
-        layouts: list[Layout] = []
-        first = self._group[0]
-        try:
-            for entry in self._group:
-                cursor.seek(entry.first)
-                layouts += [layout for layout, _, _ in cursor.blocks(0)]
-            block = concat_layouts(layouts)
-        finally:
-            for layout in layouts:
-                layout.close()
-        table = run_table.join_tables(*[entry.runs for entry in self._group])
-        merged = LogEntry(
-            log_entry.BLOCK, *self._target, first.first, block.count, block.size_bytes, table
-        )
-        for entry in self._group:
-            self._transaction.delete(store_keys.log(*self._target, entry.first))
-            self._free_parts(entry)
-        self._transaction.put(
-            store_keys.log(*self._target, first.first), log_entry.encode(merged, block.data)
-        )
-        # The merged block has another size: the difference counts as removed, or the size of the
-        # shard would drift.
-        self._freed = self._size - block.size_bytes
-
-    _freed = 0
-
-    def _free_parts(self, entry: LogEntry) -> None:
+def _replace_entries(
+    transaction: Transaction, target: Target, group: list[LogEntry], cursor: EntryCursor
+) -> int:
+    """Replace consecutive entries by one. Returns the bytes of its block."""
+    layouts: list[Layout] = []
+    try:
+        for entry in group:
+            cursor.seek(entry.first)
+            layouts += [layout for layout, _, _ in cursor.blocks(0)]
+        block = concat_layouts(layouts)
+    finally:
+        for layout in layouts:
+            layout.close()
+    first, size = group[0].first, block.size_bytes
+    table = run_table.join_tables(*[entry.runs for entry in group])
+    merged = LogEntry(log_entry.BLOCK, *target, first, block.count, size, table)
+    for entry in group:
+        transaction.delete(store_keys.log(*target, entry.first))
+        # The messages of an extent are in the merged block now, so its staged blocks are freed.
         for part in entry.parts:
-            prefix = store_keys.staged_of_shard(part.stage, *self._target)
-            with self._transaction.cursor() as cursor:
-                while cursor.set_range(prefix) and cursor.key()[: len(prefix)] == prefix:
-                    cursor.delete()
-
-    def _store_upkeep(self, done: int) -> None:
-        key = store_keys.upkeep(*self._target)
-        raw = self._transaction.get(key)
-        removed = stored_values.SHARD_UPKEEP.unpack(raw)[0] if raw else 0
-        self._transaction.put(key, stored_values.SHARD_UPKEEP.pack(removed + self._freed, done))
+            prefix = store_keys.staged_of_shard(part.stage, *target)
+            with transaction.cursor() as staged:
+                while staged.set_range(prefix) and staged.key()[: len(prefix)] == prefix:
+                    staged.delete()
+    transaction.put(store_keys.log(*target, first), log_entry.encode(merged, block.data))
+    return size
 
 
-def _range(transaction: Transaction, target: Target) -> tuple[int, int]:
-    """Return start and end of a shard; zeros if its topic was dropped."""
-    raw = transaction.get(store_keys.shard_state(*target))
-    start, end, _ = stored_values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
-    return start, end
+def _store_upkeep(transaction: Transaction, target: Target, done: int, freed: int = 0) -> None:
+    key = store_keys.upkeep(*target)
+    raw = transaction.get(key)
+    removed = stored_values.SHARD_UPKEEP.unpack(raw)[0] if raw else 0
+    transaction.put(key, stored_values.SHARD_UPKEEP.pack(removed + freed, done))
 
 
 def _done(transaction: Transaction, target: Target) -> int:

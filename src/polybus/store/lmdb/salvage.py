@@ -42,10 +42,11 @@ from polybus.store.lmdb import folder_ownership, log_entry, store_files, store_k
 from polybus.store.lmdb.log_entry import LogEntry
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.stored_values import NameRecord, StoreCounters
-from polybus.store.lmdb.write_batch import WriteBatch
+from polybus.store.lmdb.write_batch import Target, WriteBatch
 from polybus.store.lmdb.write_txn import TransactionWriter
 
 SEARCH_STEP_BYTES: Final = 16 << 20
+GROUP_BYTES: Final = 32 << 20  # of one transaction of the new store
 
 
 class RawEntry(NamedTuple):
@@ -136,24 +137,17 @@ def choose_pieces(pieces: list[SalvagePiece]) -> Iterator[SalvagePiece]:
         if covering:
             # Of equally new pieces the longest: a merged block replaces its small parts.
             best = max(covering, key=lambda piece: (piece.time_at(at), piece.end))
-            end = _valid_until(best, pieces, following)
+            # It is valid up to the first later piece that is newer.
+            end = best.end
+            for index in range(following, len(pieces)):
+                later = pieces[index]
+                if later.first >= best.end:
+                    break
+                if later.time_at(later.first) > best.time_at(later.first):
+                    end = later.first
+                    break
             yield best.cut(at, end)
             at = end
-
-
-def _valid_until(best: SalvagePiece, pieces: list[SalvagePiece], following: int) -> int:
-    """Return the offset up to which no later piece is newer."""
-    while following < len(pieces) and pieces[following].first < best.end:
-        piece = pieces[following]
-        following += 1
-        if piece.time_at(piece.first) > best.time_at(piece.first):
-            return piece.first
-    return best.end
-
-
-GROUP_BYTES: Final = 32 << 20
-
-Target = tuple[int, int]
 
 
 def salvage(source: Path, target: Path, progress: Progress = no_progress) -> SalvageReport:
@@ -167,26 +161,22 @@ def salvage(source: Path, target: Path, progress: Progress = no_progress) -> Sal
         raise DataFolderInUse(f"{source} is in use (pid {owner}); stop that process first")
     if target.is_dir() and any(target.iterdir()):
         raise UsageError(f"{target} is not empty")
+    try:
+        data = store_files.current_generation(source) / store_files.DATA
+    except PolybusError:
+        # CURRENT is unreadable: take the newest generation.
+        data = max(source.glob(f"[0-9]*/{store_files.DATA}"), default=source / store_files.DATA)
+    if not data.is_file() or not data.stat().st_size:
+        raise DoesNotExist(f"no store in {source}")
     existed = target.is_dir()
     try:
-        with closing(RawFile(_data(source))) as raw:
+        with closing(RawFile(data)) as raw:
             return _Salvager(raw, target, progress).run()
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         if existed:
             target.mkdir()
         raise
-
-
-def _data(source: Path) -> Path:
-    """Return the data file that CURRENT names, or the newest one if CURRENT is unreadable."""
-    try:
-        path = store_files.current_generation(source) / store_files.DATA
-    except PolybusError:
-        path = max(source.glob(f"[0-9]*/{store_files.DATA}"), default=source / store_files.DATA)
-    if not path.is_file() or not path.stat().st_size:
-        raise DoesNotExist(f"no store in {source}")
-    return path
 
 
 @dataclass
@@ -208,7 +198,11 @@ class _Salvager:
             self._txn_writer = TransactionWriter(files)
             for topic in topics:
                 self._store(topic)
-            self._finish(topics)
+            # Numbers of lost topics may be higher, but nothing in the new store refers to them.
+            highest = max([topic.number for topic in topics], default=0) + 1
+            batch = WriteBatch()
+            batch.put(store_keys.COUNTERS, StoreCounters(topic=highest, version=highest).encode())
+            self._txn_writer.write(batch)
         finally:
             files.close()
         self.progress(len(self.raw), len(self.raw))
@@ -224,9 +218,12 @@ class _Salvager:
             entry = found.entry
             if entry.kind == log_entry.EXTENT:
                 extents.append(entry)
-            elif not self._whole(found):
+                continue
+            layout = self.raw.layout(found)
+            if layout is None:
                 continue  # usually an old copy whose end was overwritten
-            elif entry.kind == log_entry.STAGED:
+            layout.close()
+            if entry.kind == log_entry.STAGED:
                 stage = entry.parts[0].stage
                 staged.setdefault((stage, entry.topic, entry.shard), {})[entry.first] = found
             else:
@@ -250,12 +247,6 @@ class _Salvager:
                     self._add(extent, SalvagePiece(at + start, at + end, table, found))
             place += part.count
 
-    def _whole(self, found: RawEntry) -> bool:
-        layout = self.raw.layout(found)
-        if layout is not None:
-            layout.close()
-        return layout is not None
-
     def _add(self, entry: LogEntry, piece: SalvagePiece) -> None:
         self.pieces.setdefault((entry.topic, entry.shard), []).append(piece)
 
@@ -268,7 +259,14 @@ class _Salvager:
         found = {number: topic for number, (_, topic) in newest.items()}
         for number, shard in self.pieces:
             found[number] = _with_shard(found.get(number), number, shard)
-        return _named_once(found)
+        # Names must be unique: one that was created again belongs to the newest topic.
+        taken: set[str] = set()
+        topics = []
+        for number, topic in sorted(found.items(), reverse=True):
+            name = f"salvaged-{number}" if topic.name in taken else topic.name
+            taken.add(name)
+            topics.append(Topic(name, number, topic.generations, topic.settings))
+        return topics[::-1]
 
     # --- into the new store
 
@@ -294,14 +292,6 @@ class _Salvager:
         # Ends of former topics of the name are lost with its record.
         name = NameRecord(topic.number, True, next_id, ())
         batch.put(store_keys.name(topic.name.encode()), stored_values.encode_name(name))
-        self._txn_writer.write(batch)
-
-    def _finish(self, topics: list[Topic]) -> None:
-        numbers = [topic.number for topic in topics]
-        # Numbers of lost topics may be higher, but nothing in the new store refers to them.
-        highest = max(numbers, default=0) + 1
-        batch = WriteBatch()
-        batch.put(store_keys.COUNTERS, StoreCounters(topic=highest, version=highest).encode())
         self._txn_writer.write(batch)
 
     def _chosen(self, topic: Topic, shard: int) -> Iterator[SalvagePiece]:
@@ -342,15 +332,3 @@ def _with_shard(topic: Topic | None, number: int, shard: int) -> Topic:
     *sealed, last = topic.generations
     grown = (last + missing,) if topic.name == f"salvaged-{number}" else (last, missing)
     return Topic(topic.name, number, (*sealed, *grown), topic.settings)
-
-
-def _named_once(found: dict[int, Topic]) -> list[Topic]:
-    """Make names unique: a name that was created again belongs to the newest topic."""
-    taken: set[str] = set()
-    topics = []
-    for number in sorted(found, reverse=True):
-        topic = found[number]
-        name = f"salvaged-{number}" if topic.name in taken else topic.name
-        taken.add(name)
-        topics.append(Topic(name, number, topic.generations, topic.settings))
-    return topics[::-1]

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -28,12 +28,7 @@ from typing import Final
 import lmdb
 
 from polybus.errors import Damaged, DoesNotExist, PolybusError, StoreClosed, WrongFormat
-from polybus.store.lmdb import (
-    environment,
-    folder_ownership,
-    store_keys,
-    stored_values,
-)
+from polybus.store.lmdb import environment, folder_ownership, store_keys, stored_values
 from polybus.store.lmdb.environment import Environment, Transaction
 from polybus.store.lmdb.lmdb_errors import translate_error, translated_errors
 from polybus.store.lmdb.stored_values import FORMAT_VERSION
@@ -75,11 +70,11 @@ def current_version(path: Path) -> CurrentVersion:
     return found.st_ino, found.st_mtime_ns
 
 
-def prepare(path: Path, fill: Callable[[Path], None]) -> Path:
+def prepare(path: Path) -> Path:
     """Return the current generation, created if there is none. Only the owner may call this.
 
-    `fill` creates an environment in a folder. When this returns, all names are on disk,
-    also those of a former owner that was killed before it synced them.
+    When this returns, all names are on disk, also those of a former owner that was killed
+    before it synced them.
     """
     if not (path / CURRENT).exists():
         found = _generations(path)
@@ -89,7 +84,7 @@ def prepare(path: Path, fill: Callable[[Path], None]) -> Path:
             raise Damaged(
                 f"{path / CURRENT} is missing, and {len(found)} generations exist; use salvage"
             )
-        switch_generation(path, found[0] if found else _create_first(path, fill))
+        switch_generation(path, found[0] if found else _create_first(path))
     used = current_generation(path)
     # Safe, because the caller owns the folder and CURRENT is on disk.
     for other in _generations(path):
@@ -100,18 +95,24 @@ def prepare(path: Path, fill: Callable[[Path], None]) -> Path:
     return used
 
 
-def _create_first(path: Path, fill: Callable[[Path], None]) -> Path:
+def _create_first(path: Path) -> Path:
     """Create the first generation, complete on disk before it gets its name.
 
     LMDB writes the first pages of a new file without a sync and never syncs its folder.
     After a power cut, CURRENT could otherwise name a missing or broken file.
     """
-    fresh, first = path / "0001.new", path / "0001"
+    fresh = path / "0001.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
-    fill(fresh)
+    opened = environment.acquire(fresh, read_only=False)
+    try:
+        # This transaction syncs the file.
+        with opened.lmdb.begin(write=True) as transaction:
+            transaction.put(store_keys.FORMAT, stored_values.encode_number(FORMAT_VERSION))
+    finally:
+        environment.release(opened)
     sync_folder(fresh)
-    return fresh.rename(first)
+    return fresh.rename(path / "0001")
 
 
 def next_generation(used: Path) -> Path:
@@ -135,9 +136,8 @@ def switch_generation(path: Path, used: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path / CURRENT)
-        os.fsync(
-            directory
-        )  # opened before the change, so that a lack of descriptors cannot fail it here
+        # Opened before the change, so that a lack of descriptors cannot fail it here.
+        os.fsync(directory)
     finally:
         os.close(directory)
 
@@ -174,10 +174,21 @@ class StoreFiles:
         self._closed = False
         self.current: Environment
         if read_only:
-            current_generation(path)
+            current_generation(path)  # raises if there is no store
             self._open_current()
-        else:
-            self._take_ownership()
+            return
+        with translated_errors():
+            make_folder(path)
+            # Before anything is opened: only the owner may repair or clean up the folder.
+            folder_ownership.take(path)
+        try:
+            with translated_errors():
+                used = prepare(path)
+            self._open(used)
+            self.current.clear_dead_readers()
+        except BaseException:
+            folder_ownership.release(path)
+            raise
 
     def snapshot(self) -> ReadSnapshot:
         """Open a read transaction. Views of stored values are valid only within it."""
@@ -236,24 +247,21 @@ class StoreFiles:
         if not self.read_only:
             folder_ownership.release(self.path)
 
-    def _take_ownership(self) -> None:
-        with translated_errors():
-            make_folder(self.path)
-            # Before anything is opened: only the owner may repair or clean up the folder.
-            folder_ownership.take(self.path)
-        try:
-            with translated_errors():
-                used = prepare(self.path, _create_environment)
-            self._open(used)
-            self.current.clear_dead_readers()
-        except BaseException:
-            folder_ownership.release(self.path)
-            raise
-
     def _open(self, generation: Path) -> None:
         opened = environment.acquire(generation, read_only=self.read_only)
         try:
-            self._check_format(opened)
+            with translated_errors():
+                transaction = opened.lmdb.begin(buffers=True)
+                try:
+                    raw = transaction.get(store_keys.FORMAT)
+                    version = None if raw is None else stored_values.read_number(raw)
+                finally:
+                    transaction.abort()
+            if version != FORMAT_VERSION:
+                raise WrongFormat(
+                    f"{self.path} has format {version}; this version of polybus reads "
+                    f"{FORMAT_VERSION}"
+                )
         except BaseException:
             environment.release(opened)
             raise
@@ -275,16 +283,6 @@ class StoreFiles:
                 else:
                     self._seen = seen
                     return
-
-    def _check_format(self, opened: Environment) -> None:
-        with translated_errors(), opened.read_transaction() as transaction:
-            found = transaction.get(store_keys.FORMAT)
-            version = None if found is None else stored_values.read_number(found)
-        if version != stored_values.FORMAT_VERSION:
-            raise WrongFormat(
-                f"{self.path} has format {version}; this version of polybus reads "
-                f"{stored_values.FORMAT_VERSION}"
-            )
 
     def _follow(self) -> None:
         try:
@@ -331,15 +329,3 @@ class ReadSnapshot:
             environment.leave(self._used)
         if isinstance(error, lmdb.Error | OSError):
             raise translate_error(error) from error
-
-
-def _create_environment(path: Path) -> None:
-    """Create an environment that holds only the format version, synced."""
-    opened = environment.acquire(path, read_only=False)
-    try:
-        with translated_errors(), opened.lmdb.begin(write=True) as transaction:
-            transaction.put(
-                store_keys.FORMAT, stored_values.encode_number(stored_values.FORMAT_VERSION)
-            )
-    finally:
-        environment.release(opened)

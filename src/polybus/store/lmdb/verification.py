@@ -104,6 +104,9 @@ class VerifyReporter:
 STEP: Final = 256  # values
 STEP_BYTES: Final = 32 << 20
 
+AFTER_LOG: Final = b"h"  # the first byte after that of the log
+NEVER: Final = 1 << 62  # after the last offset
+
 DECODERS: Final[dict[bytes, Callable[[memoryview], Any]]] = {
     store_keys.COUNTERS: stored_values.StoreCounters.decode,
     store_keys.NAMES: stored_values.read_name,
@@ -127,22 +130,19 @@ class StoreVerifier:
 
     def run(self) -> None:
         with closing(self._files):
-            self._pages()
+            self._verify_pages()
             with self._reporting_faults("values"):
-                self._values()
+                self._decode_values()
+            topics: list[bytes] = []
+            with self._reporting_faults("topics"), self._files.snapshot() as transaction:
+                topics += [bytes(raw) for _, raw in scan_prefix(transaction, store_keys.TOPICS)]
             # Each topic on its own: a damaged one must not hide the faults of the others.
-            for raw in self._topics():
+            for raw in topics:
                 with self._reporting_faults("a topic"):
-                    self._topic(stored_values.read_topic(raw)[0].number)
+                    self._verify_topic(stored_values.read_topic(raw)[0].number)
             self._reporter.report_progress("the end")
 
-    def _topics(self) -> list[bytes]:
-        found: list[bytes] = []
-        with self._reporting_faults("topics"), self._files.snapshot() as transaction:
-            found += [bytes(raw) for _, raw in scan_prefix(transaction, store_keys.TOPICS)]
-        return found
-
-    def _pages(self) -> None:
+    def _verify_pages(self) -> None:
         """Check LMDB's own structure, if this py-lmdb can and no process owns the store."""
         try:
             verify_pages = import_module("lmdb.verify").verify
@@ -153,32 +153,29 @@ class StoreVerifier:
             for fault in verify_pages(str(self._files.current.path)):
                 self._reporter.fault(f"pages of the store are damaged: {fault}")
 
-    def _values(self) -> None:
-        """Decode all values but those of the log."""
-        after: bytes | None = b""
-        while after is not None:
-            after = self._some_values(after)
+    def _decode_values(self) -> None:
+        """Decode all values but those of the log, some in each transaction."""
+        key: bytes | None = b""
+        while key is not None:
+            with self._files.snapshot() as transaction, transaction.cursor() as cursor:
+                found = cursor.set_range(key) if key else cursor.first()
+                for _ in range(STEP):
+                    key = bytes(cursor.key()) if found else None
+                    if key is None:
+                        break
+                    kind, value = key[:1], cursor.value()
+                    if kind == store_keys.LOG:
+                        key = AFTER_LOG  # the log is checked by shard
+                        break
+                    with self._reporting_faults(f"the value of key {key!r}"):
+                        DECODERS.get(kind, bytes)(value)
+                    # Staged blocks count when their extent is verified.
+                    size = 0 if kind == store_keys.STAGED else len(value)
+                    self._reporter.advance(f"key {key!r}", size)
+                    found = cursor.next()
+                    key = bytes(cursor.key()) if found else None
 
-    def _some_values(self, after: bytes) -> bytes | None:
-        """Decode the next values from a key on. Returns where to continue, None at the end."""
-        with self._files.snapshot() as transaction, transaction.cursor() as cursor:
-            found = cursor.set_range(after) if after else cursor.first()
-            for _ in range(STEP):
-                if not found:
-                    return None
-                key = bytes(cursor.key())
-                if key[:1] == store_keys.LOG:
-                    return b"h"  # the log is checked by shard: continue after it
-                self._value(key, cursor.value())
-                found = cursor.next()
-            return bytes(cursor.key()) if found else None
-
-    def _value(self, key: bytes, value: memoryview) -> None:
-        with self._reporting_faults(f"the value of key {key!r}"):
-            DECODERS.get(key[:1], bytes)(value)
-        self._reporter.advance(f"key {key!r}", 0 if key[:1] == store_keys.STAGED else len(value))
-
-    def _topic(self, number: int) -> None:
+    def _verify_topic(self, number: int) -> None:
         self._report.topics += 1
         with self._files.snapshot() as transaction:
             raw = transaction.get(store_keys.topic(number))
@@ -223,51 +220,45 @@ class ShardVerifier:
         self._last = 0, 0  # id and time
 
     def run(self) -> None:
-        at: int | None = 0
-        while at is not None:
-            at = self._step(at)
-
-    def _step(self, at: int) -> int | None:
-        """Check some entries from an offset on. Returns where to continue, None at the end."""
         topic, shard = self._target
-        with self._files.snapshot() as transaction:
-            raw = transaction.get(store_keys.shard_state(topic, shard))
-            state = transaction.get(store_keys.state(topic))
-            if raw is None or state is None:
-                return None
-            start, end, _ = stored_values.SHARD_STATE.unpack(raw)
-            next_id, _ = stored_values.TOPIC_STATE.unpack(state)
-            # The owner may have trimmed the shard since the last step.
-            at = max(at, start)
-            size = 0
-            with closing(EntryCursor(transaction, topic, shard, self._name)) as cursor:
-                for _ in range(STEP):
-                    if at >= end or size > STEP_BYTES:
-                        break
-                    size += self._entry(cursor, at, next_id)
-                    at = self._passed
-        return at if at < end else None
+        at = 0
+        while True:
+            with self._files.snapshot() as transaction:
+                raw = transaction.get(store_keys.shard_state(topic, shard))
+                state = transaction.get(store_keys.state(topic))
+                if raw is None or state is None:
+                    return  # dropped meanwhile
+                start, end, _ = stored_values.SHARD_STATE.unpack(raw)
+                next_id, _ = stored_values.TOPIC_STATE.unpack(state)
+                # The owner may have trimmed the shard since the last step.
+                at = max(at, start)
+                size = 0
+                with closing(EntryCursor(transaction, topic, shard, self._name)) as cursor:
+                    for _ in range(STEP):
+                        if at >= end or size > STEP_BYTES:
+                            break
+                        at, entry_bytes = self._verify_entry(cursor, at, next_id)
+                        size += entry_bytes
+            if at >= end:
+                return
 
-    _passed = 0
-
-    def _entry(self, cursor: EntryCursor, at: int, next_id: int) -> int:
-        """Check the entry that holds an offset. Returns its bytes."""
+    def _verify_entry(self, cursor: EntryCursor, at: int, next_id: int) -> tuple[int, int]:
+        """Verify the entry that holds an offset. Returns the offset after it, and its bytes."""
         try:
             entry = cursor.seek(at)
         except StoreFault as error:
             self._reporter.fault(str(error))
-            self._passed = _next_readable(cursor, at)
-            return 0
+            # The next entry may be readable.
+            following = cursor.first_after(at)
+            return NEVER if following is None else following, 0
         if entry is None or entry.first > at:
             upto = entry.first if entry else "the end"
             self._reporter.fault(f"{self._where}, offset {at}: no entries up to {upto}")
-            self._passed = entry.first if entry else 1 << 62
-            return 0
-        self._passed = entry.end
-        self._runs(entry, next_id)
-        return self._blocks(cursor, entry, at)
+            return entry.first if entry else NEVER, 0
+        self._verify_runs(entry, next_id)
+        return entry.end, self._verify_blocks(cursor, entry, at)
 
-    def _runs(self, entry: LogEntry, next_id: int) -> None:
+    def _verify_runs(self, entry: LogEntry, next_id: int) -> None:
         where = f"{self._where}, offset {entry.first}"
         if run_table.count_messages(entry.runs) != entry.count:
             self._reporter.fault(f"{where}: the run table does not match the number of messages")
@@ -279,7 +270,7 @@ class ShardVerifier:
             # Compared with the next run, also across steps and entries.
             self._last = first_id + count - 1, time_ns
 
-    def _blocks(self, cursor: EntryCursor, entry: LogEntry, at: int) -> int:
+    def _verify_blocks(self, cursor: EntryCursor, entry: LogEntry, at: int) -> int:
         size, place = 0, at - entry.first
         report = self._reporter.report
         try:
@@ -301,12 +292,6 @@ class ShardVerifier:
                 self._reporter.fault(f"{self._where}, offset {entry.first}: blocks are missing")
         self._reporter.advance(f"{self._where}, offset {entry.first}", size)
         return size
-
-
-def _next_readable(cursor: EntryCursor, at: int) -> int:
-    """Return the first offset after a damaged entry that may be readable."""
-    offset = cursor.first_after(at)
-    return 1 << 62 if offset is None else offset
 
 
 def main(path: Path) -> int:

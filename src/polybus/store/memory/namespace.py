@@ -108,9 +108,21 @@ class Namespace:
         first = self.producers.check_stamp(commit.stamp) if commit.stamp else None
         if first is not None:
             return first
-        # From here on everything is checked; after the two checks nothing can fail.
-        appends = self._check_appends(commit)
-        self._check_changes(commit.changes)
+        # Everything is checked before the first change, which then cannot fail.
+        stages = [self._stage(stage) for stage in commit.stages]
+        appends = [*commit.appends, *(append for stage in stages for append in stage.appends)]
+        for append in appends:
+            request_checks.open_shard(self.log(append.topic).topic, append.shard)
+        request_checks.spans(len({(append.topic, append.shard) for append in appends}))
+        for change in commit.changes:
+            record = self._records.get(change.key)
+            version = record.version if record else 0
+            if change.expected not in (None, version):
+                raise Conflict(
+                    f"record {change.key!r} has version {version}, expected {change.expected}"
+                )
+        # Ids run by topic and shard, within a shard in the order of the commit.
+        appends.sort(key=lambda append: (append.topic, append.shard))
         spans, timestamp_ns = self._append(appends)
         for stage in commit.stages:
             del self._stages[stage]
@@ -119,24 +131,6 @@ class Namespace:
         if commit.stamp:
             self.producers.record_result(commit.stamp, done)
         return done
-
-    def _check_appends(self, commit: Commit) -> list[Append]:
-        """Return all appends by topic and shard, in the order of the commit."""
-        stages = [self._stage(stage) for stage in commit.stages]
-        appends = [*commit.appends, *(append for stage in stages for append in stage.appends)]
-        for append in appends:
-            request_checks.open_shard(self.log(append.topic).topic, append.shard)
-        request_checks.spans(len({(append.topic, append.shard) for append in appends}))
-        return sorted(appends, key=lambda append: (append.topic, append.shard))
-
-    def _check_changes(self, changes: Sequence[RecordChange]) -> None:
-        for change in changes:
-            record = self._records.get(change.key)
-            version = record.version if record else 0
-            if change.expected not in (None, version):
-                raise Conflict(
-                    f"record {change.key!r} has version {version}, expected {change.expected}"
-                )
 
     def _append(self, appends: Sequence[Append]) -> tuple[tuple[Span, ...], int]:
         logs = [self.log(append.topic) for append in appends]
