@@ -59,12 +59,13 @@ SABOTAGES = [
         WRITE,
         WRITE + "        if batch.ends:\n            return\n",
     ),
-    # With intervals, a batch that was acknowledged and could not be written is not retried.
+    # With intervals, a batch that was acknowledged and could not be written is emptied before the
+    # retry.
     Patch(
         "failed-batch-dropped",
         "store/lmdb/interval_writer.py",
         "            self._failure = error\n",
-        "            self._failure = error\n            self._writing = None\n",
+        "            self._failure = error\n            self._writing.puts.clear()\n",
     ),
     # The cache of the writer survives a failed transaction.
     Patch(

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from copy import copy
 from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
@@ -54,12 +55,15 @@ class IntervalWriter(StoreWriter):
         future = WriteFuture(task, subject, size)
         executed: list[WriteFuture] = []
         with self._changed:
-            # While a write fails, a new task could only resolve with a result that may be lost.
-            refusal = StoreClosed("the store was closed") if self._queue.closed else self._failure
             # A batch that cannot be written stays in memory, so it counts as well.
             is_full = self._gathered_bytes + self._writing_bytes >= MAX_BYTES
-            if refusal is not None:
-                future.set_exception(refusal)
+            if self._queue.closed:
+                future.set_exception(StoreClosed("the store was closed"))
+            elif self._failure is not None:
+                # While a write fails, a new task could only resolve with a result that may be lost.
+                # Each gets an error of its own: raising a shared one again would extend its
+                # traceback, which holds frames, for as long as the disk is full.
+                future.set_exception(copy(self._failure))
             # A task must not overtake the backlog: tasks of a thread take effect in order.
             elif self._backlog or is_full:
                 try:

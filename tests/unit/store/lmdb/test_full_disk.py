@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.store.lmdb.store_helpers import elsewhere
+from polybus.errors import StoreFull
+from polybus.model.commit import Commit, RecordChange
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.store.lmdb.write_batch import WriteBatch
+from tests.rig.observer import until
+from tests.unit.store.lmdb.store_helpers import TIMEOUT_S, elsewhere
 
 PRELUDE = """
 import json, resource, sys
@@ -130,3 +135,22 @@ def test_interval_batch_is_kept_and_written_when_there_is_room(tmp_path):
 @pytest.mark.filterwarnings("default")
 def test_close_raises_if_resolved_commits_are_lost(tmp_path):
     assert elsewhere(LOST, tmp_path) == ["full", ["first"]]
+
+
+def test_interval_refusals_do_not_share_an_error(tmp_path, monkeypatch):
+    """A shared error would collect the frames of each caller that raises it."""
+
+    def fail(_batch: WriteBatch) -> None:
+        raise StoreFull("no room")
+
+    store = LmdbStore(tmp_path, durability="interval", commit_interval_ms=1)
+    write = store._txn_writer.write
+    monkeypatch.setattr(store._txn_writer, "write", fail)
+    change = Commit(changes=(RecordChange(b"k", b"v"),))
+    store.commit(change).result(TIMEOUT_S)
+    until(lambda: isinstance(store.commit(change).exception(), StoreFull), "the write failed")
+    errors = [store.commit(change).exception(TIMEOUT_S) for _ in range(2)]
+    assert isinstance(errors[0], StoreFull)
+    assert errors[0] is not errors[1]
+    monkeypatch.setattr(store._txn_writer, "write", write)
+    store.close()
