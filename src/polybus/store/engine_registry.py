@@ -94,6 +94,7 @@ def canonical_url(url: str) -> str:
 
 def default_url(data: Path) -> str:
     """Return the URL of the store of a bus whose configuration names no engine."""
+    # An engine that cannot be loaded is skipped: another one may be the default.
     for scheme in schemes():
         engine = _load(scheme)
         if engine is not None and engine.is_default:
@@ -108,6 +109,7 @@ def find_store(text: str, *, damaged: bool = False) -> StoreLocation:
     is no such store, or if its engine keeps no files.
     """
     scheme, colon, place = text.partition(":")
+    # A text with "//" is a URL of something else, not a folder with a colon in its name.
     named = bool(colon) and (scheme in _entry_points() or place.startswith("//"))
     found = {name: engine for name in schemes() if (engine := _load(name)) is not None}
     files = {name: engine for name, engine in found.items() if engine.maintenance is not None}

@@ -65,6 +65,7 @@ class BackgroundCommitter:
 
     def submit_work(self, work: CommitWork) -> None:
         """Write a batch. Requires `ensure_started`, and a `wait` that returned None."""
+        # Held by this thread and released by the other one, which a plain Lock allows.
         self._idle.acquire()
         self._work = work
         self._work_ready.release()
@@ -73,6 +74,7 @@ class BackgroundCommitter:
         """Wait until no batch is in flight. Returns the failed commit, once, or None."""
         if self._thread is None:
             return None
+        # The thread releases it after it has set `_failed` or resolved the futures.
         with self._idle:
             failed, self._failed = self._failed, None
             return failed
@@ -80,6 +82,7 @@ class BackgroundCommitter:
     def close(self) -> None:
         """End the thread. Must be called after the last `wait`."""
         if self._thread is not None:
+            # Released without work, which ends the thread.
             self._work_ready.release()
             self._thread.join()
 
@@ -93,6 +96,7 @@ class BackgroundCommitter:
                 self._write(work.batch)
             except BaseException as error:
                 self._failed = FailedCommit(work.group, error)
+                # Before the owner is woken: it calls `wait`, which needs the lock.
                 self._idle.release()
                 self._on_failure()
             else:

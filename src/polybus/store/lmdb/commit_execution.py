@@ -14,7 +14,7 @@ from polybus.store import request_checks
 from polybus.store.lmdb import producer_stamps, staged_blocks, store_keys, stored_values
 from polybus.store.lmdb.log_entry import StagePart
 from polybus.store.lmdb.write_batch import Target
-from polybus.store.lmdb.writer_state import StageState, TopicState, WriterState
+from polybus.store.lmdb.writer_state import CachedStage, CachedTopic, WriterState
 
 
 class ShardAppend:
@@ -22,7 +22,7 @@ class ShardAppend:
 
     __slots__ = ("blocks", "parts", "state")
 
-    def __init__(self, state: TopicState) -> None:
+    def __init__(self, state: CachedTopic) -> None:
         self.state = state
         self.blocks: list[Block] = []
         self.parts: list[StagePart] = []
@@ -96,7 +96,7 @@ def _commit_all_parts(writer: WriterState, commit: Commit, now_ns: int) -> Commi
 
 
 def _collect_appends(
-    writer: WriterState, commit: Commit, stages: dict[int, StageState]
+    writer: WriterState, commit: Commit, stages: dict[int, CachedStage]
 ) -> dict[Target, ShardAppend]:
     """Return blocks and parts of stages by shard. Raises if a shard cannot be appended to."""
     shard_appends: dict[Target, ShardAppend] = {}

@@ -64,6 +64,7 @@ class CommitPoller:
 
     def close(self) -> None:
         self._over.set()
+        # A listener may close the store, on the poller's own thread.
         if self._thread is not threading.current_thread():
             self._thread.join()
 

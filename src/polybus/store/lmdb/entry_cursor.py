@@ -96,6 +96,7 @@ class EntryCursor:
         assert entry is not None
         offset = entry.first + start
         try:
+            # The fast path: nearly all entries hold their block.
             if entry.kind == log_entry.BLOCK:
                 yield self._open(entry.block(self.value), entry.count), entry.runs, entry.first
                 return
@@ -108,6 +109,7 @@ class EntryCursor:
     def _extent(self, entry: LogEntry, start: int) -> Iterator[tuple[Layout, bytes, int]]:
         place = 0  # of the first message of the part within the extent
         for part in entry.parts:
+            # Parts before the start are skipped by their counts, without reading them.
             if place + part.count > start:
                 reached = max(0, start - place)
                 for staged, value in self._staged(part.stage, reached):
@@ -127,6 +129,7 @@ class EntryCursor:
         key = store_keys.staged(stage, self.topic, self.shard, start)
         with self._transaction.cursor() as cursor:
             found = cursor.set_range(key)
+            # No block starts at the message: the block before holds it.
             if not (found and cursor.key() == key):
                 found = cursor.prev() if found else cursor.last()
             while found and cursor.key()[: len(prefix)] == prefix:
@@ -136,6 +139,7 @@ class EntryCursor:
                 found = cursor.next()
 
     def _read_entry(self) -> LogEntry | None:
+        # Cleared first: after an error there is no current entry.
         self.entry = None
         key, self.value = self._cursor.item()
         # The cursor has left the log of this shard.
@@ -143,6 +147,7 @@ class EntryCursor:
             return None
         try:
             entry = log_entry.decode(self.value)
+            # The head repeats the key, so a value under a wrong key is detected.
             if entry[1:4] != store_keys.place_in_log(key):
                 raise Damaged("an entry of the log stands at another's place")
         except Damaged as error:
@@ -152,6 +157,7 @@ class EntryCursor:
 
     def _open(self, block: memoryview, count: int) -> Layout:
         layout = open_layout(block, checksum=True, later=self._later)
+        # Offsets are counted by entries, messages are read from blocks: both must agree.
         if layout.count != count:
             raise Damaged(f"a block has {layout.count} messages, its entry says {count}")
         return layout

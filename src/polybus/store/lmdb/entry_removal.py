@@ -47,6 +47,7 @@ class RemovalStep:
                     done = self._all_with(store_keys.staged_of_stage(*numbers))
                 if not done:
                     return True
+                # Deleted last: if the step ends earlier, the next one continues with this key.
                 self._transaction.delete(key)
         return False
 
@@ -58,7 +59,7 @@ class RemovalStep:
         """Delete the entries before the start of a shard. Returns True if none is left."""
         raw = self._transaction.get(store_keys.shard_state(topic, shard))
         if raw is None:
-            return True
+            return True  # dropped meanwhile, which has a removal key of its own
         start = stored_values.SHARD_STATE.unpack(raw)[0]
         self._freed = 0
         done = self._log(store_keys.log_of_shard(topic, shard), start)
@@ -75,6 +76,7 @@ class RemovalStep:
         with self._transaction.cursor() as cursor:
             while cursor.set_range(prefix) and bytes(cursor.key()[: len(prefix)]) == prefix:
                 entry = _entry(cursor)
+                # An entry that holds the start stays; of an extent, staged blocks before it go.
                 whole = start is None or entry.end <= start
                 if not whole and (start is None or entry.first >= start):
                     return True
@@ -112,6 +114,7 @@ class RemovalStep:
                     return True
                 cursor.delete()
                 self._freed += entry.charged
+                # After the deletion, so that every step makes progress, however short its time.
                 if self._is_over:
                     return False
                 found = cursor.set_range(prefix)

@@ -62,6 +62,7 @@ class Environment:
     def enter(self) -> bool:
         """Begin a read, which `leave` ends. Returns False if the environment is closed."""
         with _guard:
+            # `reopen` waits until no read is open, so new ones wait for it.
             if self.is_reopening:
                 _guard.wait_for(lambda: not self.is_reopening)
             self.open_reads += not self.closed
@@ -86,6 +87,7 @@ def acquire(path: Path, *, read_only: bool) -> Environment:
         found = _shared.get(key)
         if found is None:
             found = _shared[key] = Environment(path, read_only)
+        # An environment cannot be opened twice, nor change from reading to writing.
         elif found.read_only and not read_only:
             raise DataFolderInUse(f"{path} is open read-only in this process (pid {key[0]})")
         found.users += 1
@@ -106,6 +108,7 @@ def leave(environment: Environment) -> None:
         environment.open_reads -= 1
         if environment.users == environment.open_reads == 0:
             _close(environment)
+        # `reopen` waits for the last read.
         if environment.is_reopening:
             _guard.notify_all()
 
@@ -120,6 +123,7 @@ def reopen(environment: Environment) -> None:
             environment.lmdb.close()
             environment.open()
         except BaseException:
+            # Reads that wait here must fail instead of using a closed environment.
             _shared.pop((environment.pid, environment.resolved), None)
             environment.closed = True
             raise

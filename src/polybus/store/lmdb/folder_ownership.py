@@ -49,6 +49,7 @@ def take(folder: Path) -> None:
 def release(folder: Path) -> None:
     with _guard:
         pid, descriptor = _held.pop(folder.resolve())
+        # In a child of a fork the file still names the parent, which owns the folder.
         if pid == os.getpid():
             os.ftruncate(descriptor, 0)
         os.close(descriptor)
@@ -59,6 +60,7 @@ def owner(folder: Path) -> int | None:
     folder = folder.resolve()
     with _guard:
         _forget_parents()
+        # Opening and closing the file here would drop the lock of this process.
         if folder in _held:
             return os.getpid()
         with suppress(FileNotFoundError):

@@ -203,6 +203,7 @@ class LmdbStore(Store):
         self._execute(lambda writer: staged_blocks.discard(writer, stage))
 
     def trim(self, topic: int, before: Mapping[int, int]) -> None:
+        # A copy, because the writer thread reads it later.
         before = dict(before)
         self._execute(lambda writer: topic_catalog.trim(writer, topic, before))
 
@@ -260,6 +261,7 @@ class LmdbStore(Store):
         with self._files.snapshot() as transaction, transaction.cursor() as cursor:
             more = cursor.set_range(store_keys.record(max(prefix, after)))
             while more and len(found) < limit and cursor.key()[: len(prefix) + 1] == b"r" + prefix:
+                # Copied: the view is valid only until the cursor moves.
                 key = bytes(cursor.key()[1:])
                 if key != after:
                     found.append(StoredRecord(key, *stored_values.read_record(cursor.value())))
@@ -269,6 +271,7 @@ class LmdbStore(Store):
     def watch(self, listener: Listener) -> Callable[[], None]:
         self._check_open()
         unwatch = self._listeners.add(listener)
+        # Without a writer in this process, nothing else would call the listener.
         if self.read_only and self._poller is None:
             self._poller = CommitPoller(self._files, self._listeners)
         return unwatch
@@ -315,6 +318,7 @@ class LmdbStore(Store):
     # --- helpers
 
     def _check_open(self) -> None:
+        # Threads do not survive a fork: a request of the child would never resolve.
         if os.getpid() != self._pid:
             raise StoreClosed(
                 f"the store was opened by process {self._pid}, the parent of a fork; open it again"
@@ -363,6 +367,7 @@ class LmdbStore(Store):
         return rows
 
     def _on_written(self, batch: WriteBatch) -> None:
+        # First the cache: a listener reads at once.
         self._recent.add_batch(batch)
         self._listeners.notify(batch.ends)
 

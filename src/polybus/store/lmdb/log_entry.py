@@ -74,6 +74,7 @@ def encode(entry: LogEntry, block: Buffer | HeadroomBlock = b"") -> bytes:
 
 def encode_head(entry: LogEntry, block_bytes: int) -> bytes:
     """Return the bytes before the block, of which only the size is needed."""
+    # The checksum covers the sizes as well, so a damaged head cannot lead outside of the value.
     tables = entry.runs + b"".join([_PART.pack(*part) for part in entry.parts])
     sizes = block_bytes, len(entry.runs) // _RUN_BYTES, len(entry.parts)
     head = _HEAD.pack(MAGIC, *entry[:6], *sizes)
@@ -86,6 +87,7 @@ def decode(value: Buffer) -> LogEntry:
         head = read_head(value, MAGIC, True)
     except BadEntry as error:
         raise Damaged(str(error)) from None
+    # Only extents and staged blocks have parts.
     if head[7]:
         parts = tuple([StagePart._make(part) for part in _PART.iter_unpack(head[7])])
         return LogEntry(*head[:7], parts, *head[8:])

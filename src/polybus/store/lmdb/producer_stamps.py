@@ -11,17 +11,18 @@ from polybus.errors import Fenced, OutOfSequence, Stale, UnknownProducer
 from polybus.model.commit import CommitResult
 from polybus.model.stamp import ProducerEpoch, ProducerOptions, Stamp
 from polybus.store.lmdb import store_keys, stored_values
-from polybus.store.lmdb.writer_state import ProducerState, WriterState
+from polybus.store.lmdb.writer_state import CachedProducer, WriterState
 
 
 def open_producer(writer: WriterState, name: str, options: ProducerOptions) -> ProducerEpoch:
     producer = writer.cache.producer(name)
     if producer is None:
-        producer = ProducerState(
+        producer = CachedProducer(
             writer.next_number("producer"), 0, 0, options.dense, options.kept_results
         )
     elif producer.kept != options.kept_results:
         _resize(writer, producer, options.kept_results)
+    # Each opening fences the stamps of the epoch before.
     producer.epoch += 1
     producer.dense = options.dense
     writer.cache.producers[name] = producer
@@ -45,7 +46,7 @@ def close_producer(writer: WriterState, name: str, epoch: int) -> None:
         writer.batch.delete(store_keys.result(producer.number, slot))
 
 
-def find_producer(writer: WriterState, stamp: Stamp) -> ProducerState:
+def find_producer(writer: WriterState, stamp: Stamp) -> CachedProducer:
     """Return the producer of a stamp. Raises `Fenced` if its epoch differs."""
     # The fast path of every stamped commit: no function call, no read.
     producer = writer.cache.producers.get(stamp.producer)
@@ -54,7 +55,7 @@ def find_producer(writer: WriterState, stamp: Stamp) -> ProducerState:
     return _of_epoch(writer, stamp.producer, stamp.epoch)
 
 
-def check_stamp(producer: ProducerState, stamp: Stamp) -> CommitResult | None:
+def check_stamp(producer: CachedProducer, stamp: Stamp) -> CommitResult | None:
     """Return the first result if the stamp was used before, None if it may be used now."""
     # The next counter is by far the most frequent case, for dense producers and others.
     if stamp.counter == producer.counter + 1:
@@ -63,6 +64,7 @@ def check_stamp(producer: ProducerState, stamp: Stamp) -> CommitResult | None:
         for raw in producer.results.values():
             if stored_values.counter_of(raw) == stamp.counter:
                 counter, digest, first = stored_values.read_result(raw)
+                # The same counter for another request is an error of the producer, not a repeat.
                 if digest != stamp.digest:
                     raise Stale(
                         f"producer {stamp.producer!r} used counter {counter} for another request"
@@ -78,10 +80,11 @@ def check_stamp(producer: ProducerState, stamp: Stamp) -> CommitResult | None:
 
 
 def record_result(
-    writer: WriterState, producer: ProducerState, stamp: Stamp, committed: CommitResult
+    writer: WriterState, producer: CachedProducer, stamp: Stamp, committed: CommitResult
 ) -> None:
     """Store the result of a stamp that `check_stamp` allowed."""
     _, _, counter, digest = stamp
+    # The oldest result is overwritten.
     slot = producer.slots % producer.kept
     raw = stored_values.encode_result(counter, digest, committed)
     writer.batch.put(store_keys.result(producer.number, slot), raw)
@@ -91,7 +94,7 @@ def record_result(
     producer.results[slot] = raw
 
 
-def _of_epoch(writer: WriterState, name: str, epoch: int) -> ProducerState:
+def _of_epoch(writer: WriterState, name: str, epoch: int) -> CachedProducer:
     producer = writer.cache.producer(name)
     if producer is None:
         raise UnknownProducer(f"unknown producer {name!r}; open it first")
@@ -100,7 +103,7 @@ def _of_epoch(writer: WriterState, name: str, epoch: int) -> ProducerState:
     return producer
 
 
-def _resize(writer: WriterState, producer: ProducerState, kept: int) -> None:
+def _resize(writer: WriterState, producer: CachedProducer, kept: int) -> None:
     """Rebuild the ring with the newest results that fit."""
     for slot in range(min(producer.slots, producer.kept)):
         writer.batch.delete(store_keys.result(producer.number, slot))

@@ -54,6 +54,7 @@ class RecentEntries:
 
     def add_batch(self, batch: WriteBatch) -> None:
         """Add a batch that was written, before any future of it resolves."""
+        # After a trim, a drop or a new generation, the cached entries may be invisible.
         for topic in batch.altered:
             for target in [target for target in self._shards if target[0] == topic]:
                 del self._shards[target]
@@ -64,6 +65,7 @@ class RecentEntries:
             if len(value) > MAX_ENTRY_BYTES or not isinstance(value, bytes):
                 self._shards.pop(target, None)
                 continue
+            # Entries that leave a tuple are not subtracted: the sum only bounds the memory.
             self._bytes += len(value)
             if self._bytes > MAX_BYTES:
                 self._shards, self._bytes = {}, len(value)

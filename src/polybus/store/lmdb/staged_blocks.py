@@ -15,13 +15,13 @@ from polybus.model.commit import Append
 from polybus.store import request_checks
 from polybus.store.lmdb import log_entry, store_keys, stored_values
 from polybus.store.lmdb.log_entry import LogEntry, StagePart
-from polybus.store.lmdb.writer_state import StageState, WriterState
+from polybus.store.lmdb.writer_state import CachedStage, WriterState
 
 
 def open_stage(writer: WriterState, lease_s: float) -> str:
     # The random half makes names of stages hard to guess, the counter makes them unique.
     number = writer.next_number("stage") << 32 | secrets.randbits(32)
-    writer.cache.stages[number] = StageState(lease_s)
+    writer.cache.stages[number] = CachedStage(lease_s)
     writer.batch.put(store_keys.stage(number), stored_values.STAGE.pack(lease_s))
     writer.leases.start(number, lease_s)
     return f"{number:016x}"
@@ -49,6 +49,7 @@ def add_blocks(writer: WriterState, name: str, appends: Sequence[Append]) -> Non
 def renew(writer: WriterState, name: str, lease_s: float) -> None:
     number = stage_number(name)
     stage = find_stage(writer, number, name)
+    # A renewal of the same length writes nothing: expiry times are not stored.
     if stage.lease_s != lease_s:
         stage.lease_s = lease_s
         writer.batch.put(store_keys.stage(number), stored_values.STAGE.pack(lease_s))
@@ -70,6 +71,7 @@ def collect(writer: WriterState, number: int) -> None:
         writer.leases.end(number)
         return
     forget(writer, number, stage)
+    # A removal key instead of deletions: a stage may hold many blocks.
     writer.batch.put(store_keys.unstaged(number), b"")
     writer.batch.has_removals = True
 
@@ -80,7 +82,7 @@ def collect_expired(writer: WriterState, stages: Sequence[int], _now_ns: int) ->
         collect(writer, number)
 
 
-def forget(writer: WriterState, number: int, stage: StageState) -> None:
+def forget(writer: WriterState, number: int, stage: CachedStage) -> None:
     """End a stage and delete its record. A commit that publishes it keeps its blocks."""
     end_s = writer.leases.end(number)
     if end_s is not None:
@@ -91,7 +93,8 @@ def forget(writer: WriterState, number: int, stage: StageState) -> None:
         writer.batch.delete(store_keys.stage_shard(number, topic, shard))
 
 
-def find_stage(writer: WriterState, number: int, name: str) -> StageState:
+def find_stage(writer: WriterState, number: int, name: str) -> CachedStage:
+    # A stage without an active lease is gone, even if it is not collected yet.
     stage = writer.cache.stage(number) if writer.leases.is_active(number) else None
     if stage is None:
         raise StageGone(f"stage {name} was published or discarded, or its lease expired")
@@ -103,6 +106,7 @@ def stage_number(name: str) -> int:
         number = int(name, 16)
     except (ValueError, TypeError):
         number = -1
+    # int() accepts signs, spaces and underscores, which no name of a stage has.
     if not (0 <= number < 1 << 64) or f"{number:016x}" != name:
         raise StageGone(f"no stage {name!r}")
     return number

@@ -58,6 +58,7 @@ def backup_environment(environment: Environment, target: Path, progress: Progres
         fresh.mkdir()
         written = copy(environment, fresh, progress)
         store_files.switch_generation(target, fresh.rename(target / "0001"))
+        # The name of the target itself.
         store_files.sync_folder(target.absolute().parent)
         return written
 
@@ -107,6 +108,7 @@ def file_bytes(environment: Environment) -> int:
 def used_bytes(environment: Environment) -> int:
     """Return the bytes of pages that hold data, without the list of free pages."""
     stat = environment.lmdb.stat()
+    # LMDB has two root pages, which its statistics do not count.
     pages = 2 + stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
     return int(pages * stat["psize"])
 

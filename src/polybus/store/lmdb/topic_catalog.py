@@ -15,7 +15,7 @@ from polybus.model.topic import Topic
 from polybus.store import request_checks
 from polybus.store.lmdb import store_keys, stored_values
 from polybus.store.lmdb.stored_values import NameRecord
-from polybus.store.lmdb.writer_state import ShardState, TopicState, WriterState
+from polybus.store.lmdb.writer_state import CachedShard, CachedTopic, WriterState
 
 
 def create(writer: WriterState, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
@@ -23,9 +23,10 @@ def create(writer: WriterState, name: str, shards: int, settings: Mapping[str, o
     before = writer.cache.name(raw)
     if before is not None and before.is_live:
         raise AlreadyExists(f"topic {name!r} already exists")
+    # A new number, so that positions in a dropped topic of this name never match this one.
     topic = Topic(name, writer.next_number("topic"), (shards,), settings)
     ends = before.ends if before else ()
-    state = TopicState(topic, before.next_id if before else 1, 0, topic.open_shards)
+    state = CachedTopic(topic, before.next_id if before else 1, 0, topic.open_shards)
     _put_name(writer, raw, NameRecord(topic.number, True, state.next_id, ends))
     _open_shards(writer, state, ends)
     return topic
@@ -37,6 +38,7 @@ def configure(
     raw = name.encode()
     state = _find_live(writer, name)
     old = state.topic
+    # Only shards of the newest generation take appends, so a new generation seals the others.
     generations = (*old.generations, add_shards) if add_shards else old.generations
     state.topic = Topic(name, old.number, generations, settings)
     state.open = state.topic.open_shards
@@ -77,6 +79,7 @@ def trim(writer: WriterState, topic: int, before: Mapping[int, int]) -> None:
         shard = shards[number]
         # An offset after the end trims everything that is there, and not what comes later.
         start = min(offset, shard.end)
+        # A trim never moves the start back: the messages may be removed already.
         if start > shard.start:
             shard.start = start
             writer.mark_shard(topic, number, shard)
@@ -84,27 +87,28 @@ def trim(writer: WriterState, topic: int, before: Mapping[int, int]) -> None:
             _schedule_removal(writer, store_keys.trimmed(topic, number))
 
 
-def _find_live(writer: WriterState, name: str) -> TopicState:
+def _find_live(writer: WriterState, name: str) -> CachedTopic:
     found = writer.cache.name(name.encode())
     if found is None or not found.is_live:
         raise DoesNotExist(f"there is no topic {name!r}")
     return writer.cache.topic(found.number)
 
 
-def _open_shards(writer: WriterState, state: TopicState, ends: tuple[int, ...]) -> None:
+def _open_shards(writer: WriterState, state: CachedTopic, ends: tuple[int, ...]) -> None:
     """Open the shards of the newest generation, each at the end of its predecessor."""
     number = state.topic.number
     for shard in state.open:
         first = ends[shard] if shard < len(ends) else 0
-        state.shards[shard] = ShardState(first, first, 0)
+        state.shards[shard] = CachedShard(first, first, 0)
         writer.mark_shard(number, shard, state.shards[shard])
     writer.cache.topics[number] = state
     writer.mark_topic(state)
     _store(writer, state)
 
 
-def _store(writer: WriterState, state: TopicState) -> None:
+def _store(writer: WriterState, state: CachedTopic) -> None:
     writer.batch.altered.add(state.topic.number)
+    # Salvage takes the record with the highest revision, and versions only grow.
     revision = writer.next_number("version")
     writer.batch.put(
         store_keys.topic(state.topic.number), stored_values.encode_topic(state.topic, revision)

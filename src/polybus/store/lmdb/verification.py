@@ -53,6 +53,7 @@ def verify(path: Path, progress: Progress = no_progress) -> VerifyReport:
         assert child.stdout is not None
         assert child.stderr is not None
         for line in child.stdout:
+            # A line is complete even if the child dies after it, because it flushes each.
             event = json.loads(line)
             if "fault" in event:
                 report.add(event["fault"])
@@ -63,6 +64,7 @@ def verify(path: Path, progress: Progress = no_progress) -> VerifyReport:
                     setattr(report, name, count)
         stderr = child.stderr.read().decode(errors="replace").strip()
         code = child.wait()
+    # A negative code is the signal that killed the child.
     if code:
         reason = signal.Signals(-code).name if code < 0 else stderr[-300:]
         report.add(f"pages of the store are damaged: reading ended with {reason}, after {where}")
@@ -193,6 +195,7 @@ class StoreVerifier:
         try:
             yield
         except StoreFault as error:
+            # Errors of a cursor name their place already.
             self._reporter.fault(str(error) if "shard" in str(error) else f"{where}: {error}")
         except (PolybusError, lmdb.Error, ValueError, OSError) as error:
             self._reporter.fault(f"{where}: {error}")

@@ -49,6 +49,7 @@ class StageLeases:
         self._ends = {**ended, **self._ends}
 
     def is_active(self, stage: int) -> bool:
+        # At its expiry time a lease has expired, as in `expired`.
         end = self._ends.get(stage)
         return end is not None and self._clock() < end
 
@@ -66,23 +67,23 @@ MAX_CACHED: Final = 20_000  # entries per table; all tables together take some t
 
 
 @dataclass(slots=True)
-class ShardState:
+class CachedShard:
     start: int
     end: int
     added: int  # bytes appended since it was created
 
 
 @dataclass(slots=True)
-class TopicState:
+class CachedTopic:
     topic: Topic
     next_id: int
     time_ns: int
     open: range
-    shards: dict[int, ShardState] = field(default_factory=dict)
+    shards: dict[int, CachedShard] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class ProducerState:
+class CachedProducer:
     number: int
     epoch: int
     counter: int
@@ -93,7 +94,7 @@ class ProducerState:
 
 
 @dataclass(slots=True)
-class StageState:
+class CachedStage:
     lease_s: float
     holds: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
@@ -116,10 +117,10 @@ class StateCache:
     def __init__(self, open_snapshot: OpenSnapshot) -> None:
         self._open_snapshot = open_snapshot
         self._counters: StoreCounters | None = None
-        self.topics: dict[int, TopicState | None] = {}  # None: dropped, even if not yet written
-        self.producers: dict[str, ProducerState | None] = {}
+        self.topics: dict[int, CachedTopic | None] = {}  # None: dropped, even if not yet written
+        self.producers: dict[str, CachedProducer | None] = {}
         self.versions: dict[bytes, int] = {}
-        self.stages: dict[int, StageState | None] = {}
+        self.stages: dict[int, CachedStage | None] = {}
         self.names: dict[bytes, stored_values.NameRecord | None] = {}
         self.tables: tuple[dict[Any, Any], ...] = (
             self.topics,
@@ -146,7 +147,7 @@ class StateCache:
             self.names[raw] = stored_values.read_name(found) if found else None
         return self.names[raw]
 
-    def topic(self, number: int) -> TopicState:
+    def topic(self, number: int) -> CachedTopic:
         found = self.topics.get(number)
         if found is not None:
             return found
@@ -160,21 +161,22 @@ class StateCache:
                 raise DoesNotExist(f"there is no topic number {number}")
             topic, _ = stored_values.read_topic(raw)
             next_id, time_ns = stored_values.TOPIC_STATE.unpack(state)
-        found = self.topics[number] = TopicState(topic, next_id, time_ns, topic.open_shards)
+        found = self.topics[number] = CachedTopic(topic, next_id, time_ns, topic.open_shards)
         return found
 
-    def shard(self, state: TopicState, number: int) -> ShardState:
+    def shard(self, state: CachedTopic, number: int) -> CachedShard:
         found = state.shards.get(number)
         if found is None:
             raw = self._get(store_keys.shard_state(state.topic.number, number))
             found = (
-                ShardState(*stored_values.SHARD_STATE.unpack(raw)) if raw else ShardState(0, 0, 0)
+                CachedShard(*stored_values.SHARD_STATE.unpack(raw)) if raw else CachedShard(0, 0, 0)
             )
             state.shards[number] = found
         return found
 
-    def producer(self, name: str) -> ProducerState | None:
+    def producer(self, name: str) -> CachedProducer | None:
         found = self.producers.get(name)
+        # None in the table means that there is no such producer, so it is not looked up again.
         if found is None and name not in self.producers:
             found = self.producers[name] = self._load_producer(name.encode())
         return found
@@ -187,14 +189,14 @@ class StateCache:
             found = self.versions[key] = stored_values.read_number(raw) if raw else 0
         return found
 
-    def stage(self, number: int) -> StageState | None:
+    def stage(self, number: int) -> CachedStage | None:
         if number not in self.stages:
             stage = None
             key = store_keys.stage(number)
             with self._open_snapshot() as transaction:
                 found = transaction.get(key)
                 if found is not None:
-                    stage = StageState(*stored_values.STAGE.unpack(found))
+                    stage = CachedStage(*stored_values.STAGE.unpack(found))
                     for held, value in scan_prefix(transaction, key):
                         # The prefix also matches the record of the stage itself.
                         if len(held) > len(key):
@@ -208,13 +210,13 @@ class StateCache:
             found = transaction.get(key)
             return None if found is None else bytes(found)
 
-    def _load_producer(self, raw: bytes) -> ProducerState | None:
+    def _load_producer(self, raw: bytes) -> CachedProducer | None:
         with self._open_snapshot() as transaction:
             found = transaction.get(store_keys.producer(raw))
             if found is None:
                 return None
             number, epoch, counter, dense, kept = stored_values.PRODUCER.unpack(found)
-            producer = ProducerState(number, epoch, counter, bool(dense), kept)
+            producer = CachedProducer(number, epoch, counter, bool(dense), kept)
             found = [transaction.get(store_keys.result(number, slot)) for slot in range(kept)]
             # The newest result is not marked in the store: it is the one with the highest counter.
             listed = [
@@ -240,13 +242,15 @@ class WriterState:
         self.cache = StateCache(open_snapshot)
         self.batch = WriteBatch()
         # Changed since the last batch was taken. Their records are encoded once per batch.
-        self._topics: dict[int, TopicState] = {}
-        self._shards: dict[tuple[int, int], ShardState] = {}
+        self._topics: dict[int, CachedTopic] = {}
+        self._shards: dict[tuple[int, int], CachedShard] = {}
         self._counted = False
         self._leases_in_flight: dict[int, float] = {}  # ended by the batch in flight
 
     def next_number(self, kind: str) -> int:
-        """Return the next number of a kind. Numbers are never reused."""
+        """Return the next number of a kind. A stored number is never reused."""
+        # The counters are written with the batch, so the numbers of a batch that was rolled back
+        # are used again.
         counters = self.cache.counters
         number: int = getattr(counters, kind)
         setattr(counters, kind, number + 1)
@@ -254,7 +258,7 @@ class WriterState:
         return number
 
     def mark_append(
-        self, target: tuple[int, int], state: TopicState, shard: ShardState, time_ns: int
+        self, target: tuple[int, int], state: CachedTopic, shard: CachedShard, time_ns: int
     ) -> None:
         """Note a new end of a shard, and the time of the append."""
         state.time_ns = time_ns
@@ -266,11 +270,11 @@ class WriterState:
             self._shards[target] = shard
         self.batch.ends[target] = shard.end
 
-    def mark_topic(self, state: TopicState) -> None:
+    def mark_topic(self, state: CachedTopic) -> None:
         self._topics[state.topic.number] = state
         self.batch.topics.add(state.topic.number)
 
-    def mark_shard(self, topic: int, number: int, shard: ShardState) -> None:
+    def mark_shard(self, topic: int, number: int, shard: CachedShard) -> None:
         self._shards[topic, number] = shard
         self.batch.topics.add(topic)
 

@@ -54,6 +54,7 @@ class MemoryShard:
 
     def trim(self, before: int) -> None:
         self.start = max(self.start, min(before, self.end))
+        # Only whole blocks are removed; reads skip the first messages of the block at the start.
         gone = bisect_right(self.entries, self.start, key=_end)
         self.size_bytes -= sum(entry.layout.size_bytes for entry in self.entries[:gone])
         del self.entries[:gone]

@@ -43,6 +43,7 @@ class MemoryProducers:
 
     def check_stamp(self, stamp: Stamp) -> CommitResult | None:
         """Return None if the stamp may be used, the first result if it was used before."""
+        # The epoch comes first: a fenced producer is refused even for a repeat.
         producer = self._of_epoch(stamp.producer, stamp.epoch)
         if stamp.counter <= producer.last_counter:
             return self._first_result(producer, stamp)

@@ -60,6 +60,7 @@ class SharedNamespace:
 
     def leave(self) -> None:
         """Wait for submitted changes and remove a user. The last one ends the thread."""
+        # A task that does nothing: when it is done, all earlier ones are.
         self.writer.submit(int).result()
         with self.lock:
             self._users -= 1
@@ -74,6 +75,7 @@ class SharedNamespace:
 
     def commit(self, commit: Commit) -> CommitResult:
         done = self.locked(self.namespace.commit, commit)
+        # Outside of the lock: a listener may read. A repeat was reported when it was new.
         if done.spans and not done.duplicate:
             self._notify(
                 [ShardEnd(at.topic, at.shard, at.first_offset + at.count) for at in done.spans]
