@@ -1,12 +1,11 @@
-"""Breaks the reference engine on purpose, and demands that the conformance suite notices.
+"""Mutants of the reference engine, each of which the conformance suite must detect.
 
     python tests/mutants/store.py [part of a mutant's name ...]
 
-The suite is what a new engine is judged by, so it alone must see each of these: they
-are the mistakes that an engine could be made with. Each mutant is tried in a fork of its
-own, which runs the checks on the changed module until one fails; no file is written. A
-mutant that survives is a hole in the suite; that one, and one that was not put to a test
-at all (verdicts.py), fail the run. First the engine is tried as it is.
+New engines are judged by the suite alone, so it must detect each of these mistakes. Each
+mutant runs in a forked child, which runs the checks on the changed module until one fails; no
+file is written. A mutant that survives shows a missing check. That one, and one that was not
+tested at all (verdicts.py), fail the run. The unchanged engine is tested first.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ LOG = mutants(
     ("trims whole blocks", "bisect_right(self.entries, self.start, key=_end)", "len(self.entries)"),
     ("keeps the size", "self.size_bytes -= sum(", "sum("),
     (
-        "finds what was trimmed",
+        "find returns trimmed messages",
         "return max(self.start, entry.first_offset + place)",
         "return entry.first_offset + place",
     ),
@@ -48,7 +47,7 @@ LOG = mutants(
         "bisect_right(self.entries, timestamp_ns, key=_last_time)",
     ),
     (
-        "all shows what was trimmed",
+        "a read of all shards returns trimmed messages",
         "return max(self.start, entry.first_offset + run_table.place_of_id(entry.table, wanted))",
         "return entry.first_offset + run_table.place_of_id(entry.table, wanted)",
     ),
@@ -64,7 +63,7 @@ LOG = mutants(
     ("the newest time is forgotten", "        self.timestamp_ns = timestamp_ns\n", ""),
     ("the first id stays 1", "default=self.next_id)\n        shards", "default=1)\n        shards"),
     (
-        "nothing found is id 1",
+        "find without a match returns id 1",
         "for first in ids if first is not None), default=self.next_id",
         "for first in ids if first is not None), default=1",
     ),
@@ -77,8 +76,16 @@ PRODUCERS = mutants(
     ("old epochs may write", "if epoch != producer.epoch:", "if epoch > producer.epoch:"),
     ("future epochs may write", "if epoch != producer.epoch:", "if epoch < producer.epoch:"),
     ("digests do not matter", "if result is None or digest != stamp.digest:", "if result is None:"),
-    ("gaps are let through", "if producer.options.dense and stamp.counter", "if False and stamp"),
-    ("no peer may leave gaps", "if producer.options.dense and stamp.counter", "if stamp.counter"),
+    (
+        "gaps of dense producers are allowed",
+        "if producer.options.dense and stamp.counter",
+        "if False and stamp",
+    ),
+    (
+        "gaps of other producers are refused",
+        "if producer.options.dense and stamp.counter",
+        "if stamp.counter",
+    ),
     (
         "one result too many",
         "len(self.results) > self.options",
@@ -95,7 +102,7 @@ PRODUCERS = mutants(
     ),
     ("closing forgets nothing", "del self._producers[name]", "pass"),
     (
-        "any peer may close",
+        "any epoch may close a producer",
         "        self._of_epoch(name, epoch)\n        del",
         "        self._of_epoch(name, getattr(self._producers.get(name), 'epoch', 0))\n        del",
     ),
@@ -186,7 +193,7 @@ NAMESPACE = mutants(
         "self._last_version = getattr(self._records.get(change.key), 'version', 0) + 1",
     ),
     (
-        "removing what is not there fails",
+        "removing a missing record fails",
         "self._records.pop(change.key, None)",
         "self._records.pop(change.key)",
     ),
@@ -201,10 +208,10 @@ NAMESPACE = mutants(
     ("discarding twice fails", "self._stages.pop(name, None)", "self._stages.pop(name)"),
     ("staging replaces", "stage.appends += appends", "stage.appends = list(appends)"),
     ("empty reads may be trimmed", "        if end <= start:\n            return EMPTY\n", ""),
-    ("what was trimmed is passed over", "if start < source.start:", "if False:"),
-    ("the end of all is not heeded", "below_id=end,", ""),
+    ("a read before the start skips trimmed messages", "if start < source.start:", "if False:"),
+    ("a read of all shards ignores the end", "below_id=end,", ""),
     (
-        "the start of all is not heeded",
+        "a read of all shards ignores the start",
         "source.pieces(source.offset_of_id(start), ",
         "source.pieces(source.start, ",
     ),
@@ -221,18 +228,22 @@ NAMESPACE = mutants(
 
 ENGINE = mutants(
     "store/memory/memory_store.py",
-    ("no peer is line", "        if done.spans and not done.duplicate:", "        if False:"),
-    ("repeats are line", "if done.spans and not done.duplicate:", "if done.spans:"),
+    (
+        "listeners are never called",
+        "        if done.spans and not done.duplicate:",
+        "        if False:",
+    ),
+    ("repeats call listeners", "if done.spans and not done.duplicate:", "if done.spans:"),
     (
         "a failing listener breaks a commit",
         "            except Exception:\n",
         "            except ZeroDivisionError:\n",
     ),
     (
-        "line before it is there",
-        "        done = self.locked(self.namespace.commit, commit)\n        if",
-        "        self._on_visible([News(a.topic, a.shard, 0) for a in commit.appends])\n"
-        "        done = self.locked(self.namespace.commit, commit)\n        if",
+        "listeners are called before the commit",
+        "        done = self.locked(self.namespace.commit, commit)\n",
+        "        self._notify([ShardEnd(a.topic, a.shard, 0) for a in commit.appends])\n"
+        "        done = self.locked(self.namespace.commit, commit)\n",
     ),
     (
         "watching never ends",
@@ -283,19 +294,19 @@ ALL = [*LOG, *PRODUCERS, *NAMESPACE, *ENGINE, *CHECKS]
 
 
 def trial(mutant: Patch | None) -> str:
-    """What the suite says, in a few words: GREEN, or the first check that failed."""
+    """Return GREEN, or the name of the first check that failed."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         signal.alarm(HANG_S)
-        said = until_caught(mutant)
-        os.write(writing, said.encode()[:MAX_WORDS])
+        verdict = until_caught(mutant)
+        os.write(writing, verdict.encode()[:MAX_WORDS])
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:
-        said = answer.read()
+        verdict = answer.read()
     os.waitpid(child, 0)
-    return said or f"hung for {HANG_S} s, or died"
+    return verdict or f"hung for {HANG_S} s, or died"
 
 
 def until_caught(mutant: Patch | None) -> str:
@@ -319,7 +330,7 @@ def until_caught(mutant: Patch | None) -> str:
 
 
 def plant(mutant: Patch) -> None:
-    """Puts the changed module where imports will find it."""
+    """Put the changed module into `sys.modules`."""
     path = PACKAGE / mutant.file
     name = "polybus." + mutant.file.removesuffix(".py").replace("/", ".")
     package = importlib.import_module(name.rpartition(".")[0])
@@ -331,18 +342,18 @@ def plant(mutant: Patch) -> None:
 
 def main() -> int:
     words = sys.argv[1:]
-    chosen = [one for one in ALL if not words or any(word in one.name for word in words)]
-    if (said := trial(None)) != GREEN:
-        sys.exit(f"the suite fails without any mutant: {said}")
+    chosen = [mutant for mutant in ALL if not words or any(word in mutant.name for word in words)]
+    if (verdict := trial(None)) != GREEN:
+        sys.exit(f"the suite fails without any mutant: {verdict}")
     missed = 0
     for mutant in chosen:
         start_s = time.monotonic()
-        said = trial(mutant)
-        caught = is_caught(said)
+        verdict = trial(mutant)
+        caught = is_caught(verdict)
         missed += not caught
         mark = "" if caught else "MISSED"
         took_s = time.monotonic() - start_s
-        say(f"{mutant.file:<28} {mutant.name:<36} {took_s:5.1f} s {mark:6} {said}")
+        say(f"{mutant.file:<28} {mutant.name:<36} {took_s:5.1f} s {mark:6} {verdict}")
     say(f"{len(chosen) - missed} of {len(chosen)} mutants caught")
     return 1 if missed else 0
 

@@ -1,9 +1,9 @@
-"""Breaks the thread that writes, and the one beside it, and demands that their tests notice.
+"""Mutants of the writer thread and the background committer, which their unit tests must detect.
 
     python tests/mutants/writer.py [part of a mutant's name ...]
 
-The same procedure as in bus.py, with unit tests alone. Each would lose, repeat or answer too
-soon what was committed, or leave a peer waiting forever.
+The procedure is that of bus.py, with unit tests alone. Each mutant would lose or repeat a
+commit, resolve it too early, or never resolve it.
 """
 
 from __future__ import annotations
@@ -34,30 +34,34 @@ SUITES: dict[str, tuple[str, ...]] = {
 COMMITTER = mutants(
     "store/lmdb/background_committer.py",
     ("failures are not reported", "self._failed = FailedCommit(work.group, error)", "pass"),
-    ("no peer comes for what is lost", "                self._on_failure()\n", ""),
+    ("the writer is not woken after a failure", "                self._on_failure()\n", ""),
     (
-        "no peer waits for what is in progress",
+        "wait returns during a commit",
         "        with self._idle:\n            failed,",
         "        if True:\n            failed,",
     ),
-    ("two at a time", "        self._idle.acquire()\n        self._work", "        self._work"),
     (
-        "answered before it is written",
+        "two batches in flight",
+        "        self._idle.acquire()\n        self._work",
+        "        self._work",
+    ),
+    (
+        "futures resolve before the write",
         "                self._write(work.batch)\n",
         "                self._answer(work.executed)\n                self._write(work.batch)\n",
     ),
     (
-        "no peer is answered",
+        "futures never resolve",
         "                    self._answer(work.executed)\n",
         "                    pass\n",
     ),
     (
-        "a thread that did not start is there",
+        "a thread that did not start counts as started",
         "            try:\n                thread.start()",
         "            self._thread = thread\n            try:\n                thread.start()",
     ),
     (
-        "it never ends",
+        "close does not end the thread",
         "            self._work_ready.release()\n            self._thread.join()",
         "            pass",
     ),
@@ -66,63 +70,67 @@ COMMITTER = mutants(
 WRITER = mutants(
     "store/lmdb/writer.py",
     (
-        "what rests on a lost one is kept",
+        "a group on top of a failed batch is not executed again",
         "                executed = task_future.run_tasks(group, self.state, self._wall_ns(), "
         "PolybusError)\n            known",
         "                pass\n            known",
     ),
-    ("one that failed takes others along", "or len(group) == 1:", "or True:"),
-    ("a batch that failed is kept", "        self.state.rollback()\n", ""),
+    ("one failing task fails its group", "or len(group) == 1:", "or True:"),
+    ("a failed batch is not rolled back", "        self.state.rollback()\n", ""),
     (
-        "the next is not waited for",
+        "the next group does not wait for the batch in flight",
         "            while self._has_background_commit and not self._settled():\n",
         "            while False:\n",
     ),
-    ("what is small goes beside", "batch.size >= LARGE_BYTES and not self", "not self"),
+    ("small batches go to the second thread", "batch.size >= LARGE_BYTES and not self", "not self"),
     (
-        "none gives way",
+        "the second thread is used while yielding",
         "and not self._is_yielding and not batch.has_removals",
         "and not batch.has_removals",
     ),
     (
-        "what is to be removed waits",
+        "batches with removals go to the second thread",
         " and not batch.has_removals\n            )",
         "\n            )",
     ),
     (
-        "leases of a lost batch are gone",
+        "leases of a failed batch are confirmed",
         "        while self._has_background_commit:\n            self._settled()",
         "        self._settled()",
     ),
     (
-        "leases of a written batch stay",
+        "leases of a written batch are not confirmed",
         "        if failed is None:\n            self.state.confirm()\n",
         "        if failed is None:\n",
     ),
     (
-        "what is done alone does not wait",
+        "exclusive tasks do not wait",
         "            if exclusive is not None:\n                self._settle_all()",
         "            if exclusive is not None:\n                pass",
     ),
     (
-        "the end does not wait",
+        "close does not wait for the batch in flight",
         "            if exclusive is self._end:\n                self._settle_all()",
         "            if exclusive is self._end:\n                pass",
     ),
     (
-        "a large memory is never looked at",
+        "a large cache is never emptied under load",
         "            if self._has_background_commit and self.state.cache.is_large:\n",
         "            if False:\n",
     ),
-    ("all at once", "size < max_bytes and len(group)", "len(group)"),
-    ("the size is forgotten", "        self._queue.release_bytes(size - added)\n", ""),
-    ("nothing more is taken", "            if not alone:\n", "            if False:\n"),
+    ("groups have no limit of bytes", "size < max_bytes and len(group)", "len(group)"),
+    (
+        "bytes of the queue are never released",
+        "        self._queue.release_bytes(size - added)\n",
+        "",
+    ),
+    ("late tasks do not join the group", "            if not alone:\n", "            if False:\n"),
 )
 
 STATE = mutants(
     "store/lmdb/writer_state.py",
     (
-        "what is known grows",
+        "the cache is never emptied",
         "        if not self.batch:\n            for table",
         "        if False:\n            for table",
     ),
