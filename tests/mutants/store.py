@@ -109,6 +109,19 @@ PRODUCERS = mutants(
     ("counters fall", "producer.last_counter = stamp.counter", "producer.last_counter = 0"),
 )
 
+JUDGE_CHANGES = """        for change in commit.changes:
+            record = self._records.get(change.key)
+            version = record.version if record else 0
+            if change.expected not in (None, version):
+                raise Conflict(
+                    f"record {change.key!r} has version {version}, expected {change.expected}"
+                )
+"""
+APPEND = """        # Ids run by topic and shard, within a shard in the order of the commit.
+        appends.sort(key=lambda append: (append.topic, append.shard))
+        spans, timestamp_ns = self._append(appends)
+"""
+
 NAMESPACE = mutants(
     "store/memory/namespace.py",
     ("topics are made again", "if name in self._names:", "if False:"),
@@ -141,8 +154,8 @@ NAMESPACE = mutants(
     ),
     (
         "changes are judged too late",
-        "        for change in commit.changes:\n            record",
-        "        self._append(appends)\n        for change in commit.changes:\n            record",
+        JUDGE_CHANGES + APPEND,
+        APPEND + JUDGE_CHANGES,
     ),
     (
         "stages can be published again",
