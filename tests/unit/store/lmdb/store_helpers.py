@@ -25,7 +25,7 @@ def put(store: LmdbStore, topic: Topic, shard: int, *bodies: bytes) -> CommitRes
 
 
 def stage(store: LmdbStore, topic: Topic, *blocks: tuple[bytes, ...]) -> str:
-    """A stage with these blocks for shard 0."""
+    """Return a stage with these blocks for shard 0."""
     name = store.open_stage()
     appends = [Append(topic.number, 0, block(*bodies)) for bodies in blocks]
     store.stage(name, appends).result(TIMEOUT_S)
@@ -33,7 +33,7 @@ def stage(store: LmdbStore, topic: Topic, *blocks: tuple[bytes, ...]) -> str:
 
 
 def count(path: Path, prefix: bytes) -> int:
-    """Keys of a store that begin so, as a reader of the file sees them."""
+    """Count the keys with a prefix, as another reader of the file sees them."""
     files = StoreFiles(path, read_only=True)
     try:
         with files.snapshot() as transaction:
@@ -43,7 +43,7 @@ def count(path: Path, prefix: bytes) -> int:
 
 
 def entries(store: LmdbStore) -> int:
-    """Of the whole log."""
+    """Count the entries of the whole log."""
     return count(store.path, store_keys.LOG)
 
 

@@ -26,19 +26,19 @@ BODY = bytes(LARGE_BYTES)
 
 
 class Held:
-    """The next batch with messages stands before it is written, until it may go on."""
+    """Blocks the next batch with messages before it is written, until `go_on` is set."""
 
     def __init__(self, store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stands, self.go_on = Event(), Event()
+        self.is_blocked, self.go_on = Event(), Event()
         self.error: Exception | None = None
         self.threads: set[int] = set()
         self._real: Callable[[WriteBatch], None] = store._txn_writer.write
         monkeypatch.setattr(store._txn_writer, "write", self._write)
 
     def _write(self, batch: WriteBatch) -> None:
-        if batch.ends and not self.stands.is_set():
+        if batch.ends and not self.is_blocked.is_set():
             self.threads.add(get_ident())
-            self.stands.set()
+            self.is_blocked.set()
             assert self.go_on.wait(TIMEOUT_S)
             if self.error is not None:
                 raise self.error
@@ -56,14 +56,16 @@ def large(topic: Topic, **options: Any) -> Commit:
     return Commit((Append(topic.number, 0, block(BODY)),), **options)
 
 
-def under_way(store: LmdbStore, topic: Topic, held: Held, **options: Any) -> Future[CommitResult]:
+def start_commit(
+    store: LmdbStore, topic: Topic, held: Held, **options: Any
+) -> Future[CommitResult]:
     future = store.commit(large(topic, **options))
-    assert held.stands.wait(TIMEOUT_S)
+    assert held.is_blocked.wait(TIMEOUT_S)
     return future
 
 
-def carried_out(store: LmdbStore) -> bool:
-    """Whether a task is carried out now."""
+def executes_tasks(store: LmdbStore) -> bool:
+    """Return True if the writer thread executes a task now."""
     seen = Event()
     writer: Any = store._writer
     writer.submit(lambda *_: seen.set())
@@ -75,9 +77,9 @@ def first_id(future: Future[CommitResult]) -> int:
 
 
 def test_next_group_runs_during_a_background_commit_and_resolves_after_it(store, topic, held):
-    first = under_way(store, topic, held)
+    first = start_commit(store, topic, held)
     second = store.commit(large(topic))
-    assert carried_out(store)
+    assert executes_tasks(store)
     assert not first.done()
     assert not second.done()
     held.go_on.set()
@@ -87,7 +89,7 @@ def test_next_group_runs_during_a_background_commit_and_resolves_after_it(store,
 
 def test_small_batch_is_written_by_the_writer_thread(store, topic, held):
     future = store.commit(Commit((Append(topic.number, 0, block(b"small")),)))
-    assert held.stands.wait(TIMEOUT_S)
+    assert held.is_blocked.wait(TIMEOUT_S)
     held.go_on.set()
     assert first_id(future) == 1
     assert held.threads == {store._writer._thread.ident}
@@ -95,16 +97,16 @@ def test_small_batch_is_written_by_the_writer_thread(store, topic, held):
 
 def test_large_batch_is_written_by_the_writer_thread_while_yielding(store, topic, held):
     store.yield_to(count(1).__next__)
-    future = under_way(store, topic, held)
+    future = start_commit(store, topic, held)
     held.go_on.set()
     assert first_id(future) == 1
     assert held.threads == {store._writer._thread.ident}
 
 
 def test_refusal_resolves_after_the_batch_it_depends_on(store, topic, held):
-    first = under_way(store, topic, held, changes=(RecordChange(b"k", b"v"),))
+    first = start_commit(store, topic, held, changes=(RecordChange(b"k", b"v"),))
     refused = store.commit(Commit(changes=(RecordChange(b"k", b"w", expected=0),)))
-    assert carried_out(store)
+    assert executes_tasks(store)
     assert not refused.done()
     held.go_on.set()
     assert first_id(first) == 1
@@ -113,10 +115,10 @@ def test_refusal_resolves_after_the_batch_it_depends_on(store, topic, held):
 
 
 def test_group_is_executed_again_without_the_failed_batch(store, topic, held):
-    first = under_way(store, topic, held, changes=(RecordChange(b"k", b"v"),))
+    first = start_commit(store, topic, held, changes=(RecordChange(b"k", b"v"),))
     second = store.commit(large(topic))
     third = store.commit(Commit(changes=(RecordChange(b"k", b"w", expected=0),)))
-    assert carried_out(store)
+    assert executes_tasks(store)
     held.error = StoreFull("no room")
     held.go_on.set()
     with pytest.raises(StoreFull):
@@ -129,9 +131,9 @@ def test_group_is_executed_again_without_the_failed_batch(store, topic, held):
 
 def test_stamp_after_a_failed_one_is_refused(store, topic, held):
     epoch = store.open_producer("p", ProducerOptions()).epoch
-    first = under_way(store, topic, held, stamp=Stamp("p", epoch, 1))
+    first = start_commit(store, topic, held, stamp=Stamp("p", epoch, 1))
     second = store.commit(large(topic, stamp=Stamp("p", epoch, 2)))
-    assert carried_out(store)
+    assert executes_tasks(store)
     held.error = StoreFull("no room")
     held.go_on.set()
     with pytest.raises(StoreFull):
@@ -143,7 +145,7 @@ def test_stamp_after_a_failed_one_is_refused(store, topic, held):
 
 
 def test_failed_batch_is_reported_without_further_commits(store, topic, held):
-    first = under_way(store, topic, held)
+    first = start_commit(store, topic, held)
     held.error = StoreFull("no room")
     held.go_on.set()
     with pytest.raises(StoreFull):
@@ -155,16 +157,16 @@ def test_batch_with_an_unexpected_error_is_retried_one_by_one(store, topic, held
     store._writer.submit(lambda *_: go.wait(TIMEOUT_S))
     futures = [store.commit(large(topic)) for _ in range(3)]
     go.set()
-    assert held.stands.wait(TIMEOUT_S)
+    assert held.is_blocked.wait(TIMEOUT_S)
     later = store.commit(large(topic))
-    assert carried_out(store)
+    assert executes_tasks(store)
     held.error = ValueError("a fault of the engine itself")
     held.go_on.set()
     assert [first_id(future) for future in (*futures, later)] == [1, 2, 3, 4]
 
 
 def test_commit_with_an_unexpected_error_fails_alone(store, topic, held):
-    first = under_way(store, topic, held)
+    first = start_commit(store, topic, held)
 
     def fail(*_: Any) -> None:
         raise ValueError("a fault of the engine itself")
@@ -179,8 +181,8 @@ def test_commit_with_an_unexpected_error_fails_alone(store, topic, held):
 
 def test_stage_in_a_failed_batch_keeps_its_lease(store, topic, held):
     staged = stage(store, topic, (b"staged",))
-    first = under_way(store, topic, held, stages=(staged,))
-    assert carried_out(store)
+    first = start_commit(store, topic, held, stages=(staged,))
+    assert executes_tasks(store)
     held.error = StoreFull("no room")
     held.go_on.set()
     with pytest.raises(StoreFull):
@@ -192,7 +194,7 @@ def test_published_stage_has_no_lease_after_the_next_batch_fails(store, topic, m
     staged = stage(store, topic, (b"staged",))
     store.commit(large(topic, stages=(staged,))).result(TIMEOUT_S)
     held = Held(store, monkeypatch)
-    lost = under_way(store, topic, held)
+    lost = start_commit(store, topic, held)
     held.error = StoreFull("no room")
     held.go_on.set()
     with pytest.raises(StoreFull):
@@ -201,7 +203,7 @@ def test_published_stage_has_no_lease_after_the_next_batch_fails(store, topic, m
 
 
 def test_close_finishes_the_batch_in_flight(store, topic, held):
-    first = under_way(store, topic, held)
+    first = start_commit(store, topic, held)
     second = store.commit(large(topic))
     closing = Thread(target=store.close)
     closing.start()
@@ -215,9 +217,9 @@ def test_close_finishes_the_batch_in_flight(store, topic, held):
 
 
 def test_exclusive_task_waits_for_the_batch_in_flight(store, topic, held):
-    first = under_way(store, topic, held)
+    first = start_commit(store, topic, held)
     alone = store._writer.submit(lambda *_: held.go_on.is_set(), alone=True)
-    until(lambda: not store._writer._queue._items, "it is taken")
+    until(lambda: not store._writer._queue._items, "the task was dequeued")
     held.go_on.set()
     assert alone.result(TIMEOUT_S)
     assert first_id(first) == 1
@@ -226,7 +228,9 @@ def test_exclusive_task_waits_for_the_batch_in_flight(store, topic, held):
 def test_cache_shrinks_under_constant_large_batches(store, topic, monkeypatch):
     monkeypatch.setattr(writer_state, "MAX_CACHED", 10)
     changes = [RecordChange(b"%d" % number, b"v") for number in range(40)]
-    futures = [store.commit(large(topic, changes=(one,))) for one in changes]
+    futures = [store.commit(large(topic, changes=(change,))) for change in changes]
     for future in futures:
         future.result(TIMEOUT_S)
-    until(lambda: len(store._writer.state.cache.versions) <= 10, "it is small", deadline_s=5)
+    until(
+        lambda: len(store._writer.state.cache.versions) <= 10, "the cache has shrunk", deadline_s=5
+    )

@@ -13,8 +13,8 @@ from polybus.store.lmdb.background_tasks import RECENT_S, SHARE, STEP_S, Backgro
 GAP_S = 0.002  # between two commits
 
 
-class Place:
-    """Removal that has no end, and takes its time of a clock that stands else."""
+class EndlessRemoval:
+    """A removal without an end, whose steps advance a clock that is otherwise stopped."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -27,38 +27,42 @@ class Place:
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Place:
-    made = Place()
-    monkeypatch.setattr(background_tasks, "time", SimpleNamespace(monotonic=lambda: made.now_s))
-    return made
+def removal(monkeypatch: pytest.MonkeyPatch) -> EndlessRemoval:
+    removal = EndlessRemoval()
+    monkeypatch.setattr(background_tasks, "time", SimpleNamespace(monotonic=lambda: removal.now_s))
+    return removal
 
 
 @pytest.fixture
-def work(place: Place) -> BackgroundTasks:
+def tasks(removal: EndlessRemoval) -> BackgroundTasks:
     unused: Any = SimpleNamespace()
     files: Any = SimpleNamespace(current=SimpleNamespace(pages=0, clear_dead_readers=lambda: None))
-    txn_writer: Any = place
+    txn_writer: Any = removal
     return BackgroundTasks(unused, files, txn_writer, unused)
 
 
-def test_background_tasks_take_their_share_under_load(place: Place, work: BackgroundTasks) -> None:
-    """Also if the writer has time between two commits."""
-    began_s = place.now_s
-    while place.now_s < began_s + 10.0:
-        work.run_step(True)
-        place.now_s += GAP_S / 2
-        work.run_step(False)
-        place.now_s += GAP_S / 2
-    share = place.steps * STEP_S / (place.now_s - began_s)
+def test_background_tasks_take_their_share_under_load(
+    removal: EndlessRemoval, tasks: BackgroundTasks
+) -> None:
+    """The share also holds if the writer is idle between two commits."""
+    began_s = removal.now_s
+    while removal.now_s < began_s + 10.0:
+        tasks.run_step(True)
+        removal.now_s += GAP_S / 2
+        tasks.run_step(False)
+        removal.now_s += GAP_S / 2
+    share = removal.steps * STEP_S / (removal.now_s - began_s)
     assert SHARE / 2 < share <= SHARE * 1.1
 
 
-def test_background_tasks_run_without_pause_when_idle(place: Place, work: BackgroundTasks) -> None:
-    work.run_step(True)
-    assert place.steps == 1
-    assert work.wait_s() > 0
-    place.now_s += RECENT_S + STEP_S / SHARE
+def test_background_tasks_run_without_pause_when_idle(
+    removal: EndlessRemoval, tasks: BackgroundTasks
+) -> None:
+    tasks.run_step(True)
+    assert removal.steps == 1
+    assert tasks.wait_s() > 0
+    removal.now_s += RECENT_S + STEP_S / SHARE
     for _ in range(5):
-        assert work.wait_s() == 0
-        work.run_step(False)
-    assert place.steps == 6
+        assert tasks.wait_s() == 0
+        tasks.run_step(False)
+    assert removal.steps == 6

@@ -31,14 +31,14 @@ def filled(path: Path, *, extents: int = 0) -> tuple[LmdbStore, Topic]:
 
 @pytest.fixture
 def cut_short(monkeypatch):
-    """Does something as the writer would, and stops after the first step of removal."""
+    """Execute a change as the writer does, and stop after the first step of removal."""
     monkeypatch.setattr(write_txn, "REMOVAL_S", 0.0)
 
     def act(path, change) -> None:
         files = StoreFiles(path, read_only=False)
-        books = WriterState(files.snapshot, lambda: 0.0)
-        change(books)
-        TransactionWriter(files).write(books.take_batch())
+        state = WriterState(files.snapshot, lambda: 0.0)
+        change(state)
+        TransactionWriter(files).write(state.take_batch())
         files.close()
 
     return act
@@ -47,7 +47,7 @@ def cut_short(monkeypatch):
 def test_interrupted_trim_continues(tmp_path, cut_short):
     store, topic = filled(tmp_path, extents=3)
     store.close()
-    cut_short(tmp_path, lambda books: topic_catalog.trim(books, topic.number, {0: 50}))
+    cut_short(tmp_path, lambda state: topic_catalog.trim(state, topic.number, {0: 50}))
     assert count(tmp_path, store_keys.REMOVALS) == 1
     assert count(tmp_path, store_keys.LOG) > 30
     with LmdbStore(tmp_path, read_only=True) as reader:
@@ -67,7 +67,7 @@ def test_interrupted_drop_continues(tmp_path, cut_short):
     kept = store.create("kept", 1, {})
     put(store, kept, 0, b"k")
     store.close()
-    cut_short(tmp_path, lambda books: topic_catalog.drop(books, "t"))
+    cut_short(tmp_path, lambda state: topic_catalog.drop(state, "t"))
     assert count(tmp_path, store_keys.log_of_topic(topic.number)) > 0
     with LmdbStore(tmp_path) as store:
         assert [one.name for one in store.topics()] == ["kept"]
@@ -90,7 +90,7 @@ def test_interrupted_discard_continues(tmp_path, cut_short):
     name = stage(store, topic, *[(b"x",)] * 20)
     store.close()
     cut_short(
-        tmp_path, lambda books: staged_blocks.collect(books, staged_blocks.stage_number(name))
+        tmp_path, lambda state: staged_blocks.collect(state, staged_blocks.stage_number(name))
     )
     assert 0 < count(tmp_path, store_keys.STAGED) < 20
     with LmdbStore(tmp_path) as store:
@@ -137,7 +137,7 @@ def test_sizes_return_to_zero(tmp_path):
 
 
 def entry_size(store: LmdbStore, topic: Topic) -> int:
-    """Of the entry at the shard's start."""
+    """Return the kind of the entry at the start of the shard."""
     with store._files.snapshot() as transaction:
         entry = EntryCursor(transaction, topic.number, 0, "t").seek(46)
         assert entry is not None
@@ -152,7 +152,7 @@ def test_expired_stages_are_removed(tmp_path, durability):
         stage(store, topic, (b"a",))
         kept = store.open_stage(1e6)
         now_s[0] = 1000.0
-        put(store, topic, 0, b"b")  # the writer looks after each group
+        put(store, topic, 0, b"b")  # the writer checks leases after each group
         store._run_alone(lambda: None)
         store.reblock()
         assert count(tmp_path, store_keys.STAGED) == 0

@@ -38,16 +38,16 @@ def store(tmp_path) -> Iterator[LmdbStore]:
 
 
 def held(store: LmdbStore, topic: int) -> threading.Event:
-    """The writer stands still after a commit until this is set: what comes then is one group."""
-    go_on, stands = threading.Event(), threading.Event()
+    """Block the writer after a commit until the event is set. Later tasks are one group."""
+    go_on, is_blocked = threading.Event(), threading.Event()
 
-    def stand(_future: object) -> None:
-        stands.set()
+    def block_writer(_future: object) -> None:
+        is_blocked.set()
         go_on.wait(TIMEOUT_S)
 
     future = store.commit(Commit((Append(topic, 0, block(b"held")),)))
-    future.add_done_callback(stand)
-    assert stands.wait(TIMEOUT_S)
+    future.add_done_callback(block_writer)
+    assert is_blocked.wait(TIMEOUT_S)
     return go_on
 
 
@@ -59,7 +59,7 @@ def test_commit_after_a_drop_in_one_transaction_is_refused(store):
     go_on = held(store, topic.number)
     dropping = threading.Thread(target=store.drop, args=("t",))
     dropping.start()
-    until(lambda: bool(store._writer._queue._items), "it stands in the queue")
+    until(lambda: bool(store._writer._queue._items), "the drop is queued")
     late = store.commit(Commit((Append(topic.number, 0, block(b"late")),)))
     go_on.set()
     dropping.join(TIMEOUT_S)
@@ -87,7 +87,7 @@ def test_interval_commit_after_a_drop_is_refused(tmp_path):
 
 def test_read_of_a_closed_store_ends(store, monkeypatch):
     topic = store.create("t", 1, {})
-    monkeypatch.setattr(LmdbStore, "_check_open", lambda _: store.close())  # just after the look
+    monkeypatch.setattr(LmdbStore, "_check_open", lambda _: store.close())  # right after the check
     ended: list[type[BaseException]] = []
 
     def read() -> None:
@@ -109,7 +109,7 @@ def test_read_of_a_closed_store_ends(store, monkeypatch):
 def test_callback_that_raises_does_not_affect_others(store, error):
     topic = store.create("t", 1, {})
 
-    def fail(_told: object) -> None:
+    def fail(_argument: object) -> None:
         raise error
 
     go_on = held(store, topic.number)
@@ -130,8 +130,8 @@ def test_commit_that_cannot_be_executed_fails_alone(store, monkeypatch):
     topic = store.create("t", 1, {})
     real = commit_execution.commit
 
-    def fail(books, commit, now_ns):
-        done = real(books, commit, now_ns)
+    def fail(state, commit, now_ns):
+        done = real(state, commit, now_ns)
         if commit.note == b"bad":
             raise ValueError("a fault of the engine itself")
         return done
@@ -154,12 +154,12 @@ def test_commit_with_an_unreadable_second_shard_changes_nothing(store, monkeypat
     topic = store.create("t", 2, {})
     store._writer.state.cache.topics.clear()
     put(store, topic, 0, b"one")
-    look = StateCache._get
+    read = StateCache._get
 
-    def fail(known: StateCache, key: bytes) -> bytes | None:
+    def fail(cache: StateCache, key: bytes) -> bytes | None:
         if key == store_keys.shard_state(topic.number, 1):
-            raise Unavailable("no place for one more reader")
-        return look(known, key)
+            raise Unavailable("too many readers")
+        return read(cache, key)
 
     monkeypatch.setattr(StateCache, "_get", fail)
     both = tuple(Append(topic.number, shard, block(b"both")) for shard in (0, 1))
@@ -173,11 +173,11 @@ def test_commit_with_an_unreadable_second_shard_changes_nothing(store, monkeypat
     assert store.get(b"k") is None
 
 
-# --- compaction that does not come to its end
+# --- interrupted compaction
 
 
 def fail_at(monkeypatch, module: object, name: str, times: int) -> None:
-    """The first calls work; those after them have no descriptor."""
+    """Let the first calls succeed. Later ones fail for lack of descriptors."""
     real, calls = getattr(module, name), []
 
     def call(*args, **options):
@@ -252,7 +252,7 @@ def test_killed_backup_is_not_taken_for_a_store(store, tmp_path):
     store.create("t", 1, {})
     target = tmp_path / "backup"
 
-    # What is there while pages are copied is all that a kill would leave.
+    # A kill during the copy would leave the files that exist at this moment.
     seen: list[str] = []
 
     def kill(_done: int, _total: int) -> None:
@@ -271,7 +271,7 @@ def test_interval_writer_runs_background_tasks_under_load(tmp_path, monkeypatch)
         store.bounds(topic.number)
         write = store._txn_writer.write
 
-        def write_and_commit(batch):  # whatever is written, there is more by then
+        def write_and_commit(batch):  # each write is followed by another commit
             write(batch)
             if not over.is_set():
                 store.commit(Commit((Append(topic.number, 0, block(b"more")),)))
@@ -348,10 +348,10 @@ def test_environment_is_reopened_while_others_read(store):
     topic = store.create("t", 1, {})
     with LmdbStore(store.path, read_only=True) as reader:
         put(store, topic, 0, b"one")
-        renewing = threading.Thread(target=store._files.reopen, daemon=True)
-        renewing.start()
-        renewing.join(TIMEOUT_S / 4)
-        assert not renewing.is_alive()
+        reopening = threading.Thread(target=store._files.reopen, daemon=True)
+        reopening.start()
+        reopening.join(TIMEOUT_S / 4)
+        assert not reopening.is_alive()
         put(store, topic, 0, b"two")
         assert reader.read(topic.number, 0, 0).count == 2
     assert store.read(topic.number, 0, 0).count == 2

@@ -50,7 +50,7 @@ def test_writer_works_if_no_thread_can_be_started(tmp_path, monkeypatch):
     topic = store.create("t", 1, {})
     futures = [store.commit(large(topic)) for _ in range(3)]
     assert [future.result(5).spans[0].first_id for future in futures] == [1, 2, 3]
-    store.close()  # not if it failed: one that hangs could not be closed either
+    store.close()  # only after success: a hanging store could not be closed
 
 
 def test_removals_of_a_large_batch_run_soon(store, topic, monkeypatch):
@@ -60,18 +60,18 @@ def test_removals_of_a_large_batch_run_soon(store, topic, monkeypatch):
     go = Event()
     writer: Any = store._writer
     writer.submit(lambda *_: go.wait(TIMEOUT_S))
-    store._submit(lambda books: topic_catalog.trim(books, topic.number, {0: 4}))
+    store._submit(lambda state: topic_catalog.trim(state, topic.number, {0: 4}))
     future = store.commit(large(topic))
     go.set()
     future.result(TIMEOUT_S)
-    until(lambda: not store._txn_writer.has_removals, "all of it is gone", deadline_s=5)
+    until(lambda: not store._txn_writer.has_removals, "everything is removed", deadline_s=5)
 
 
 def test_failed_removal_is_retried(store, topic, monkeypatch):
     monkeypatch.setattr(write_txn, "REMOVAL_S", 0.0)
     for _ in range(5):
         put(store, topic, 0, bytes(100 << 10))
-    until(lambda: not store._txn_writer.has_removals, "what the last owner left is gone")
+    until(lambda: not store._txn_writer.has_removals, "removals of the last owner are done")
     writer: Any = store._writer
     writer._tasks._pause_s = 0.01
     leave, remove, removing = write_txn.WriteTxn.__exit__, store._txn_writer.remove_some, Lock()
@@ -93,4 +93,4 @@ def test_failed_removal_is_retried(store, topic, monkeypatch):
         patched.setattr(store._txn_writer, "remove_some", last_step)
         store.trim(topic.number, {0: 4})
         until(lambda: not full, "the last step has failed")
-    until(lambda: count(store.path, store_keys.TRIMMED) == 0, "all of it is gone", deadline_s=5)
+    until(lambda: count(store.path, store_keys.TRIMMED) == 0, "everything is removed", deadline_s=5)

@@ -20,7 +20,7 @@ from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import bodies
 from tests.unit.store.lmdb.store_helpers import TIMEOUT_S, elsewhere, put
 
-# Python warns of what is tried here: a fork while other threads run.
+# Python warns of a fork while other threads run, which these tests do.
 FORKING = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 OWN = """
@@ -105,9 +105,12 @@ def test_read_only_open_needs_a_store(tmp_path):
 def test_owner_and_readers_can_share_a_process(tmp_path):
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 1, {})
-        with LmdbStore(tmp_path, read_only=True) as one, LmdbStore(tmp_path, read_only=True) as two:
+        with (
+            LmdbStore(tmp_path, read_only=True) as first,
+            LmdbStore(tmp_path, read_only=True) as second,
+        ):
             put(store, topic, 0, b"a")
-            assert bodies(one, topic) == bodies(two, topic) == [b"a"]
+            assert bodies(first, topic) == bodies(second, topic) == [b"a"]
         put(store, topic, 0, b"b")
         assert bodies(store, topic) == [b"a", b"b"]
 
@@ -122,21 +125,21 @@ def test_folder_that_this_process_reads_cannot_be_owned_by_it(tmp_path):
 
 
 def test_reader_is_notified_of_commits_of_another_process(tmp_path):
-    heard: list[ShardEnd] = []
+    ends: list[ShardEnd] = []
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 2, {})
         put(store, topic, 0, b"a")
         with LmdbStore(tmp_path, read_only=True) as reader:
-            told = threading.Event()
+            called = threading.Event()
 
-            def listener(news: Sequence[ShardEnd]) -> None:
-                heard.extend(news)
-                told.set()
+            def listener(new_ends: Sequence[ShardEnd]) -> None:
+                ends.extend(new_ends)
+                called.set()
 
             reader.watch(listener)
             put(store, topic, 1, b"b", b"c")
-            assert told.wait(TIMEOUT_S)
-            assert heard == [(topic.number, 1, 2)]
+            assert called.wait(TIMEOUT_S)
+            assert ends == [(topic.number, 1, 2)]
 
 
 def _in_child(act: Callable[[], Any]) -> Any:
@@ -162,23 +165,23 @@ def test_child_of_a_fork_is_refused_and_the_parent_continues(tmp_path: Path):
         put(store, topic, 0, b"a")
 
         def child() -> list[str]:
-            said = []
+            refusals = []
             for use in (store.topics, lambda: store.bounds(1), lambda: put(store, topic, 0, b"x")):
                 try:
                     use()
                 except StoreClosed as error:
-                    said.append(str(error))
+                    refusals.append(str(error))
             store.close()
             try:
                 LmdbStore(tmp_path)
             except DataFolderInUse as error:
-                said.append(str(error))
-            return said
+                refusals.append(str(error))
+            return refusals
 
-        said = _in_child(child)
+        refusals = _in_child(child)
         opener = f"the store was opened by process {os.getpid()}, the parent of a fork"
-        assert said[:3] == [f"{opener}; open it again"] * 3
-        assert f"(pid {os.getpid()})" in said[3]
+        assert refusals[:3] == [f"{opener}; open it again"] * 3
+        assert f"(pid {os.getpid()})" in refusals[3]
         assert f"(pid {os.getpid()})" in elsewhere(OWN, tmp_path)
         put(store, topic, 0, b"b")
         assert bodies(store, topic) == [b"a", b"b"]
@@ -186,7 +189,7 @@ def test_child_of_a_fork_is_refused_and_the_parent_continues(tmp_path: Path):
 
 @FORKING
 def test_child_of_a_fork_does_not_inherit_the_lock(tmp_path):
-    """The parent lets go while the child lives on: the folder is free."""
+    """The parent closes its store while the child lives: the folder is free."""
     store = LmdbStore(tmp_path)
     asking, answering = os.pipe()
     pid = os.fork()

@@ -18,7 +18,7 @@ TIMEOUT_S = 30.0
 
 
 class Stopped:
-    """A store whose writer stands still until `go`."""
+    """A store whose writer is blocked until `go`."""
 
     def __init__(self, store: LmdbStore) -> None:
         self.store = store

@@ -58,7 +58,7 @@ def test_large_blocks_are_not_merged(tmp_path):
         before = contents(store)
         store.reblock()
         assert same_but_sizes(before, contents(store))
-        # large, large, a+b+large+c: one that is small for its neighbours is filled up
+        # large, large, a+b+large+c: a large entry completes a small group
         assert entries(store) == 3
 
 
@@ -68,7 +68,7 @@ def test_reblocking_runs_in_the_background(tmp_path):
         body = b"x" * 8192
         for _ in range(200):
             put(store, topic, 0, body)
-        until(lambda: entries(store) < 100, "they are fewer and larger")
+        until(lambda: entries(store) < 100, "small entries were merged")
         assert len(all_messages(store, topic)) == 200
 
 

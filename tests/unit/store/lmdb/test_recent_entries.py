@@ -27,8 +27,8 @@ def store(tmp_path: Path) -> Iterator[LmdbStore]:
 
 
 @pytest.fixture
-def looks(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with each read that goes to LMDB."""
+def lmdb_reads(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows with each read of LMDB."""
     found: list[int] = []
     read = store._reader.read_parts
 
@@ -45,7 +45,7 @@ def read(store: LmdbStore, number: int, *starts: tuple[int, int]) -> list[bytes]
     return [one.body for one in messages(store.read_parts(number, parts))]
 
 
-def test_tail_reader_is_served_from_memory(store, looks):
+def test_tail_reader_is_served_from_memory(store, lmdb_reads):
     topic = store.create("t", 2, {})
     for at in range(recent_entries.MAX_ENTRIES + 2):
         put(store, append(topic, 0, b"a%d" % at), append(topic, 1, b"b%d" % at))
@@ -55,13 +55,13 @@ def test_tail_reader_is_served_from_memory(store, looks):
         b"a%d" % (last - 1),
         b"a%d" % last,
     ]
-    assert not looks
-    assert len(read(store, topic.number, (0, 0))) == last + 1  # of which the first are not kept
+    assert not lmdb_reads
+    assert len(read(store, topic.number, (0, 0))) == last + 1  # the first left the cache
     assert read(store, topic.number, (0, last + 1)) == []
-    assert len(looks) >= 2
+    assert len(lmdb_reads) >= 2
 
 
-def test_parts_have_their_limits(store, looks):
+def test_parts_have_their_limits(store, lmdb_reads):
     topic = store.create("t", 1, {})
     for at in range(4):
         put(store, append(topic, 0, b"%d" % at, b"+%d" % at))
@@ -73,10 +73,10 @@ def test_parts_have_their_limits(store, looks):
         b"2",
     ]
     assert store.read_parts(topic.number, wanted, max_bytes=1).count == 1
-    assert not looks
+    assert not lmdb_reads
 
 
-def test_published_stage_is_read_from_lmdb(store, looks):
+def test_published_stage_is_read_from_lmdb(store, lmdb_reads):
     topic = store.create("t", 1, {})
     put(store, append(topic, 0, b"first"))
     stage = store.open_stage()
@@ -85,9 +85,9 @@ def test_published_stage_is_read_from_lmdb(store, looks):
     assert read(store, topic.number, (0, 1)) == [b"staged"]
     put(store, append(topic, 0, b"last"))
     assert read(store, topic.number, (0, 0)) == [b"first", b"staged", b"last"]
-    assert len(looks) == 2
+    assert len(lmdb_reads) == 2
     assert read(store, topic.number, (0, 2)) == [b"last"]
-    assert len(looks) == 2
+    assert len(lmdb_reads) == 2
 
 
 def test_trimmed_and_dropped_messages_leave_the_cache(store):
@@ -104,12 +104,12 @@ def test_trimmed_and_dropped_messages_leave_the_cache(store):
         read(store, topic.number, (0, 4))
 
 
-def test_cache_of_recent_entries_is_bounded(store, looks, monkeypatch):
+def test_cache_of_recent_entries_is_bounded(store, lmdb_reads, monkeypatch):
     topic = store.create("t", 1, {})
     put(store, append(topic, 0, bytes(recent_entries.MAX_ENTRY_BYTES)))
     assert len(read(store, topic.number, (0, 0))) == 1
-    assert len(looks) == 1
+    assert len(lmdb_reads) == 1
     monkeypatch.setattr(recent_entries, "MAX_BYTES", 1000)
     for _ in range(20):
         put(store, append(topic, 0, bytes(200)))
-    assert sum(len(one.value) for one in store._recent._shards[topic.number, 0]) <= 1000
+    assert sum(len(entry.value) for entry in store._recent._shards[topic.number, 0]) <= 1000

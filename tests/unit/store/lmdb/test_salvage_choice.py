@@ -22,9 +22,9 @@ def piece(first: int, end: int, time: int) -> SalvagePiece:
         ([(0, 5, 1)], [(0, 5, 1)]),
         ([(0, 5, 1), (5, 7, 2)], [(0, 5, 1), (5, 7, 2)]),
         ([(5, 7, 2), (0, 3, 1)], [(0, 3, 1), (5, 7, 2)]),
-        # merged and as it was before
+        # a merged entry, and its parts from before the merge
         ([(0, 2, 1), (2, 6, 1), (0, 6, 1)], [(0, 6, 1)]),
-        # what was not committed, and what came in its place
+        # an uncommitted entry, and the committed one at its offset
         (
             [(0, 4, 1), (4, 9, 2), (4, 6, 3), (6, 8, 4)],
             [(0, 4, 1), (4, 6, 3), (6, 8, 4), (8, 9, 2)],

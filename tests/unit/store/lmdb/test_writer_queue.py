@@ -12,7 +12,7 @@ TIMEOUT_S = 30.0
 
 
 class Taker:
-    """A thread that takes what there is, group by group."""
+    """A consumer thread that takes all queued items, group by group."""
 
     def __init__(self, queue: WriterQueue[int], timeout_s: float | None = None) -> None:
         self.groups: list[list[int]] = []
@@ -57,7 +57,7 @@ def test_wait_expects_as_many_items_as_were_resolved(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("polybus.store.lmdb.writer_queue.POLL_S", TIMEOUT_S)
     queue: WriterQueue[int] = WriterQueue()
     queue.put(0)
-    queue.expect(2)  # they may come again, beside the one that waits
+    queue.expect(2)  # their producers may submit again, in addition to the queued item
     taker = Taker(queue)
     queue.put(1)
     assert not taker.took.is_set()
