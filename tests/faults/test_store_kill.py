@@ -21,13 +21,13 @@ from tests.rig.store.child import COMPACTED, LOST, reports
 CHILD = "tests.rig.store.child"
 ROUNDS = 200
 SOAK_ROUNDS = 4000
-LIVES = 10  # of one store: what is checked grows with each
+LIVES = 10  # of one store: each check takes longer than the last
 COMMITS = 100_000  # more than any life has time for
-LINES = (0, 1, 1, 2, 5, 10)  # of the report, that are waited for: the first says it has begun
+LINES = (0, 1, 1, 2, 5, 10)  # of the report, to wait for before the kill
 FASTER = {"fsync": 1, "interval": 10}
-LONGEST_S = 0.02  # and then so long, before the kill
+LONGEST_S = 0.02  # to wait after these lines
 COMPACTED_LIVES = 0.2
-LATEST = 8  # how many answers may be on their way: fewer than a producer's results are kept
+LATEST = 8  # acknowledgements in flight: fewer than the kept results of a producer
 PATIENCE_S = 60.0
 
 
@@ -65,11 +65,11 @@ def lives(
         demand_no_faults(child.wait())
     demand_no_faults(server.run("live", str(folder), str(report), durability, 0))
     lines = reports(str(report))
-    said = Reported.of(lines)
+    reported = Reported.of(lines)
     tally.compactions += lines.count(COMPACTED)
     tally.lost += sum(int(line.split()[1]) for line in lines if line.startswith(LOST))
-    tally.commits += sum(said.acked.values())
-    tally.repeats += said.duplicates
+    tally.commits += sum(reported.acked.values())
+    tally.repeats += reported.duplicates
 
 
 def await_lines(report: Path, count: int, child: AnsweringChild) -> None:
@@ -104,7 +104,7 @@ def kill_writers(tmp_path: Path, durability: str, rounds: int) -> Tally:
 def test_acknowledged_commits_survive_kills_exactly_once(tmp_path):
     tally = kill_writers(tmp_path, "fsync", ROUNDS)
     assert tally.commits > tally.kills == ROUNDS, tally
-    assert tally.repeats > 0, "no kill ever came between a commit and its answer"
+    assert tally.repeats > 0, "no kill came between a commit and its acknowledgement"
     assert tally.compactions > 0
 
 
@@ -112,7 +112,7 @@ def test_acknowledged_commits_survive_kills_exactly_once(tmp_path):
 def test_interval_kill_loses_only_whole_commits_from_the_end(tmp_path):
     tally = kill_writers(tmp_path, "interval", ROUNDS // 5)
     assert tally.commits > tally.kills == ROUNDS // 5, tally
-    assert tally.lost > 0, "no kill ever came before an interval's end"
+    assert tally.lost > 0, "no kill came before the end of an interval"
 
 
 @pytest.mark.soak

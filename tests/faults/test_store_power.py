@@ -1,7 +1,7 @@
 """Power cuts: a store must open from every disk state that its writes and syncs allow.
 
-A child works under the recorder (`powercut`). Images are made from its record, cut at random
-places, in which unsynced writes are lost, kept, reordered or torn at random (`powerimages`).
+A child works under the recorder (`recorder`). Images are made from its record, cut at random
+places, in which unsynced writes are lost, kept, reordered or torn at random (`images`).
 Each image must open for an owner, hold everything that was acknowledged before the cut, and
 no part of a commit without the rest. kill -9 cannot detect a missing sync, because the
 kernel still writes the data of a dead process; this test can.

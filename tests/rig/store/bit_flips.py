@@ -35,7 +35,7 @@ Written = dict[tuple[int, int, int], bytes]  # topic, shard, offset
 
 
 def fill(folder: str, commits: int) -> None:
-    """A store of some hundred messages, in blocks of all sizes."""
+    """Create a store of some hundred messages, in blocks of all sizes."""
     with open_store(f"lmdb:{folder}") as store:
         prepare(store)
         work(store, {}, lambda line: None, commits)
@@ -68,7 +68,7 @@ def targets(data: bytes) -> list[range]:
 
 
 def flipped(data: bytes, where: range, choices: random.Random) -> bytes:
-    """A few bits of this place turned; most often one."""
+    """Return a copy with flipped bits within a range, most often one."""
     changed = bytearray(data)
     for _ in range(choices.choice((1, 1, 1, 2, 8))):
         changed[choices.choice(where)] ^= 1 << choices.randrange(8)
@@ -97,7 +97,7 @@ def everything(folder: str) -> Written:
 
 
 class Judge:
-    """Counts right and damaged messages, and keeps those that are neither."""
+    """Counts right and damaged messages, and lists all others as faults."""
 
     def __init__(self, written: Written) -> None:
         self._written = written
@@ -128,15 +128,15 @@ class Judge:
                 self.faults.append(f"{when}: a wrong message: {topic.name}, {shard}, {offset}")
 
     def _name(self, topic: str, shard: int, offset: int, text: str, when: str) -> None:
-        """The error must say where: the message itself, or the block that holds it."""
+        """Check that an error names the offset of the message, or that of its block."""
         self.damaged += 1
-        said = re.search(r"topic '(\S+)', shard (\d+), offset (\d+)", text)
-        right = said and (said[1], int(said[2])) == (topic, shard) and int(said[3]) <= offset
+        named = re.search(r"topic '(\S+)', shard (\d+), offset (\d+)", text)
+        right = named and (named[1], int(named[2])) == (topic, shard) and int(named[3]) <= offset
         if not right:
             self.faults.append(f"{when}: does not say where ({topic}, {shard}, {offset}): {text}")
 
     def _look_at_all(self, store: Store, topic: Topic, when: str) -> None:
-        wanted = {body for (one, _, _), body in self._written.items() if one == topic.number}
+        wanted = {body for (number, _, _), body in self._written.items() if number == topic.number}
         try:
             found = [body for _, _, body in read_all(store, topic, ALL)]
         except Damaged:
@@ -152,7 +152,7 @@ class Judge:
 
 
 def flip_pages(source: str, folder: str, seed: int) -> None:
-    """A copy of a store with a few bits turned somewhere, headers of pages most often."""
+    """Copy a store and flip a few bits of one page, most often in its header."""
     choices, target = random.Random(seed), Path(folder)
     shutil.copytree(source, target)
     path = data_file(target)

@@ -68,7 +68,7 @@ def int64s(column: bytes | memoryview) -> Sequence[int]:
 
 
 def read_all(store: Store, topic: Topic, shard: int | All) -> Iterator[tuple[int, int, bytes]]:
-    """(offset, id, body) of everything, in order."""
+    """Yield offset, id and body of all messages, in order."""
     start = store.bounds(topic.number).shards[shard].start if isinstance(shard, int) else 0
     while (rows := store.read(topic.number, shard, start, max_rows=1000)).count:
         offsets, ids = int64s(rows.offsets), int64s(rows.ids)
@@ -83,41 +83,41 @@ def check(store: Store, reported: Reported, *, strict: bool = True) -> list[str]
         return ["topics are missing"] if reported.acked and strict else []
     far = {number: progress(store, number) for number in range(PRODUCERS + 1)}
     faults = [f"producer {number}: its records disagree" for number in far if far[number] is None]
-    came = {number: count or 0 for number, count in far.items()}
+    stored = {number: count or 0 for number, count in far.items()}
     if strict:
-        faults += missing(came, reported)
+        faults += missing(stored, reported)
     found = {
         (name, shard): list(read_all(store, topics[name], shard))
         for name, shards in TOPICS.items()
         for shard in range(shards)
     }
-    faults += check_shards(found, came)
+    faults += check_shards(found, stored)
     faults += check_places(found, reported if strict else Reported())
     faults += check_ids(store, topics, found)
-    faults += check_ring(store, topics[RING], came[RING_PRODUCER], reported, strict)
+    faults += check_ring(store, topics[RING], stored[RING_PRODUCER], reported, strict)
     return faults
 
 
 def progress(store: Store, number: int) -> int | None:
-    """How many commits of a producer are there, by its records; None if they disagree."""
+    """Return the stored commits of a producer by its records, None if these disagree."""
     records = [store.get(key) for key in progress_keys(number)]
     values = {record.value if record else b"0" for record in records}
     return int(values.pop()) if len(values) == 1 else None
 
 
-def missing(came: dict[int, int], reported: Reported) -> list[str]:
+def missing(stored: dict[int, int], reported: Reported) -> list[str]:
     return [
-        f"producer {number}: {counter} commits acknowledged, {came[number]} there"
+        f"producer {number}: {counter} commits acknowledged, {stored[number]} there"
         for number, counter in reported.acked.items()
-        if came[number] < counter
+        if stored[number] < counter
     ]
 
 
-def check_shards(found: Found, came: dict[int, int]) -> list[str]:
+def check_shards(found: Found, stored: dict[int, int]) -> list[str]:
     faults = []
     for where, rows in found.items():
         faults += dense(f"{where}: offsets", [offset for offset, _, _ in rows], 0)
-    for (where, number), wanted in expected(came).items():
+    for (where, number), wanted in expected(stored).items():
         prefix = b"%d " % number
         have = [body for _, _, body in found[where] if body.startswith(prefix)]
         faults += compare(f"{where}, producer {number}", have, wanted)
@@ -134,7 +134,7 @@ def check_places(found: Found, reported: Reported) -> list[str]:
     return faults
 
 
-def expected(came: dict[int, int]) -> dict[tuple[Shard, int], list[bytes]]:
+def expected(stored: dict[int, int]) -> dict[tuple[Shard, int], list[bytes]]:
     wanted: dict[tuple[Shard, int], list[bytes]] = {
         ((name, shard), number): []
         for name, shards in TOPICS.items()
@@ -142,7 +142,7 @@ def expected(came: dict[int, int]) -> dict[tuple[Shard, int], list[bytes]]:
         for number in range(PRODUCERS)
     }
     for number in range(PRODUCERS):
-        for counter in range(1, came[number] + 1):
+        for counter in range(1, stored[number] + 1):
             for topic, shard, bodies in pieces(number, counter):
                 wanted[(topic, shard), number] += bodies
     return wanted
@@ -153,8 +153,8 @@ def compare(what: str, have: list[bytes], wanted: list[bytes]) -> list[str]:
         return []
     places = range(min(len(have), len(wanted)))
     first = next((i for i in places if have[i] != wanted[i]), len(places))
-    near = [one[first : first + 1] for one in (have, wanted)]
-    words = [one[0][:20] if one else b"(nothing)" for one in near]
+    near = [bodies[first : first + 1] for bodies in (have, wanted)]
+    words = [body[0][:20] if body else b"(nothing)" for body in near]
     return [f"{what}: {len(have)} of {len(wanted)}; {words[0]!r} for {words[1]!r}, no. {first}"]
 
 
@@ -165,7 +165,7 @@ def dense(what: str, numbers: list[int], first: int) -> list[str]:
 
 
 def check_ids(store: Store, topics: dict[str, Topic], found: Found) -> list[str]:
-    """The topic read as one: every id once, and the same messages as in its shards."""
+    """A read of all shards must return every id once, and the messages of the shards."""
     faults = []
     for name in TOPICS:
         rows = list(read_all(store, topics[name], "all"))

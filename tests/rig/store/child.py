@@ -24,19 +24,19 @@ from tests.rig.store.workload import PRODUCERS, prepare, work
 
 VERIFIED = "v"
 COMPACTED = "c"
-LARGE_BYTES = 1 << 10  # for a child: most are written beside the writer then, and some by itself
-LOST = "l"  # and how many that were answered: with intervals that may be
+LARGE_BYTES = 1 << 10  # of a child: the background committer writes most batches, not all
+LOST = "l"  # with the number of acknowledged commits that an interval has lost
 
 
 def reports(path: str) -> list[str]:
-    """The lines of a report; one that a kill cut short was never said."""
+    """Return the complete lines of a report. A kill may have cut the last one short."""
     file = Path(path)
     text = file.read_text() if file.exists() else ""
     return text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
 
 
 def reporter(path: str, late: int) -> Callable[[str], None]:
-    """Says each line when so many others have come after it: answers take their time."""
+    """Return a function that writes a line after `late` further ones, as a slow network does."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     held: deque[str] = deque()
 
@@ -58,15 +58,15 @@ def live(
 ) -> list[str]:
     """Check the store that earlier runs left, then run the workload. Returns faults."""
     writer.LARGE_BYTES = LARGE_BYTES  # type: ignore[misc]
-    said = Reported.of(reports(report))
+    reported = Reported.of(reports(report))
     with open_store(f"lmdb:{folder}", durability=durability, commit_interval_ms=5) as store:
-        faults = check(store, said, strict=durability == "fsync")
+        faults = check(store, reported, strict=durability == "fsync")
         if faults:
             return faults
         prepare(store)
         reporter(report, 0)(VERIFIED)
-        begun, say = begin(store, said, durability), reporter(report, late)
-        if lost := sum(max(0, acked - begun[one]) for one, acked in said.acked.items()):
+        begun, say = begin(store, reported, durability), reporter(report, late)
+        if lost := sum(max(0, acked - begun[number]) for number, acked in reported.acked.items()):
             reporter(report, 0)(f"{LOST} {lost}")
         with compacted(store, say, compact):
             work(store, begun, say, commits)
@@ -75,7 +75,7 @@ def live(
 
 @contextmanager
 def compacted(store: Store, say: Callable[[str], None], wanted: bool) -> Iterator[None]:
-    """The store is compacted over and over, meanwhile."""
+    """Compact the store repeatedly while the block runs."""
     over = threading.Event()
     assert isinstance(store, LmdbStore)
 
@@ -94,13 +94,13 @@ def compacted(store: Store, say: Callable[[str], None], wanted: bool) -> Iterato
         done.result()
 
 
-def begin(store: Store, said: Reported, durability: Durability) -> dict[int, int]:
+def begin(store: Store, reported: Reported, durability: Durability) -> dict[int, int]:
     """Return the next counters: commits without acknowledgement are repeated.
 
     With intervals, acknowledged commits may be lost; then the stored progress counts.
     """
     if durability == "fsync":
-        return said.acked
+        return reported.acked
     return {number: progress(store, number) or 0 for number in range(PRODUCERS + 1)}
 
 
@@ -111,7 +111,7 @@ def look(folder: str, lines: list[str], strict: bool = True) -> list[str]:
 
 
 def record(folder: str, durability: Durability, commits: int, compact: bool = False) -> None:
-    """Works in a new folder under the recorder; acknowledgements become marks."""
+    """Run the workload in a new folder under the recorder. Acknowledgements become marks."""
     writer.LARGE_BYTES = LARGE_BYTES  # type: ignore[misc]
     marks = recorder.Marks()
 

@@ -26,7 +26,7 @@ from tests.rig.store.checker import Reported, check
 from tests.rig.store.workload import PRODUCERS, block_of, name_of, pieces, prepare, progress_keys
 
 REFUSALS = 20
-AFTERWARDS = 40  # commits, when there is room again
+AFTERWARDS = 40  # commits after there is room again
 MOST = 100_000
 PATIENCE_S = 60.0
 
@@ -83,12 +83,12 @@ class Filler:
 
 
 def fill_disk(folder: str, durability: Durability, ballast: str) -> dict[str, Any]:
-    """Until the disk is full; room comes by removing a file that lies there for that."""
+    """Commit until the disk is full, then remove the file `ballast` and continue."""
     return fill(folder, durability, lambda: Path(ballast).unlink())
 
 
 def fill_limit(folder: str, durability: Durability, limit: int) -> dict[str, Any]:
-    """The same with a largest size for files, which is then raised."""
+    """The same with a limit of the file size, which is then raised."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     make_room = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (hard, hard))
@@ -103,7 +103,7 @@ def fill(folder: str, durability: Durability, make_room: Callable[[], None]) -> 
         while filler.refused < REFUSALS and sum(filler.done.values()) < MOST:
             filler.round()
         before, refused = sum(filler.done.values()), filler.refused
-        if durability == "fsync":  # with intervals some of it still waits for room
+        if durability == "fsync":  # with intervals, some commits are not yet written
             faults += check(store, filler.reported())
         make_room()
         tries = filler.until_it_works() if durability == "interval" else 0
@@ -127,7 +127,7 @@ def fill(folder: str, durability: Durability, make_room: Callable[[], None]) -> 
 
 
 def without_descriptors(folder: str, other: str) -> dict[str, Any]:
-    """A store at work when the process has no descriptor left; another one is then opened."""
+    """Use a store while the process has no free descriptor, and try to open another one."""
     with open_store(f"lmdb:{folder}") as store:
         prepare(store)
         filler = Filler(store)
@@ -155,7 +155,7 @@ def highest_descriptor() -> int:
 
 
 def exhaust() -> list[int]:
-    """Every descriptor that the limit still allows."""
+    """Open every descriptor that the limit allows, and return them."""
     taken = []
     while True:
         try:
@@ -165,7 +165,7 @@ def exhaust() -> list[int]:
 
 
 def opening_fails(folder: str) -> str:
-    """How a store that cannot be opened says so; an error of ours, or nothing at all."""
+    """Return the text of the error of opening a store, empty if it opens."""
     try:
         open_store(f"lmdb:{folder}").close()
     except PolybusError as error:

@@ -36,7 +36,7 @@ Error = type[PolybusError]
 
 
 class Refusal(Exception):
-    """Any of these errors will do."""
+    """An engine must raise one of these errors."""
 
     def __init__(self, *errors: Error) -> None:
         super().__init__(*errors)
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 
 class Put(NamedTuple):
-    """To be appended to a shard of a topic."""
+    """Messages to append to a shard of a topic."""
 
     topic: int
     shard: int
@@ -60,7 +60,7 @@ class Put(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """A record's new value, None to remove it, and the serial it must have."""
+    """The new value of a record, None to remove it, and the expected serial."""
 
     key: bytes
     value: bytes | None
@@ -113,7 +113,7 @@ class ModelTopic:
         return sum(self.generations[:-1])
 
     def of(self, shard: int | None) -> list[Entry]:
-        """What a shard has, or all (None)."""
+        """Return the entries of a shard, or of all shards if None."""
         return [entry for entry in self.entries if shard in (None, entry.shard)]
 
 
@@ -122,7 +122,7 @@ class ModelProducer:
     epoch: int = 0
     dense: bool = True
     kept: int = 1
-    used: list[tuple[Mark, Result]] = field(default_factory=list)  # all that ever were
+    used: list[tuple[Mark, Result]] = field(default_factory=list)  # all stamps
 
     @property
     def last(self) -> int:
@@ -166,7 +166,7 @@ class StoreModel:
         topic.entries.clear()
 
     def there(self) -> list[int]:
-        """The handles of all topics there are, by name."""
+        """Return the handles of all topics, sorted by name."""
         handles = [at for at, topic in enumerate(self.topics) if not topic.dropped]
         return sorted(handles, key=lambda at: self.topics[at].name)
 
@@ -280,7 +280,7 @@ class StoreModel:
 
     def open_producer(self, name: str, dense: bool, kept: int) -> tuple[int, int]:
         producer = self.producers.setdefault(name, ModelProducer())
-        # What is not kept any more is not kept again by keeping more from now on.
+        # A larger ring does not bring back results that a smaller one has dropped.
         producer.used = producer.used[-min(producer.kept, kept) :]
         producer.epoch, producer.dense, producer.kept = producer.epoch + 1, dense, kept
         return producer.epoch, producer.last
@@ -324,7 +324,9 @@ class StoreModel:
                 raise Refusal(UsageError)
         for shard, offset in before.items():
             topic.starts[shard] = max(topic.starts[shard], min(offset, topic.ends[shard]))
-        topic.entries = [one for one in topic.entries if one.offset >= topic.starts[one.shard]]
+        topic.entries = [
+            entry for entry in topic.entries if entry.offset >= topic.starts[entry.shard]
+        ]
 
     def read(
         self,
@@ -335,7 +337,7 @@ class StoreModel:
         max_rows: int = 1,
         max_bytes: int = 1,
     ) -> list[Entry]:
-        """Of a shard by offset, of all (None) by id; no matter how many may be asked for."""
+        """Return entries of a shard by offset, or of all shards (None) by id, without a limit."""
         if min(start, 0 if end is None else end) < 0 or min(max_rows, max_bytes) < 1:
             raise Refusal(UsageError, DoesNotExist)
         topic = self._topic(handle, shard)
@@ -358,5 +360,5 @@ class StoreModel:
         return topic.next_id if shard is None else topic.ends[shard]
 
     def scan(self, prefix: bytes, after: bytes, limit: int) -> list[bytes]:
-        """The keys of the records."""
+        """Return the keys of the records."""
         return sorted(k for k in self.records if k.startswith(prefix) and k > after)[:limit]

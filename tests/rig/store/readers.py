@@ -28,12 +28,12 @@ TOPIC = "turned-over"
 MESSAGES = 20
 BODY_BYTES = 4000
 KEPT = 400  # messages
-SETTLE_TURNS = 100  # until the file has its size
-TURNS = 450  # and then: these write so many times that size
+SETTLE_TURNS = 100  # until the file no longer grows
+TURNS = 450  # they write several times the size of the file
 
 
 class Turner:
-    """The writer. Each message says its offset."""
+    """The writer. Each message contains its offset."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self._store, self._folder = store, Path(folder)
@@ -43,7 +43,7 @@ class Turner:
         self._end = store.bounds(self.topic).shards[0].end
 
     def turn(self, turns: int) -> int:
-        """So many times; the size of the file then."""
+        """Append and trim `turns` times. Returns the size of the file."""
         for _ in range(turns):
             bodies = [body(self._end + i) for i in range(MESSAGES)]
             append = Append(self.topic, 0, block_of(bodies))
@@ -59,17 +59,17 @@ def body(offset: int) -> bytes:
 
 @contextmanager
 def turning(folder: str) -> Iterator[tuple[Turner, ChildServer, int]]:
-    """A store that has its size, and a server for its readers."""
+    """Yield the writer of a store whose file no longer grows, and a server for readers."""
     with ChildServer(__name__) as server, open_store(f"lmdb:{folder}") as store:
         turner = Turner(store, folder)
         yield turner, server, turner.turn(SETTLE_TURNS)
 
 
-# --- a reader that is killed
+# --- killed readers
 
 
 def killed_readers(folder: str, kills: int) -> dict[str, Any]:
-    """Some die wherever they are in their loop; the last surely within a read."""
+    """Kill readers at random places of their loop, and the last one within a read."""
     read, wrong = 0, []
     with turning(folder) as (turner, server, before):
         for number in range(kills):
@@ -87,7 +87,7 @@ def killed_readers(folder: str, kills: int) -> dict[str, Any]:
 
 
 def read_in_a_loop(folder: str, report: str) -> None:
-    """Until killed, or for a minute; each message must say its offset. A byte a read."""
+    """Read until killed, at most a minute, and check each message. Writes a byte per read."""
     ends = time.monotonic() + 60
     said = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with open_store(f"lmdb:{folder}", read_only=True) as store:
@@ -106,50 +106,46 @@ def read_once(store: Store, topic: int) -> list[bytes]:
 
 
 def die_reading(folder: str) -> None:
-    """Is killed while a read transaction is open."""
+    """Kill this process while a read transaction is open."""
     with StoreFiles(Path(folder), read_only=True).snapshot() as transaction:
         assert transaction.stat()["entries"] > 0
         os.kill(os.getpid(), signal.SIGKILL)
         threading.Event().wait()
 
 
-# --- a reader that stands still
+# --- stopped readers
 
 
 def slow_readers(folder: str) -> dict[str, Any]:
-    """One in another process, one in the writer's own: both have read, and stand still."""
+    """Stop two readers after a read: one in another process, one in the writer's."""
     report = Path(f"{folder}.reader")
     with turning(folder) as (turner, server, before):
-        child = server.start("read_and_stand", folder, str(report))
+        child = server.start("read_and_wait", folder, str(report))
         await_file(report, child)
         with open_store(f"lmdb:{folder}", read_only=True) as store:
             rows = store.read(turner.topic, "all", 0)
-            kept = [column_copy(rows.bodies), column_copy(rows.offsets)]
+            kept = [bytes(rows.bodies), bytes(rows.offsets)]
             after = turner.turn(TURNS)
-            same = kept == [column_copy(rows.bodies), column_copy(rows.offsets)]
+            same = kept == [bytes(rows.bodies), bytes(rows.offsets)]
         child.kill(signal.SIGTERM)
         ended = child.wait()
     return {"before": before, "after": after, "same": same, "changed": ended.answer}
 
 
-def column_copy(column: bytes | memoryview) -> bytes:
-    return bytes(column)
-
-
-def read_and_stand(folder: str, report: str) -> bool | None:
-    """Reads a chunk, stands still until SIGTERM, and says if what it holds has changed."""
+def read_and_wait(folder: str, report: str) -> bool | None:
+    """Read some rows and wait for SIGTERM. Returns True if the rows have changed."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     with open_store(f"lmdb:{folder}", read_only=True) as store:
         topic = next(topic for topic in store.topics() if topic.name == TOPIC).number
         rows = store.read(topic, "all", 0, max_rows=50)
-        before = column_copy(rows.bodies)
+        before = bytes(rows.bodies)
         Path(report).write_bytes(b"reading")
         signal.sigwait({signal.SIGTERM})
-        return before != column_copy(rows.bodies)
+        return before != bytes(rows.bodies)
 
 
 def await_file(path: Path, child: AnsweringChild) -> None:
-    """Until the child has written there; one that ended instead has failed."""
+    """Wait until the child has written to a file. Fails if the child ends first."""
     deadline = time.monotonic() + 60
     while not (path.exists() and path.stat().st_size):
         assert not child.has_ended, "the reader has ended"

@@ -27,7 +27,7 @@ class SteppedStore(MemoryStore):
         return future
 
     def step(self) -> None:
-        """The oldest of them."""
+        """Execute the oldest waiting commit."""
         commit, future = self.waiting.popleft()
         try:
             if self.fail_with is not None:

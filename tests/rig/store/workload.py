@@ -9,7 +9,7 @@ In addition there is a ring: a topic whose messages contain their offsets and wh
 near its end. Each acknowledgement is reported at once, as a line:
 
     a NUMBER COUNTER TOPIC SHARD OFFSET    a commit, and where its first messages stand
-    d NUMBER COUNTER                       it was there already: an answer to a repeat
+    d NUMBER COUNTER                       a repeat, whose first commit is stored
     t OFFSET                               the ring was trimmed up to here
 """
 
@@ -31,8 +31,8 @@ from polybus.store.contract import Store
 PRODUCERS = 4
 TOPICS = {"wide": 4, "narrow": 1}
 RING = "ring"
-RING_PRODUCER = PRODUCERS  # its number, behind the others
-RING_STEP = 5  # messages a commit
+RING_PRODUCER = PRODUCERS  # its number, after the others
+RING_STEP = 5  # messages per commit
 RING_KEPT = 60
 STAGED_EVERY = 9
 IN_FLIGHT = 3
@@ -66,15 +66,15 @@ def body(number: int, counter: int, place: int, choices: random.Random) -> bytes
 
 
 def ring_bodies(counter: int) -> tuple[bytes, ...]:
-    """Of the ring's commit: each message says its offset."""
+    """Return the messages of a commit to the ring. Each contains its offset."""
     first = (counter - 1) * RING_STEP
     return tuple(b"%d" % (first + i) + bytes(200) for i in range(RING_STEP))
 
 
 def block_of(bodies: Sequence[bytes]) -> Block:
     ends = array("i", [0])
-    for one in bodies:
-        ends.append(ends[-1] + len(one))
+    for body in bodies:
+        ends.append(ends[-1] + len(body))
     return Block.from_columns(b"".join(bodies), ends, insertion_ms=1)
 
 
@@ -83,7 +83,7 @@ def progress_keys(number: int) -> tuple[bytes, bytes]:
 
 
 def prepare(store: Store) -> None:
-    """Create what is missing: an earlier run may have been killed at any point of this."""
+    """Create missing topics and producers. A kill may have interrupted an earlier run here."""
     there = {topic.name for topic in store.topics()}
     for name, shards in {**TOPICS, RING: 1}.items():
         if name not in there:
@@ -101,7 +101,7 @@ def name_of(number: int) -> str:
 
 
 class Worker:
-    """One producer. Starts behind `acked`, whether or not more of it is there."""
+    """One producer. Starts after `acked`, even if later commits are stored."""
 
     def __init__(self, store: Store, number: int, acked: int, report: Report) -> None:
         self._store, self._number, self._report = store, number, report
@@ -161,10 +161,12 @@ class Worker:
 
 
 def work(store: Store, acked: dict[int, int], report: Report, commits: int) -> None:
-    """All producers at once, until so many commits were handed over in all."""
+    """Run all producers at once until `commits` were submitted in total."""
     left = threading.Semaphore(commits)
-    workers = [Worker(store, one, acked.get(one, 0), report) for one in range(PRODUCERS + 1)]
+    workers = [Worker(store, at, acked.get(at, 0), report) for at in range(PRODUCERS + 1)]
     with ThreadPoolExecutor(len(workers)) as pool:
-        done = [pool.submit(one.work, lambda: not left.acquire(blocking=False)) for one in workers]
+        done = [
+            pool.submit(each.work, lambda: not left.acquire(blocking=False)) for each in workers
+        ]
     for future in done:
         future.result()
