@@ -19,13 +19,13 @@ SIZE = 128  # bytes of a message's body
 
 
 def bodies(count: int) -> list[bytes]:
-    """So many different bodies."""
+    """Return this many different bodies."""
     return [content(b"%08d" % number, SIZE) for number in range(count)]
 
 
 @dataclass(frozen=True)
 class RunningLog:
-    """A server with a durable log; `plan` is for so many producers, each with these messages."""
+    """A server with a durable log. `plan` is a function of the producers and their messages."""
 
     pid: int
     version: str
@@ -35,10 +35,10 @@ class RunningLog:
 class LogPeer(Protocol):
     @property
     def name(self) -> str:
-        """As it stands in tables."""
+        """The name in tables."""
 
     def start(self, folder: Path) -> AbstractContextManager[RunningLog]:
-        """Starts it with its data in the folder; leaving the block stops it."""
+        """Start the server with its data in the folder, and stop it at the end of the block."""
 
 
 class Contender(Protocol):
@@ -46,14 +46,14 @@ class Contender(Protocol):
 
     @property
     def name(self) -> str:
-        """As it stands in tables."""
+        """The name in tables."""
 
     @property
     def pid(self) -> int | None:
-        """Of the server, if it is one."""
+        """The process id of the server, if there is one."""
 
     def calibrate(self, wanted_s: float) -> None:
-        """Warms up, and finds how much takes so long."""
+        """Warm up, and find the amount of work for this time."""
 
     def measure(self) -> Values:
-        """By metric key."""
+        """Return the figures by metric key."""

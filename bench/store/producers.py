@@ -25,7 +25,7 @@ STALL_S = 30.0
 
 
 class Batch:
-    """So many messages as columns, as a dialect would hand them over."""
+    """Return messages as columns, as a dialect passes them."""
 
     def __init__(self, messages: int) -> None:
         parts = bodies(messages)
@@ -41,7 +41,7 @@ class Batch:
 
 
 class Groups:
-    """How many messages became visible together: the groups that the engine made of commits."""
+    """Counts the messages that became visible together: the groups of the engine."""
 
     def __init__(self, store: Store, topic: int) -> None:
         bounds = enumerate(store.bounds(topic).shards)
@@ -65,7 +65,7 @@ class Groups:
 
 
 class Producer:
-    """One of them: its stamps, and where its answers go."""
+    """One producer: its stamps, and the queue of its results."""
 
     def __init__(self, name: str, store: Store, topic: Topic, shard: int, batch: Batch) -> None:
         self._store, self._topic, self._shard, self._batch = store, topic.number, shard, batch
@@ -82,7 +82,7 @@ class Producer:
 
 
 class Answers:
-    """Answers on their way from the engine's thread to ours: one wake for all that are there."""
+    """Results from the engine's thread to ours, with one wake-up for all that are queued."""
 
     def __init__(self) -> None:
         self._ready: list[tuple[int, Future[CommitResult]]] = []
@@ -113,7 +113,7 @@ class Crowd:
         self.messages_per_turn = producers * batch.messages
 
     def run(self, turns: int) -> float:
-        """Seconds from the first commit to the last answer."""
+        """Return the seconds from the first commit to the last result."""
         answers = Answers()
         left = [turns] * len(self._producers)
         started_s = time.perf_counter()

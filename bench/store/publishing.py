@@ -12,7 +12,7 @@ from polybus.store.contract import Store
 
 STAGES = 16
 BLOCK_MESSAGES = 7000  # about a megabyte
-AROUND_S = 0.5  # the others are watched so long before and after, too
+AROUND_S = 0.5  # before and after, in which the others are measured as well
 
 
 class Other:
@@ -39,7 +39,7 @@ class Other:
         self._thread.join()
 
     def longest_ms(self, from_s: float, to_s: float) -> float:
-        """Of those that were in progress at some time in between."""
+        """Return the longest latency of the commits that overlap a time span."""
         meanwhile = (end - began for began, end in self.spans if end >= from_s and began <= to_s)
         return max(meanwhile, default=0.0) * 1e3
 
@@ -60,7 +60,7 @@ def _staged(store: Store, topic: Topic, size: int) -> tuple[str, ...]:
 
 
 def publish(store: Store, topic: Topic, size: int) -> Values:
-    """How long it took, and how long others had to wait."""
+    """Return the time of a publication, and the waits of other commits meanwhile."""
     stages = _staged(store, topic, size)
     beside = store.create("beside", 1, {})
     with Other(store, beside) as other:

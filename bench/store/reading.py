@@ -21,7 +21,7 @@ PRODUCERS = 16
 
 
 class Reader:
-    """Reads one topic over and over."""
+    """Reads one topic repeatedly."""
 
     pid = None
 
@@ -59,7 +59,7 @@ class Reader:
         return {RATE.key: rate, BYTES.key: self._bytes / self._end}
 
     def _check(self) -> None:
-        """Every message is there, in order, and no body is cut."""
+        """Check that every message is read, in order and complete."""
         at = 0
         while at < self._end:
             rows = self._store.read(self._topic, 0, at)
@@ -71,7 +71,7 @@ class Reader:
 
 
 def written_in_blocks(store: Store, name: str, messages: int) -> Topic:
-    """One commit after the other, so that none are put together."""
+    """Commit one after the other, so that no two share a transaction."""
     topic = store.create(name, 1, {})
     Crowd(store, topic, 1, Batch(BLOCK_MESSAGES)).run(messages // BLOCK_MESSAGES)
     return topic

@@ -65,7 +65,7 @@ def _effort(options: Options) -> Effort:
 
 @contextmanager
 def data_folder() -> Iterator[Path]:
-    """On the disk that holds the build: a folder for temporary files may be in memory."""
+    """Return a folder on the disk of the build, because temporary folders may be in memory."""
     folder = Path(tempfile.mkdtemp(prefix="store-", dir=output_folder()))
     try:
         yield folder
@@ -98,12 +98,12 @@ def _contenders(
     one_by_one = written_one_by_one(
         store, case.name, SHORT_ONE_BY_ONE if options.short else ONE_BY_ONE
     )
-    cast(Any, store).reblock()  # of this engine alone: what it would do by and by
+    cast(Any, store).reblock()  # only this engine has it; it runs in the background otherwise
     return [Reader(IN_BLOCKS, store, in_blocks), Reader(OURS, store, one_by_one)]
 
 
 def _in_blocks(store: Store, options: Options) -> Topic:
-    """Written once, for both cases that read it."""
+    """Write the messages once for both cases that read them."""
     found = [topic for topic in store.topics() if topic.name == IN_BLOCKS]
     messages = SHORT_MESSAGES if options.short else MESSAGES
     return found[0] if found else written_in_blocks(store, IN_BLOCKS, messages)

@@ -27,7 +27,7 @@ def turns_for(took_s: float, turns: int, wanted_s: float) -> int:
 
 
 class Ours:
-    """Our engine; it tells the disk's contender how large its groups were."""
+    """Our engine. It passes the sizes of its groups to the disk's contender."""
 
     pid = None
 
@@ -56,7 +56,7 @@ class Ours:
 
 
 class RawAppend:
-    """A C program that appends as many bytes a group as ours had, and syncs after each."""
+    """A C program that appends the bytes of our groups and syncs after each."""
 
     name = APPEND
     pid = None
@@ -66,7 +66,7 @@ class RawAppend:
         self._program = compiled("append", "append.c", "party.c")
 
     def calibrate(self, wanted_s: float) -> None:
-        """It does what ours did just before."""
+        """Repeat the groups of our last run."""
 
     def measure(self) -> Values:
         groups = self._ours.groups

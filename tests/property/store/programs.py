@@ -23,13 +23,13 @@ Steps = st.SearchStrategy[Step]
 class PutDraw(NamedTuple):
     topic: int
     shard: int
-    shapes: tuple[int, ...]  # of a message each: has it a key, headers, how long is it
+    shapes: tuple[int, ...]  # per message: key, headers and length
 
 
 class MarkDraw(NamedTuple):
     producer: int
-    epoch: int  # beside the right one
-    counter: int  # beside the last one
+    epoch: int  # relative to the right one
+    counter: int  # relative to the last one
     digest: int
 
 

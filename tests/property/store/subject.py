@@ -104,7 +104,7 @@ class Subject:
 
 
 def compare_rows(wanted: list[Entry], found: Rows, max_rows: int, max_bytes: int) -> None:
-    """A read gives what there is from the front, something if there is anything."""
+    """A read must return a prefix of the expected rows, and at least one if there are any."""
     assert found.count <= max_rows
     assert found.count <= 1 or found.size_bytes <= max_bytes
     assert (found.count > 0) == bool(wanted)

@@ -64,7 +64,7 @@ class Trial:
     def _ask(
         self, model: Callable[[], M], engine: Callable[[Subject], T]
     ) -> list[tuple[Subject, M, T]]:
-        """What the model says and what each engine says; nothing if it is refused by all."""
+        """Return the results of the model and of each engine; none if the request must be refused."""
         try:
             wanted = model()
         except Refusal as refusal:
@@ -101,11 +101,11 @@ class Trial:
         self.clock.ns = max(0, self.clock.ns + by_ns)
 
     def commits(self, draws: Sequence[CommitDraw]) -> None:
-        """All are handed over before the first is waited for."""
+        """Submit all commits before waiting for the first."""
         self._commit([self._request(draw) for draw in draws])
 
     def repeat(self, which: int) -> None:
-        """One of the last stamped requests comes again, as a client's that heard no answer."""
+        """Repeat one of the last stamped requests, as a client without an answer does."""
         known = self._stamped[-RECENT:]
         self._commit(known[which % len(known) :][:1] if known else [])
 
@@ -201,7 +201,7 @@ class Trial:
         ):
             assert [record.key for record in found] == wanted, subject.name
 
-    # --- what the model knows nothing of, for it changes nothing
+    # --- maintenance, which must change nothing
 
     def reopen(self) -> None:
         for subject in self.subjects:
@@ -213,10 +213,10 @@ class Trial:
             if subject.tidy:
                 subject.tidy()
 
-    # --- from small numbers to what there is
+    # --- small numbers of a program to existing topics, stages and records
 
     def _one_topic(self, draw: int) -> int:
-        """A handle: mostly of a topic that is there, now and then of one that was."""
+        """Return a handle, mostly of a live topic, sometimes of a dropped one."""
         gone = [at for at, topic in enumerate(self.model.topics) if topic.dropped]
         known = [*self.model.there() * 3, *gone[-1:]]
         return known[draw % len(known)]
