@@ -71,7 +71,11 @@ LOG = mutants(
 
 PRODUCERS = mutants(
     "store/memory/memory_producers.py",
-    ("stamps off", "return self._first_result(producer, stamp)", "return None"),
+    (
+        "stamps off",
+        "digest, result = producer.results.get",
+        "return None; digest, result = producer.results.get",
+    ),
     ("epochs do not rise", "producer.epoch += 1", "producer.epoch = 1"),
     ("old epochs may write", "if epoch != producer.epoch:", "if epoch > producer.epoch:"),
     ("future epochs may write", "if epoch != producer.epoch:", "if epoch < producer.epoch:"),

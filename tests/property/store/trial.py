@@ -64,7 +64,7 @@ class Trial:
     def _ask(
         self, model: Callable[[], M], engine: Callable[[Subject], T]
     ) -> list[tuple[Subject, M, T]]:
-        """Return the results of the model and of each engine; none if the request must be refused."""
+        """Return the results of the model and of each engine, none if all must refuse."""
         try:
             wanted = model()
         except Refusal as refusal:

@@ -46,7 +46,12 @@ class MemoryProducers:
         # The epoch comes first: a fenced producer is refused even for a repeat.
         producer = self._of_epoch(stamp.producer, stamp.epoch)
         if stamp.counter <= producer.last_counter:
-            return self._first_result(producer, stamp)
+            digest, result = producer.results.get(stamp.counter, (None, None))
+            if result is None or digest != stamp.digest:
+                raise Stale(
+                    f"counter {stamp.counter} of producer {stamp.producer!r} was used before"
+                )
+            return result._replace(versions=(), duplicate=True)
         if producer.options.dense and stamp.counter != producer.last_counter + 1:
             raise OutOfSequence(
                 f"counter of producer {stamp.producer!r} must be {producer.last_counter + 1}, "
@@ -68,10 +73,3 @@ class MemoryProducers:
         if epoch != producer.epoch:
             raise Fenced(f"producer {name!r} has epoch {producer.epoch}, the request has {epoch}")
         return producer
-
-    @staticmethod
-    def _first_result(producer: MemoryProducer, stamp: Stamp) -> CommitResult:
-        digest, result = producer.results.get(stamp.counter, (None, None))
-        if result is None or digest != stamp.digest:
-            raise Stale(f"counter {stamp.counter} of producer {stamp.producer!r} was used before")
-        return result._replace(versions=(), duplicate=True)

@@ -13,8 +13,6 @@ fault. An engine that persists data sets `reopen` and gets `reopen_checks` as we
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from polybus.testing.conformance import (
     close_checks,
     commit_checks,
@@ -51,14 +49,15 @@ SUBJECTS = (
 def checks(engine: Engine) -> list[Check]:
     """Return the checks that apply to an engine."""
     subjects = SUBJECTS if engine.reopen is None else (*SUBJECTS, reopen_checks)
-    return [check for subject in subjects for check in _checks_of(subject)]
+    return [
+        value
+        for subject in subjects
+        for name, value in vars(subject).items()
+        if name.startswith("check_")
+    ]
 
 
 def name_of(check: Check) -> str:
     """Return module and check, such as "stamp_checks-dense_counters_leave_no_gap"."""
     subject = check.__module__.rpartition(".")[2]
     return f"{subject}-{check.__name__.removeprefix('check_')}"
-
-
-def _checks_of(subject: ModuleType) -> list[Check]:
-    return [value for name, value in vars(subject).items() if name.startswith("check_")]

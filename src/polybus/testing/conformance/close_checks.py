@@ -85,7 +85,6 @@ def check_with_closes(engine: Engine) -> None:
 
 
 def check_child_of_a_fork_is_refused(engine: Engine) -> None:
-    """Run all calls in a forked child. Returns 0 if each was refused."""
     with engine.fresh() as store:
         topic, stage = store.create("t", 1, {}), store.open_stage()
         child = os.fork()
@@ -100,6 +99,7 @@ def check_child_of_a_fork_is_refused(engine: Engine) -> None:
 
 
 def _all_refused(calls: list[Callable[[], object]]) -> int:
+    """Return 0 if each call was refused, else an exit code that names the first other call."""
     for number, call in enumerate(calls, 1):
         try:
             call()
