@@ -41,13 +41,13 @@ SUBSCRIBERS = [
     Patch(
         "greetings-off",
         "dialects/pirate/server/client_table.py",
-        "    if epoch is None:\n        if found is None and not room:\n",
-        "    if True:\n        if found is None and not room:\n",
+        "    if epoch is None:\n        if record is None and not has_room:\n",
+        "    if True:\n        if record is None and not has_room:\n",
     ),
     # The position of a subscriber is confirmed, and not stored.
     Patch(
         "last-off",
-        "dialects/pirate/server/subscription_table.py",
+        "dialects/pirate/server/get_handler.py",
         "        if len(self._unsaved) >= subscriber_records.MAX_CHANGES_PER_COMMIT:\n",
         "        then(None)\n        return\n        if len(self._unsaved) >= 1:\n",
     ),
@@ -55,12 +55,12 @@ SUBSCRIBERS = [
     Patch(
         "collect-all",
         "dialects/pirate/server/read_retention.py",
-        "    if due.read is not None and due.read + 1 <= bounds.first_id:\n",
+        "    if read is not None and read + 1 <= bounds.first_id:\n",
         "    if False:\n",
         (
             Edit(
                 "dialects/pirate/server/read_retention.py",
-                "    if due.read is None or due.read >= bounds.next_id - 1:\n",
+                "    if read is None or read >= bounds.next_id - 1:\n",
                 "    if True:\n",
             ),
         ),

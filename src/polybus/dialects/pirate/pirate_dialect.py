@@ -30,11 +30,9 @@ async def attach_store(context: ServerContext) -> DurableSubscribers:
     import asyncio
     import time
 
-    from polybus.dialects.pirate.server.durable_subscribers import (
-        DurableSubscribers,
-        StoredSubscribers,
-    )
+    from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
     from polybus.dialects.pirate.server.subscriber_context import SubscriberContext
+    from polybus.dialects.pirate.server.subscription_table import StoredSubscribers
     from polybus.durable.durable_bus import durable_bus
 
     broker = context.broker

@@ -13,8 +13,9 @@ from polybus.bus.policy import Policy
 from polybus.bus.quotas import Quotas
 from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, Request
 from polybus.dialects.pirate.limits import PirateLimits
-from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers, StoredSubscribers
+from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
 from polybus.dialects.pirate.server.subscriber_context import SubscriberContext
+from polybus.dialects.pirate.server.subscription_table import StoredSubscribers, Subscription
 from polybus.durable.topic_names import TopicNames
 from polybus.durable.topic_registry import DurableTopics
 from polybus.model.commit import Commit
@@ -89,14 +90,7 @@ class MemorySubscribers:
     def send(self, request: Request, caller: Identity = ANONYMOUS) -> list[Any]:
         """Asked for, and not waited for: what came of it will be in the list."""
         came: list[Any] = []
-        verbs = {
-            HELLO: lambda: self.bus.hello(request, came.append),
-            SUB: lambda: self.bus.subscribe(request, caller, came.append),
-            UNSUB: lambda: self.bus.unsubscribe(request, came.append),
-            PUT: lambda: self.bus.put(request, caller, came.append),
-            GET: lambda: self.bus.get(request, caller, came.append),
-        }
-        verbs[request.op]()
+        self.bus.handlers[request.op](request, caller, came.append)
         return came
 
     def ask(self, request: Request, caller: Identity = ANONYMOUS) -> Any:
@@ -105,6 +99,9 @@ class MemorySubscribers:
         self.settle()
         (answer,) = came
         return answer
+
+    def subscriptions(self) -> list[Subscription]:
+        return list(self.bus.table)
 
     def collect(self) -> None:
         self.now_s += 1

@@ -188,9 +188,9 @@ def test_any_bytes_are_an_id_and_none_is_taken_for_another(world):
         talker = world.client(one)
         assert talker.epoch == 1
         assert talker.sub("t") == 0
-        assert len(world.bus.subscriptions()) == number + 1
+        assert len(world.subscriptions()) == number + 1
     again = world.again()
-    assert {one.place.client for one in again.bus.subscriptions()} == set(ids)
+    assert {one.key.client for one in again.subscriptions()} == set(ids)
 
 
 @pytest.mark.parametrize("size", [1, 4096, 4097, 300_000])

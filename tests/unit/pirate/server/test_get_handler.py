@@ -225,7 +225,7 @@ def test_what_is_at_hand_is_bounded_and_right_whatever_was_let_go(world, monkeyp
             assert found.size <= 2000
             assert reader.epoch == 1
     world.bus._cache.forget(world.durable.get("t0").number)
-    assert all(place[0] != world.durable.get("t0").number for place in world.bus._cache._used)
+    assert all(place[0] != world.durable.get("t0").number for place in world.bus._cache._ranges)
 
 
 def test_messages_that_others_wrote_are_read_as_well(world):

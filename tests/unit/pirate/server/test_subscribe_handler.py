@@ -93,7 +93,7 @@ def test_who_subscribes_while_it_goes_gets_a_new_one(world):
     assert second.put("t") == 1
     # Whoever of the two was first: it is there, and has a subscriber.
     assert world.durable.get("t").number >= number
-    assert [one.place.client for one in world.bus.subscriptions()] == [b"b"]
+    assert [one.key.client for one in world.subscriptions()] == [b"b"]
 
 
 def test_a_topic_that_a_group_reads_stays_and_goes_after_it(world):
@@ -129,8 +129,8 @@ def test_subscriptions_are_found_again_after_a_restart(world):
     client.put("t")
     assert client.get("t", 1).id == 2
     again = world.again()
-    (found,) = again.bus.subscriptions()
-    assert (found.place.client, found.last, found.saved) == (b"c", 1, 1)
+    (found,) = again.subscriptions()
+    assert (found.key.client, found.last, found.saved) == (b"c", 1, 1)
 
 
 def test_a_topic_whose_maker_died_before_it_was_subscribed_goes(world):
@@ -160,7 +160,7 @@ def test_records_of_a_topic_that_was_dropped_behind_our_back_are_swept(world):
     world.client().sub("t")
     world.store.drop("t")
     again = world.again()
-    assert again.bus.subscriptions() == []
+    assert again.subscriptions() == []
     assert (
         stored(world, subscriber_records.SUBSCRIPTIONS)
         == stored(world, subscriber_records.LASTS)
@@ -228,7 +228,7 @@ def test_what_could_not_be_written_uses_no_counter(world, monkeypatch):
     monkeypatch.undo()
     client.counter -= 3
     assert client.unsub("t") == 1
-    assert [one.place.client for one in world.bus.subscriptions()] == []
+    assert [one.key.client for one in world.subscriptions()] == []
 
 
 def test_a_dead_subscriber_can_be_dropped(world):
@@ -236,11 +236,11 @@ def test_a_dead_subscriber_can_be_dropped(world):
     client.sub("t")
     client.sub("u")
     told: list[object] = []
-    gone = [one for one in world.bus.subscriptions() if one.place.topic == 1]
+    gone = [one for one in world.subscriptions() if one.key.topic == 1]
     world.bus.drop(gone, told.append)
     world.settle()
     assert told == [[]]
-    assert len(world.bus.subscriptions()) == 1
+    assert len(world.subscriptions()) == 1
     assert world.durable.find("t") is None
 
 
@@ -250,10 +250,10 @@ def test_all_that_a_dead_subscriber_has_can_be_dropped_at_once():
     for number in range(5):
         client.sub(f"t{number}")
     told: list[object] = []
-    world.bus.drop(world.bus.subscriptions(), told.append)
+    world.bus.drop(world.subscriptions(), told.append)
     world.settle()
     assert told == [[]]
-    assert world.bus.subscriptions() == []
+    assert world.subscriptions() == []
     assert world.durable.topics() == []
 
 
@@ -263,7 +263,7 @@ def test_what_a_subscriber_asks_for_while_it_is_dropped_waits_for_that(world):
     client.sub("t")
     client.put("t")
     told: list[object] = []
-    world.bus.drop(world.bus.subscriptions(), told.append)
+    world.bus.drop(world.subscriptions(), told.append)
     came = world.send(Request(GET, b"c", client.epoch, 0, "t", (), 1))
     again = world.send(Request(SUB, b"c", client.epoch, client.next(), "t"))
     world.bus.on_turn_end()
@@ -282,7 +282,7 @@ def test_a_subscription_that_ended_before_it_was_dropped_takes_no_other_with_it(
     world.client(b"keeper").sub("t")  # else the topic would go, too
     client = world.client()
     client.sub("t")
-    gone = [one for one in world.bus.subscriptions() if one.place.client == b"c"]
+    gone = [one for one in world.subscriptions() if one.key.client == b"c"]
     world.send(Request(UNSUB, b"c", client.epoch, client.next(), "t"))
     world.send(Request(SUB, b"c", client.epoch, client.next(), "t"))
     told: list[object] = []
@@ -302,10 +302,10 @@ def test_a_copy_of_a_sub_that_was_dropped_since_subscribes_nobody(world):
     world.client(b"keeper").sub("t")
     client = world.client()
     assert client.sub("t") == 0
-    world.bus.drop([one for one in world.bus.subscriptions() if one.place.client == b"c"], print)
+    world.bus.drop([one for one in world.subscriptions() if one.key.client == b"c"], print)
     world.settle()
     assert world.ask(Request(SUB, b"c", client.epoch, client.counter, "t")) == 0
-    assert [one.place.client for one in world.bus.subscriptions()] == [b"keeper"]
+    assert [one.key.client for one in world.subscriptions()] == [b"keeper"]
     assert isinstance(client.get("t"), DoesNotExist)
 
 
@@ -318,6 +318,6 @@ def test_a_subscriber_that_is_away_for_too_long_is_dropped_and_counted():
     busy.get("t")
     world.now_s += 20
     world.collect()
-    assert [one.place.client for one in world.bus.subscriptions()] == [b"busy"]
+    assert [one.key.client for one in world.subscriptions()] == [b"busy"]
     assert world.counters.get("dropped", "subscriber_ttl_s") == 1
     assert isinstance(idle.get("t"), DoesNotExist)

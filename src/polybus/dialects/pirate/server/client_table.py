@@ -1,4 +1,4 @@
-"""Clients: their epochs and counters, and the order of their requests.
+"""Clients: HELLO, their epochs and counters, and the order of their requests.
 
 A client is loaded from the store with its first request, and evicted when MAX_LOADED others
 were used since. The table never knows more of a client than the store does.
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from concurrent.futures import Future
+from typing import Final, NamedTuple
 
+from polybus.dialects.pirate.codec import Request
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.put_fast_path import ClientState
 from polybus.dialects.pirate.server.subscriber_context import (
@@ -25,13 +27,9 @@ from polybus.dialects.pirate.server.subscriber_context import (
 from polybus.dialects.pirate.server.subscriber_records import HelloHistory
 from polybus.errors import Fenced, LimitReached
 from polybus.model.commit import Commit, RecordChange
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from polybus.dialects.pirate.server.subscriber_context import Request
-    from polybus.model.stamp import ProducerEpoch
-    from polybus.store.contract import Store
+from polybus.model.identity import Identity
+from polybus.model.stamp import ProducerEpoch
+from polybus.store.contract import Store
 
 UNKNOWN_EPOCH: Final = -1  # no HELLO yet; no request has this epoch
 MAX_LOADED: Final = 32_768  # clients in memory; some 500 bytes each
@@ -46,13 +44,9 @@ class ClientEntry(ClientState):
     def __init__(self, client: bytes) -> None:
         super().__init__(client, subscriber_records.producer_name(client), UNKNOWN_EPOCH)
 
-    @property
-    def is_idle(self) -> bool:
-        return not (self.alone or self.in_flight or self.waiting)
-
-    def update(self, opened: ProducerEpoch | None) -> None:
-        if opened is not None:
-            self.epoch, self.counter = opened.epoch, max(self.counter, opened.last_counter)
+    def update(self, stored: ProducerEpoch | None) -> None:
+        if stored is not None:
+            self.epoch, self.counter = stored.epoch, max(self.counter, stored.last_counter)
 
     def is_fenced(self, request: Request) -> bool:
         return request.epoch != self.epoch
@@ -74,7 +68,7 @@ class ClientEntry(ClientState):
 class QueuedRequest(NamedTuple):
     """A request that waits for its turn. An exclusive one is `alone`."""
 
-    act: Callable[[ClientEntry], None]
+    run: Callable[[ClientEntry], None]
     then: OnResult
     alone: bool
 
@@ -87,46 +81,75 @@ class HelloResult(NamedTuple):
 
 
 class ClientTable:
-    """The loaded clients, and the queue of each."""
+    """The loaded clients, and the queue of each. Executes HELLO."""
 
-    def __init__(self, context: SubscriberContext, known: int) -> None:
-        """`known` is the number of clients in the store."""
+    def __init__(self, context: SubscriberContext, stored: int) -> None:
+        """`stored` is the number of clients in the store."""
         self._context = context
         self._max_waiting = context.limits.max_client_requests
         self._loaded: OrderedDict[bytes, ClientEntry] = OrderedDict()
         # Returns a loaded client. A bound dict method, because every PUT calls it.
         self.find: Callable[[bytes], ClientEntry | None] = self._loaded.get
-        self.count = known
+        self.count = stored
 
-    def find_ready(self, client: bytes) -> ClientEntry | None:
+    def hello(self, request: Request, _caller: Identity, then: OnResult) -> None:
+        """Execute HELLO (exclusive). A copy of a HELLO gets the epoch of the first."""
+        store = self._context.durable.store
+
+        def run(client: ClientEntry) -> None:
+            has_room = self.count < self._context.limits.max_clients
+
+            def on_opened(future: Future[tuple[int, ProducerEpoch, bool]]) -> None:
+                error = error_from_future(future)
+                if error is None:
+                    epoch, newest, is_new = future.result()
+                    self.count += is_new
+                    client.update(newest)
+                    then(HelloResult(epoch, client.counter))
+                else:
+                    then(error)
+                self.finish_exclusive(client)
+
+            self._context.workers(
+                lambda: _open_epoch(store, client.id, request.counter, has_room), on_opened
+            )
+
+        self.queue(request.client, run, then, alone=True)
+
+    # --- the order of requests
+
+    def find_ready(self, client_id: bytes) -> ClientEntry | None:
         """Return the client if its next request may run now, or None."""
-        found = self._loaded.get(client)
-        if found is None or found.alone or found.waiting:
+        client = self._loaded.get(client_id)
+        if client is None or client.alone or client.waiting:
             return None
-        return found
+        return client
 
     def queue(
         self,
-        client: bytes,
-        act: Callable[[ClientEntry], None],
+        client_id: bytes,
+        run: Callable[[ClientEntry], None],
         then: OnResult,
         *,
         alone: bool = False,
     ) -> None:
-        """Run `act` when it is its turn. An exclusive one must call `finish_exclusive`."""
-        found = self._loaded.get(client)
-        if found is None:
-            found = self._load(client)
+        """Call `run` when it is its turn. An exclusive one must call `finish_exclusive`.
+
+        If it never runs, `then` is called with the error instead.
+        """
+        client = self._loaded.get(client_id)
+        if client is None:
+            client = self._load(client_id)
         else:
-            self._loaded.move_to_end(client)
-        if found.waiting is None:
-            found.waiting = deque()
-        elif len(found.waiting) >= self._max_waiting:
+            self._loaded.move_to_end(client_id)
+        if client.waiting is None:
+            client.waiting = deque()
+        elif len(client.waiting) >= self._max_waiting:
             text = f"{self._max_waiting} requests of this client are waiting; retry"
             then(LimitReached("max_client_requests", text))
             return
-        found.waiting.append(QueuedRequest(act, then, alone))
-        self.run_queued(found)
+        client.waiting.append(QueuedRequest(run, then, alone))
+        self.run_queued(client)
 
     def finish_exclusive(self, client: ClientEntry) -> None:
         """End an exclusive request and run the queue."""
@@ -147,86 +170,65 @@ class ClientTable:
                 if client.in_flight:
                     return
                 client.alone = True
-            waiting.popleft().act(client)
+            waiting.popleft().run(client)
+        # `run` may have answered requests at once, and so have begun another queue.
         if client.waiting is waiting and not waiting:
             client.waiting = None
 
-    def open_epoch(self, client: ClientEntry, number: int, then: OnResult) -> None:
-        """Execute HELLO (exclusive)."""
-        room = self.count < self._context.limits.max_clients
+    # --- loading
+
+    def _load(self, client_id: bytes) -> ClientEntry:
+        """Add a client and read its epoch and counter. Its requests wait for that."""
+        client = self._loaded[client_id] = ClientEntry(client_id)
+        client.alone = True
         store = self._context.durable.store
-        self._context.workers(
-            lambda: _open_epoch(store, client.id, number, room),
-            lambda future: self._on_epoch_opened(client, future, then),
-        )
 
-    def _on_epoch_opened(
-        self, client: ClientEntry, future: Future[tuple[int, ProducerEpoch, bool]], then: OnResult
-    ) -> None:
-        error = error_from_future(future)
-        if error is None:
-            epoch, opened, is_new = future.result()
-            self.count += is_new
-            client.update(opened)
-            then(HelloResult(epoch, client.counter))
-        else:
-            then(error)
-        self.finish_exclusive(client)
+        def on_loaded(future: Future[ProducerEpoch | None]) -> None:
+            error = error_from_future(future)
+            if error is None:
+                client.update(future.result())
+                self.finish_exclusive(client)
+                return
+            # Not kept, so that the next request reads it again.
+            self._loaded.pop(client_id, None)
+            waiting, client.waiting = client.waiting or (), None
+            for request in waiting:
+                request.then(error)
 
-    def _load(self, client: bytes) -> ClientEntry:
-        found = self._loaded[client] = ClientEntry(client)
-        found.alone = True
-        store = self._context.durable.store
-        self._context.workers(
-            lambda: store.look_up_producer(found.producer),
-            lambda future: self._on_loaded(found, future),
-        )
-        self._evict_idle()
-        return found
-
-    def _on_loaded(self, client: ClientEntry, future: Future[ProducerEpoch | None]) -> None:
-        error = error_from_future(future)
-        if error is None:
-            client.update(future.result())
-            self.finish_exclusive(client)
-            return
-        self._loaded.pop(client.id, None)
-        waiting, client.waiting = client.waiting or (), None
-        for request in waiting:
-            request.then(error)
-
-    def _evict_idle(self) -> None:
+        self._context.workers(lambda: store.look_up_producer(client.producer), on_loaded)
+        # Evict the least recently used. A busy client is passed over, so one call looks at a
+        # few only and the table may exceed MAX_LOADED for a while.
         for _ in range(min(4, len(self._loaded) - MAX_LOADED)):
-            client, found = next(iter(self._loaded.items()))
-            if found.is_idle:
-                del self._loaded[client]
+            oldest_id, oldest = next(iter(self._loaded.items()))
+            if oldest.alone or oldest.in_flight or oldest.waiting:
+                self._loaded.move_to_end(oldest_id)
             else:
-                self._loaded.move_to_end(client)
+                del self._loaded[oldest_id]
+        return client
 
 
 def _open_epoch(
-    store: Store, client: bytes, number: int, room: bool
+    store: Store, client: bytes, number: int, has_room: bool
 ) -> tuple[int, ProducerEpoch, bool]:
     """Open an epoch for the HELLO with this random number. Runs on a worker.
 
     Returns the epoch, the producer's state, and True if the client is new.
     """
-    found = store.get(subscriber_records.counter_key(client))
-    given = HelloHistory.decode(found.value) if found else HelloHistory()
-    epoch = given.epoch_of(number)
+    key, producer = subscriber_records.counter_key(client), subscriber_records.producer_name(client)
+    record = store.get(key)
+    history = HelloHistory.decode(record.value) if record else HelloHistory()
+    epoch = history.epoch_of(number)
     if epoch is None:
-        if found is None and not room:
+        if record is None and not has_room:
             raise LimitReached("max_clients", "the bus has the maximum number of clients")
         # The number is stored before the epoch is opened. A copy of this HELLO after a crash
         # then gets the same epoch.
-        given = given.with_number(number)
-        epoch = given.newest
-        version = found.version if found else 0
-        change = RecordChange(subscriber_records.counter_key(client), given.encode(), version)
+        history = history.with_number(number)
+        epoch = history.newest
+        change = RecordChange(key, history.encode(), record.version if record else 0)
         store.commit(Commit(changes=(change,))).result()
-    opened = store.look_up_producer(subscriber_records.producer_name(client))
-    while opened is None or opened.epoch < given.newest:
-        opened = store.open_producer(
-            subscriber_records.producer_name(client), subscriber_records.PRODUCER_OPTIONS
-        )
-    return epoch, opened, found is None
+    newest = store.look_up_producer(producer)
+    # A crash between the two commits leaves the producer behind the stored numbers.
+    while newest is None or newest.epoch < history.newest:
+        newest = store.open_producer(producer, subscriber_records.PRODUCER_OPTIONS)
+    return epoch, newest, record is None

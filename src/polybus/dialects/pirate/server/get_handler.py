@@ -1,7 +1,9 @@
 """GET: moves LAST, stores it, and returns the first message above it.
 
 Sending a message does not count as reading it: a later GET with a higher LAST does. LAST never
-goes back, so a delayed or repeated GET does no harm.
+goes back, so a delayed or repeated GET does no harm. Positions that move within one turn of the
+loop are stored in one commit. A GET is answered when its LAST is on disk, so no answer depends
+on a position that a crash could take back.
 
 Messages are read from the log in ranges and cached, because a subscriber that catches up asks
 for one message after another, and other subscribers of the topic ask for the same ones. The
@@ -17,29 +19,24 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
+from polybus.dialects.pirate.codec import Request
+from polybus.dialects.pirate.server import subscriber_records
+from polybus.dialects.pirate.server.client_table import ClientEntry, ClientTable
 from polybus.dialects.pirate.server.subscriber_context import (
     OnResult,
-    Request,
     SubscriberContext,
     error_from_future,
 )
+from polybus.dialects.pirate.server.subscription_table import Subscription, SubscriptionTable
 from polybus.errors import Denied, DoesNotExist, MalformedRequest, PolybusError
 from polybus.model.access_rule import SUBSCRIBE
-from polybus.model.topic import ALL
-
-if TYPE_CHECKING:
-    from polybus.dialects.pirate.server.client_table import ClientEntry
-    from polybus.dialects.pirate.server.subscription_table import (
-        LastWriter,
-        Subscription,
-        SubscriptionTable,
-    )
-    from polybus.model.identity import Identity
-    from polybus.model.rows import Column, Rows
-    from polybus.model.topic import Topic
-
+from polybus.model.commit import Commit, CommitResult
+from polybus.model.identity import Identity
+from polybus.model.rows import Column, Rows
+from polybus.model.topic import ALL, Topic
 
 MAX_BYTES: Final = 32 << 20
 READ_ROWS: Final = 512
@@ -47,6 +44,128 @@ READ_BYTES: Final = 256 << 10
 MAX_PARALLEL_READS: Final = 4  # each may be 64 MiB
 ROW_BYTES: Final = 24  # id, time and offset of a row
 LARGE_BYTES: Final = 1 << 20  # larger messages are not cached
+
+
+class GetHandler:
+    """Executes GET."""
+
+    def __init__(
+        self,
+        context: SubscriberContext,
+        clients: ClientTable,
+        table: SubscriptionTable,
+        lasts: LastWriter,
+        cache: MessageCache,
+    ) -> None:
+        self._context = context
+        self._clients = clients
+        self._table = table
+        self._lasts = lasts
+        self._cache = cache
+
+    def get(self, request: Request, caller: Identity, then: OnResult) -> None:
+        """Execute a GET. Calls `then` with a message, None if there is none, or the error."""
+        client = self._clients.find_ready(request.client)
+        if client is not None:
+            self._get_now(request, caller, then, client)
+        else:
+            run = partial(self._get_now, request, caller, then)
+            self._clients.queue(request.client, run, then)
+
+    def _get_now(
+        self, request: Request, caller: Identity, then: OnResult, client: ClientEntry
+    ) -> None:
+        if client.is_fenced(request):
+            then(client.fenced_error(request))
+            return
+        context = self._context
+        topic = context.durable.find(request.topic)
+        subscription = self._table.find(topic.number, client.id) if topic is not None else None
+        if topic is None or subscription is None:
+            then(DoesNotExist(f"not subscribed to {request.topic!r}; send SUB first"))
+            return
+        if context.policy.has_rules_for(SUBSCRIBE):
+            try:
+                context.binding.check_allowed(caller, SUBSCRIBE, request.topic)
+            except Denied as error:
+                then(error)
+                return
+        newest = context.durable.next_id(topic) - 1
+        if request.last > newest:
+            text = (
+                f"LAST must be at most {newest}, the newest id of {request.topic!r}, got "
+                f"{request.last}; if the bus was restored from a backup, UNSUB and SUB again"
+            )
+            then(MalformedRequest(text))
+            return
+        subscription.seen_s = context.clock()
+        subscription.last = last = max(subscription.last, request.last)
+        if subscription.saved >= last:
+            self._answer(topic, last, then)
+            return
+        if last < newest:
+            self._cache.prefetch(topic, last)  # while LAST is being committed
+
+        def on_saved(error: PolybusError | None) -> None:
+            if error is None:
+                self._answer(topic, last, then)
+            else:
+                then(error)
+
+        self._lasts.save(subscription, on_saved)
+
+    def _answer(self, topic: Topic, last: int, then: OnResult) -> None:
+        if last >= self._context.durable.next_id(topic) - 1:
+            then(None)
+        else:
+            self._cache.get(topic, last, then)
+
+
+# --- LAST on disk
+
+
+OnSaved = Callable[[PolybusError | None], None]
+
+
+class LastWriter:
+    """Stores moved positions, many per commit."""
+
+    def __init__(self, context: SubscriberContext, table: SubscriptionTable) -> None:
+        self._context = context
+        self._table = table
+        self._unsaved: dict[Subscription, None] = {}
+        self._waiting: list[OnSaved] = []
+
+    def save(self, moved: Subscription, then: OnSaved) -> None:
+        """Store a position with the next `flush`, at the end of the turn."""
+        if len(self._unsaved) >= subscriber_records.MAX_CHANGES_PER_COMMIT:
+            self.flush()
+        if not self._unsaved:
+            self._context.run_on_loop(self.flush)  # in case no on_turn_end comes first
+        self._unsaved[moved] = None
+        self._waiting.append(then)
+
+    def flush(self) -> None:
+        if not self._unsaved:
+            return
+        # LAST as it is in this commit: it may move again before the commit is on disk.
+        moved = [(subscription, subscription.last) for subscription in self._unsaved]
+        waiting, self._waiting, self._unsaved = self._waiting, [], {}
+
+        def on_committed(future: Future[CommitResult]) -> None:
+            error = error_from_future(future)
+            if error is None:
+                for subscription, last in moved:
+                    subscription.saved = max(subscription.saved, last)
+                    self._table.changed_topics.add(subscription.key.topic)
+            for then in waiting:
+                then(error)
+
+        changes = [subscriber_records.last_change(one.key, last) for one, last in moved]
+        self._context.commit(Commit(changes=tuple(changes)), on_committed)
+
+
+# --- messages in memory
 
 
 class CachedMessage(NamedTuple):
@@ -76,6 +195,12 @@ class CachedRange:
         return CachedMessage(self.ids[at], self.times[at], body)
 
 
+def _column(kind: str, raw: Column) -> array[int]:
+    column = array(kind)
+    column.frombytes(raw)
+    return column
+
+
 OnMessage = Callable[[CachedMessage | PolybusError | None], None]
 
 
@@ -84,66 +209,62 @@ class MessageCache:
 
     def __init__(self, context: SubscriberContext) -> None:
         self._context = context
-        self._topics: dict[int, dict[int, CachedRange]] = {}  # by topic and `low`
-        self._lows: dict[int, list[int]] = {}  # the same keys, sorted
-        self._used: OrderedDict[tuple[int, int], CachedRange] = OrderedDict()
+        # By topic and `low`, the least recently used first.
+        self._ranges: OrderedDict[tuple[int, int], CachedRange] = OrderedDict()
+        self._lows: dict[int, list[int]] = {}  # the same keys by topic, sorted
         self._reading: dict[tuple[int, int], list[OnMessage]] = {}
         self._queued_reads: deque[tuple[Topic, int]] = deque()  # those not started
         self.size = 0
 
     def get(self, topic: Topic, last: int, then: OnMessage) -> None:
         """Call `then` with the first message above `last`, or with None if there is none."""
-        found = self._cached_range(topic.number, last)
-        if found is not None:
-            then(found.first_after(last))
-            return
-        self._read(topic, last).append(then)
+        cached = self._find(topic.number, last)
+        if cached is not None:
+            then(cached.first_after(last))
+        else:
+            self._read(topic, last).append(then)
 
     def prefetch(self, topic: Topic, last: int) -> None:
         """Start reading a message that will be asked for soon."""
-        if self._cached_range(topic.number, last) is None:
+        if self._find(topic.number, last) is None:
             self._read(topic, last)
 
     def forget(self, topic: int) -> None:
         for low in self._lows.pop(topic, ()):
-            self.size -= self._used.pop((topic, low)).size
-        self._topics.pop(topic, None)
+            self.size -= self._ranges.pop((topic, low)).size
 
-    def _cached_range(self, topic: int, last: int) -> CachedRange | None:
+    def _find(self, topic: int, last: int) -> CachedRange | None:
         lows = self._lows.get(topic)
         if not lows:
             return None
         at = bisect_right(lows, last) - 1
         if at < 0:
             return None
-        found = self._topics[topic][lows[at]]
-        if found.high <= last:
+        cached = self._ranges[topic, lows[at]]
+        if cached.high <= last:
             return None
-        self._used.move_to_end((topic, found.low))
-        return found
+        self._ranges.move_to_end((topic, cached.low))
+        return cached
 
     def _read(self, topic: Topic, last: int) -> list[OnMessage]:
-        place = topic.number, last
-        waiting = self._reading.get(place)
+        """Read from `last` on, or join a read in progress. Returns its callbacks."""
+        waiting = self._reading.get((topic.number, last))
         if waiting is None:
-            waiting = self._reading[place] = []
+            waiting = self._reading[topic.number, last] = []
             self._queued_reads.append((topic, last))
             self._start_read()
         return waiting
 
     def _start_read(self) -> None:
-        if (
-            not self._queued_reads
-            or len(self._reading) - len(self._queued_reads) >= MAX_PARALLEL_READS
-        ):
+        started = len(self._reading) - len(self._queued_reads)
+        if not self._queued_reads or started >= MAX_PARALLEL_READS:
             return
         topic, last = self._queued_reads.popleft()
         store = self._context.durable.store
-
-        def read() -> Rows:
-            return store.read(topic.number, ALL, last + 1, max_rows=READ_ROWS, max_bytes=READ_BYTES)
-
-        self._context.workers(read, lambda future: self._on_read(topic, last, future))
+        read = partial(
+            store.read, topic.number, ALL, last + 1, max_rows=READ_ROWS, max_bytes=READ_BYTES
+        )
+        self._context.workers(read, partial(self._on_read, topic, last))
 
     def _on_read(self, topic: Topic, last: int, future: Future[Rows]) -> None:
         waiting = self._reading.pop((topic.number, last))
@@ -152,6 +273,7 @@ class MessageCache:
             messages = CachedRange(topic.number, last, rows)
             self._context.durable.advance(topic.number, messages.high + 1)
             answer = messages.first_after(last)
+            # A topic that was dropped during the read was already forgotten.
             if messages.size <= LARGE_BYTES and self._context.durable.find_by_number(topic.number):
                 self._insert(messages)
         self._start_read()
@@ -159,97 +281,18 @@ class MessageCache:
             then(answer)
 
     def _insert(self, messages: CachedRange) -> None:
-        topic, low = messages.topic, messages.low
-        old = self._used.pop((topic, low), None)
+        key = topic, low = messages.topic, messages.low
+        old = self._ranges.pop(key, None)
         if old is not None:
             self.size -= old.size
         else:
             lows = self._lows.setdefault(topic, [])
             lows.insert(bisect_right(lows, low), low)
-        self._topics.setdefault(topic, {})[low] = messages
-        self._used[topic, low] = messages
+        self._ranges[key] = messages
         self.size += messages.size
         while self.size > MAX_BYTES:
-            self._evict(*next(iter(self._used)))
-
-    def _evict(self, topic: int, low: int) -> None:
-        self.size -= self._used.pop((topic, low)).size
-        del self._topics[topic][low]
-        self._lows[topic].remove(low)
-        if not self._lows[topic]:
-            del self._lows[topic], self._topics[topic]
-
-
-def _column(kind: str, raw: Column) -> array[int]:
-    column = array(kind)
-    column.frombytes(raw)
-    return column
-
-
-class GetHandler:
-    """Executes GET."""
-
-    def __init__(
-        self,
-        context: SubscriberContext,
-        table: SubscriptionTable,
-        lasts: LastWriter,
-        cache: MessageCache,
-    ) -> None:
-        self._context = context
-        self._table = table
-        self._lasts = lasts
-        self._cache = cache
-
-    def get(self, client: ClientEntry, request: Request, caller: Identity, then: OnResult) -> None:
-        if client.is_fenced(request):
-            then(client.fenced_error(request))
-            return
-        topic = self._context.durable.find(request.topic)
-        found = self._table.find(topic.number, client.id) if topic is not None else None
-        if topic is None or found is None:
-            then(DoesNotExist(f"not subscribed to {request.topic!r}; send SUB first"))
-            return
-        newest = self._context.durable.next_id(topic) - 1
-        error = self._refusal(caller, request, newest)
-        if error is not None:
-            then(error)
-            return
-        found.seen_s = self._context.clock()
-        found.last = max(found.last, request.last)
-        if found.saved >= found.last:
-            self._answer(topic, found.last, then)
-        else:
-            self._save(topic, found, newest, then)
-
-    def _save(self, topic: Topic, moved: Subscription, newest: int, then: OnResult) -> None:
-        last = moved.last
-        if last < newest:
-            self._cache.prefetch(topic, last)  # while LAST is being committed
-
-        def saved(error: PolybusError | None) -> None:
-            if error is None:
-                self._answer(topic, last, then)
-            else:
-                then(error)
-
-        self._lasts.save(moved, saved)
-
-    def _answer(self, topic: Topic, last: int, then: OnResult) -> None:
-        if last >= self._context.durable.next_id(topic) - 1:
-            then(None)
-        else:
-            self._cache.get(topic, last, then)
-
-    def _refusal(self, caller: Identity, request: Request, newest: int) -> PolybusError | None:
-        if self._context.policy.has_rules_for(SUBSCRIBE):
-            try:
-                self._context.binding.check_allowed(caller, SUBSCRIBE, request.topic)
-            except Denied as error:
-                return error
-        if request.last > newest:
-            return MalformedRequest(
-                f"LAST must be at most {newest}, the newest id of {request.topic!r}, got "
-                f"{request.last}; if the bus was restored from a backup, UNSUB and SUB again"
-            )
-        return None
+            (topic, low), evicted = self._ranges.popitem(last=False)
+            self.size -= evicted.size
+            self._lows[topic].remove(low)
+            if not self._lows[topic]:
+                del self._lows[topic]

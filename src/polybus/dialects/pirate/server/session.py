@@ -7,14 +7,15 @@ counted, so that a stopping bus can wait for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Final, Protocol
 
+from polybus.bus.counters import Counters
 from polybus.bus.traffic import LoopTraffic
 from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.client_id import fingerprint
 from polybus.dialects.pirate.server.client_table import HelloResult
+from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
 from polybus.errors import (
     Denied,
     DoesNotExist,
@@ -25,17 +26,13 @@ from polybus.errors import (
     UnknownProducer,
     WrongKind,
 )
+from polybus.model.identity import Identity
 
-if TYPE_CHECKING:
-    from polybus.bus.counters import Counters
-    from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
-    from polybus.model.identity import Identity
-
-OUTBOX_FULL_TEXT = "earlier replies have not been received yet"
+OUTBOX_FULL_TEXT: Final = "earlier replies have not been received yet"
 
 
 class RouterPeer(Protocol):
-    """The connection from which a request result."""
+    """The connection that a request came from."""
 
     @property
     def identity(self) -> Identity: ...
@@ -54,31 +51,25 @@ class RouterPeer(Protocol):
 class PirateSession:
     """All pirate connections of a bus."""
 
-    def __init__(self, bus: DurableSubscribers, counters: Counters) -> None:
+    def __init__(self, subscribers: DurableSubscribers, counters: Counters) -> None:
         self._counters = counters
+        self._subscribers = subscribers
+        self._take_put = subscribers.take_put
         self.totals = LoopTraffic()
-        self._subscribers = bus
-        self._take_put = bus.take_put
-        self._verbs: dict[bytes, Callable[[Any, Identity, Callable[[Any], None]], None]] = {
-            codec.HELLO: lambda request, _, then: bus.hello(request, then),
-            codec.SUB: bus.subscribe,
-            codec.UNSUB: lambda request, _, then: bus.unsubscribe(request, then),
-            codec.PUT: bus.put,
-            codec.GET: bus.get,
-        }
         self.requests = dict.fromkeys(sorted(codec.OPS), 0)
         self.unanswered = 0
 
     def receive(self, peer: RouterPeer, frames: list[bytes]) -> None:
+        """Execute one message: its envelope, an empty frame, and the request."""
         key = peer.key
         # With CURVE the client id must be the fingerprint of the key.
-        only = None if key is None else fingerprint(key)
-        if self._take_put(self, peer, frames, only):
+        own_id = None if key is None else fingerprint(key)
+        if self._take_put(self, peer, frames, own_id):
             self.requests[codec.PUT] += 1
             self.unanswered += 1
             return
         end = codec.envelope_end(frames)
-        if end < 0:
+        if end < 0:  # there is no way back to the sender, so the message cannot be answered
             self._counters.count("dropped", "pirate_no_envelope")
             return
         envelope = frames[:end]
@@ -86,7 +77,7 @@ class PirateSession:
         if isinstance(request, codec.ErrorReply):
             self._refuse(peer, envelope, request.code, request.text)
             return
-        if only is not None and request.client != only:
+        if own_id is not None and request.client != own_id:
             text = "the client id must be the fingerprint of the key"
             self._refuse(peer, envelope, codec.DENIED, text)
             return
@@ -97,7 +88,7 @@ class PirateSession:
         self.unanswered += 1
         size = sum(map(len, request.body))
         then = partial(self.answer, peer, envelope, request.op, request.counter, size)
-        self._verbs[request.op](request, peer.identity, then)
+        self._subscribers.handlers[request.op](request, peer.identity, then)
 
     def on_turn_end(self) -> None:
         self._subscribers.on_turn_end()
@@ -143,7 +134,8 @@ class PirateSession:
         peer.send(envelope, codec.encode_error(code, text))
 
 
-_CODES: tuple[tuple[type[PolybusError], str], ...] = (
+# The first row that matches.
+_CODES: Final[tuple[tuple[type[PolybusError], str], ...]] = (
     (UnknownProducer, codec.FENCED),
     (Fenced, codec.FENCED),
     (Stale, codec.STALE),

@@ -14,36 +14,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from polybus.dialects.pirate.codec import Request
 from polybus.dialects.pirate.server import subscriber_records
-from polybus.dialects.pirate.server.put_handler import STALE, request_digest
+from polybus.dialects.pirate.server.client_table import ClientEntry, ClientTable
+from polybus.dialects.pirate.server.get_handler import LastWriter
 from polybus.dialects.pirate.server.subscriber_context import (
     OnResult,
-    Request,
     SubscriberContext,
     error_from_future,
 )
-from polybus.dialects.pirate.server.subscriber_records import SubscriptionKey
+from polybus.dialects.pirate.server.subscriber_records import (
+    SUBSCRIPTIONS,
+    SubscriptionKey,
+    encode_number,
+    encode_refusal,
+)
+from polybus.dialects.pirate.server.subscription_table import Subscription, SubscriptionTable
 from polybus.durable import query_progress
 from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
 from polybus.durable.topic_registry import KEEP, KEEP_READ, WITH_SUBSCRIBERS
 from polybus.errors import Denied, PolybusError, Stale, WrongKind
 from polybus.groups.group_records import roster_prefix
 from polybus.model.access_rule import SUBSCRIBE
-from polybus.model.commit import Commit
+from polybus.model.commit import Commit, CommitResult, RecordChange
+from polybus.model.identity import Identity
 from polybus.model.stamp import Stamp
-
-if TYPE_CHECKING:
-    from polybus.dialects.pirate.server.client_table import ClientEntry, ClientTable
-    from polybus.dialects.pirate.server.subscription_table import (
-        LastWriter,
-        Subscription,
-        SubscriptionTable,
-    )
-    from polybus.model.commit import CommitResult, RecordChange
-    from polybus.model.identity import Identity
-    from polybus.model.topic import Topic
+from polybus.model.topic import Topic
 
 SETTINGS: Final = {KEEP: KEEP_READ, WITH_SUBSCRIBERS: True}
 
@@ -62,27 +60,28 @@ class SubscribeHandler:
         self._clients = clients
         self._table = table
         self._lasts = lasts
-        # Topics in removal, each with the requests that wait for its name.
-        self._topics_in_removal: dict[int, list[Callable[[], None]]] = {}
-
-    def is_in_removal(self, topic: Topic) -> bool:
-        return topic.number in self._topics_in_removal
+        # Topics in removal, by number, each with the SUBs that wait for its name.
+        self.topics_in_removal: dict[int, list[Callable[[], None]]] = {}
 
     # --- SUB
 
-    def subscribe(
-        self, client: ClientEntry, request: Request, caller: Identity, then: OnResult
-    ) -> None:
-        if not self._answer_if_used(client, request, then):
-            self._find_topic(client, request, caller, then)
+    def subscribe(self, request: Request, caller: Identity, then: OnResult) -> None:
+        """Execute SUB (exclusive). Calls `then` with LAST or the error."""
+
+        def run(client: ClientEntry) -> None:
+            if not self._answer_if_used(client, request, then):
+                self._find_topic(client, request, caller, then)
+
+        self._clients.queue(request.client, run, then, alone=True)
 
     def _find_topic(
         self, client: ClientEntry, request: Request, caller: Identity, then: OnResult
     ) -> None:
+        """Subscribe to the topic, after its removal or its creation if need be."""
         again = partial(self._find_topic, client, request, caller, then)
         topic = self._context.durable.find(request.topic)
-        if topic is not None and topic.number in self._topics_in_removal:
-            self._topics_in_removal[topic.number].append(again)
+        if topic is not None and topic.number in self.topics_in_removal:
+            self.topics_in_removal[topic.number].append(again)
             return
         try:
             if self._context.policy.has_rules_for(SUBSCRIBE):
@@ -92,8 +91,8 @@ class SubscribeHandler:
                 self._create_topic(caller, request.topic, again, failed)
                 return
         except (Denied, WrongKind) as error:
-            self._commit_counter(client, request, subscriber_records.encode_refusal(error), then)
-        except PolybusError as error:
+            self._commit_counter(client, request, encode_refusal(error), then)
+        except PolybusError as error:  # a retry may succeed, so the counter is not used
             self._finish(client, then, error)
         else:
             self._add_subscription(client, request, caller, topic, then)
@@ -101,121 +100,139 @@ class SubscribeHandler:
     def _create_topic(
         self, caller: Identity, name: str, again: Callable[[], None], failed: OnResult
     ) -> None:
-        """Create the topic, or wait for its creation, and call `again`."""
-        found, mine = self._context.binding.reserve(caller, name)
-        if not isinstance(found, NameReservation):
+        """Create the topic, or wait for its creation by another caller, and call `again`."""
+        reservation, is_mine = self._context.binding.reserve(caller, name)
+        if not isinstance(reservation, NameReservation):  # the topic already exists
             again()
-        elif mine:
-            store = self._context.durable.store
-            settings = {**SETTINGS, CREATOR: creator_record(caller)}
+            return
+        if not is_mine:
+            reservation.outcome.add_done_callback(lambda _: self._context.run_on_loop(again))
+            return
+        store = self._context.durable.store
 
-            def make() -> tuple[Topic, int]:
-                topic = store.create(name, 1, settings)
-                return topic, store.bounds(topic.number).next_id
+        def create() -> tuple[Topic, int]:
+            topic = store.create(name, 1, {**SETTINGS, CREATOR: creator_record(caller)})
+            # The ids of an earlier topic with this name continue.
+            return topic, store.bounds(topic.number).next_id
 
-            self._context.workers(
-                make, lambda future: self._on_topic_created(found, future, again, failed)
-            )
-        else:
-            found.outcome.add_done_callback(lambda _: self._context.run_on_loop(again))
+        def on_created(future: Future[tuple[Topic, int]]) -> None:
+            error = error_from_future(future)
+            if error is None:
+                self._context.binding.complete(reservation, *future.result())
+                again()
+            else:
+                self._context.binding.abort(reservation, error)
+                failed(error)
 
-    def _on_topic_created(
-        self,
-        reservation: NameReservation,
-        future: Future[tuple[Topic, int]],
-        again: Callable[[], None],
-        failed: OnResult,
-    ) -> None:
-        error = error_from_future(future)
-        if error is None:
-            self._context.binding.complete(reservation, *future.result())
-            again()
-        else:
-            self._context.binding.abort(reservation, error)
-            failed(error)
+        self._context.workers(create, on_created)
 
     def _add_subscription(
         self, client: ClientEntry, request: Request, caller: Identity, topic: Topic, then: OnResult
     ) -> None:
-        found = self._table.find(topic.number, client.id)
-        if found is not None:
-            found.seen_s = self._context.clock()
-            self._commit_counter(
-                client, request, subscriber_records.encode_number(found.last), then
-            )
+        existing = self._table.find(topic.number, client.id)
+        if existing is not None:
+            existing.seen_s = self._context.clock()
+            self._commit_counter(client, request, encode_number(existing.last), then)
             return
         newest = self._context.durable.next_id(topic) - 1
-        place = SubscriptionKey(topic.number, client.id)
+        key = SubscriptionKey(topic.number, client.id)
         try:
             # In the table before the commit, so that retention keeps all messages after `newest`.
-            new = self._table.add(place, caller.name, newest, self._context.clock())
+            new = self._table.add(key, caller.name, newest, self._context.clock())
         except PolybusError as error:
             self._finish(client, then, error)
             return
-        changes = subscriber_records.subscribe_changes(place, caller.name, newest)
 
-        def entered(error: PolybusError | None) -> None:
+        def on_committed(error: PolybusError | None) -> None:
             if error is not None:
                 self._table.remove(new)
             elif self._context.durable.find_by_number(topic.number) is None:
-                self.remove_records(topic)  # dropped while the commit was in flight
+                self.remove_records(topic.number)  # dropped while the commit was in flight
 
-        self._commit_counter(
-            client, request, subscriber_records.encode_number(newest), then, changes, entered
+        account = caller.name.encode("utf-8", "backslashreplace")
+        changes = (
+            RecordChange(subscriber_records.record_key(SUBSCRIPTIONS, key), account),
+            subscriber_records.last_change(key, newest),
         )
+        self._commit_counter(client, request, encode_number(newest), then, changes, on_committed)
 
     # --- UNSUB
 
-    def unsubscribe(self, client: ClientEntry, request: Request, then: OnResult) -> None:
-        if self._answer_if_used(client, request, then):
-            return
-        topic = self._context.durable.find(request.topic)
-        found = self._table.find(topic.number, client.id) if topic else None
-        if topic is None or found is None:
-            self._commit_counter(client, request, subscriber_records.encode_number(0), then)
-            return
+    def unsubscribe(self, request: Request, _caller: Identity, then: OnResult) -> None:
+        """Execute UNSUB (exclusive). Calls `then` with 1, 0 if not subscribed, or the error."""
 
-        def left(error: PolybusError | None) -> None:
-            if error is None:
-                self._on_unsubscribed(topic, found)
+        def run(client: ClientEntry) -> None:
+            if self._answer_if_used(client, request, then):
+                return
+            topic = self._context.durable.find(request.topic)
+            subscription = self._table.find(topic.number, client.id) if topic else None
+            if topic is None or subscription is None:
+                self._commit_counter(client, request, encode_number(0), then)
+                return
 
-        changes = subscriber_records.unsubscribe_changes(found.place)
-        self._commit_counter(
-            client, request, subscriber_records.encode_number(1), then, changes, left
-        )
+            def on_committed(error: PolybusError | None) -> None:
+                if error is None:
+                    self._table.remove(subscription)
+                    self.remove_unused(topic)
 
-    def drop(self, client: ClientEntry, gone: Sequence[Subscription], then: OnResult) -> None:
-        """Drop subscriptions without their client (exclusive).
+            changes = subscriber_records.unsubscribe_changes(subscription.key)
+            self._commit_counter(client, request, encode_number(1), then, changes, on_committed)
+
+        self._clients.queue(request.client, run, then, alone=True)
+
+    def drop(self, subscriptions: Sequence[Subscription], then: OnResult) -> None:
+        """Drop subscriptions without their clients. Calls `then` with the list of errors."""
+        by_client: dict[bytes, list[Subscription]] = {}
+        for subscription in subscriptions:
+            by_client.setdefault(subscription.key.client, []).append(subscription)
+        left = len(by_client)
+        errors: list[PolybusError] = []
+
+        def on_client_done(error: PolybusError | None) -> None:
+            nonlocal left
+            left -= 1
+            if error is not None:
+                errors.append(error)
+            if not left:
+                then(errors)
+
+        if not by_client:
+            then(errors)
+        for client_id, dropped in by_client.items():
+            run = partial(self._drop_of_client, dropped, on_client_done)
+            self._clients.queue(client_id, run, on_client_done, alone=True)
+
+    def _drop_of_client(
+        self, subscriptions: Sequence[Subscription], then: OnResult, client: ClientEntry
+    ) -> None:
+        """Drop subscriptions of one client (exclusive).
 
         Calls `then` with the first error, or None.
         """
-        here = [one for one in gone if self._table.find(*one.place) is one]
-        left = dict.fromkeys(here)
+        # The client may have unsubscribed, and even subscribed again, before this turn.
+        present = [one for one in subscriptions if self._table.find(*one.key) is one]
+        left = len(present)
         errors: list[PolybusError] = []
 
-        def dropped(one: Subscription, future: Future[CommitResult]) -> None:
+        def on_dropped(subscription: Subscription, future: Future[CommitResult]) -> None:
+            nonlocal left
+            left -= 1
             error = error_from_future(future)
-            topic = self._context.durable.find_by_number(one.place.topic)
+            topic = self._context.durable.find_by_number(subscription.key.topic)
             if error is not None:
                 errors.append(error)
             elif topic is not None:
-                self._on_unsubscribed(topic, one)
-            del left[one]
+                self._table.remove(subscription)
+                self.remove_unused(topic)
             if not left:
                 self._finish(client, then, errors[0] if errors else None)
 
-        if not here:
+        if not present:
             self._finish(client, then, None)
-        self._lasts.flush()
-        for one in here:
-            self._context.commit(
-                Commit(changes=subscriber_records.unsubscribe_changes(one.place)),
-                partial(dropped, one),
-            )
-
-    def _on_unsubscribed(self, topic: Topic, gone: Subscription) -> None:
-        self._table.remove(gone)
-        self.remove_unused(topic)
+        self._lasts.flush()  # else LAST could be stored after its record was removed
+        for subscription in present:
+            changes = subscriber_records.unsubscribe_changes(subscription.key)
+            self._context.commit(Commit(changes=changes), partial(on_dropped, subscription))
 
     # --- topics that go with their last subscriber
 
@@ -223,55 +240,49 @@ class SubscribeHandler:
         """Remove a topic that SUB created and that has no reader left."""
         if not topic.settings.get(WITH_SUBSCRIBERS) or self._table.has(topic.number):
             return
-        if topic.number in self._topics_in_removal or not self._context.binding.claim_unused(topic):
+        if topic.number in self.topics_in_removal or not self._context.binding.claim_unused(topic):
             return
-        self._topics_in_removal[topic.number] = []
-        self._context.workers(
-            lambda: self._drop_topic(topic), lambda future: self._on_topic_removed(topic, future)
-        )
-
-    def _drop_topic(self, topic: Topic) -> bool:
-        """Drop the topic. Returns False if a group reads it. Runs on a worker."""
+        self.topics_in_removal[topic.number] = []
         store = self._context.durable.store
-        if store.scan(roster_prefix(topic.number), limit=1):
-            return False
-        store.drop(topic.name)
-        query_progress.delete_query_progress(store, topic.number)
-        return True
 
-    def _on_topic_removed(self, topic: Topic, future: Future[bool]) -> None:
-        self._context.binding.release(topic)
-        error = error_from_future(future)
-        waiting = self._topics_in_removal.pop(topic.number)
-        if error is not None:
-            if (
-                not future.cancelled()
-            ):  # cancelled: the bus stops, and the next start removes the topic
+        def drop() -> bool:
+            if store.scan(roster_prefix(topic.number), limit=1):  # a group reads it
+                return False
+            store.drop(topic.name)
+            query_progress.delete_query_progress(store, topic.number)
+            return True
+
+        def on_dropped(future: Future[bool]) -> None:
+            self._context.binding.release(topic)
+            error = error_from_future(future)
+            waiting = self.topics_in_removal.pop(topic.number)
+            if error is None:
+                if future.result():
+                    self._context.binding.remove(topic)
+            elif not future.cancelled():  # cancelled: the bus stops; the next start removes it
                 self._context.log.warning("topic not removed", topic=topic.name, reason=str(error))
-        elif future.result():
-            self._context.binding.remove(topic)
-        for again in waiting:
-            again()
+            for again in waiting:
+                again()
+
+        self._context.workers(drop, on_dropped)
 
     def on_topic_dropped(self, topic: Topic) -> None:
         """Remove the subscriptions of a dropped topic."""
         if self._table.drop(topic.number):
-            self.remove_records(topic)
+            self.remove_records(topic.number)
 
-    def remove_records(self, topic: Topic) -> None:
-        self.remove_records_of(topic.number)
-
-    def remove_records_of(self, number: int) -> None:
+    def remove_records(self, topic: int) -> None:
         """Remove the subscription records of a dropped topic."""
         store = self._context.durable.store
-        self._context.workers(
-            lambda: subscriber_records.remove_topic_records(store, number), self._on_records_removed
-        )
 
-    def _on_records_removed(self, future: Future[None]) -> None:
-        error = error_from_future(future)
-        if error is not None:  # the next start tries again
-            self._context.log.warning("records not removed", reason=str(error))
+        def on_removed(future: Future[None]) -> None:
+            error = error_from_future(future)
+            if error is not None:  # the next start tries again
+                self._context.log.warning("records not removed", reason=str(error))
+
+        self._context.workers(
+            lambda: subscriber_records.remove_topic_records(store, topic), on_removed
+        )
 
     # --- stamped commits
 
@@ -282,7 +293,9 @@ class SubscribeHandler:
             return True
         if request.counter > client.counter:
             return False
-        self._commit_counter(client, request, subscriber_records.encode_refusal(Stale(STALE)), then)
+        # The store answers a repeat by its stamp, and refuses any other as Stale.
+        refusal = encode_refusal(Stale(subscriber_records.STALE))
+        self._commit_counter(client, request, refusal, then)
         return True
 
     def _commit_counter(
@@ -292,22 +305,23 @@ class SubscribeHandler:
         note: bytes,
         then: OnResult,
         changes: tuple[RecordChange, ...] = (),
-        after: Callable[[PolybusError | None], None] = lambda error: None,
+        on_committed: Callable[[PolybusError | None], None] = lambda error: None,
     ) -> None:
         """Commit counter, answer and changes. A used counter gets its stored answer."""
-        stamp = Stamp(client.producer, request.epoch, request.counter, request_digest(request))
+        digest = subscriber_records.request_digest(request)
+        stamp = Stamp(client.producer, request.epoch, request.counter, digest)
 
-        def done(future: Future[CommitResult]) -> None:
+        def on_done(future: Future[CommitResult]) -> None:
             error = error_from_future(future)
-            after(error)
+            on_committed(error)
             if error is None:
                 client.counter = max(client.counter, request.counter)
             if isinstance(error, Stale):
-                error = Stale(STALE)
+                error = Stale(subscriber_records.STALE)
             self._finish(client, then, error or subscriber_records.decode_outcome(future.result()))
 
         self._lasts.flush()  # positions that were read earlier are committed earlier
-        self._context.commit(Commit(changes=changes, stamp=stamp, note=note), done)
+        self._context.commit(Commit(changes=changes, stamp=stamp, note=note), on_done)
 
     def _finish(
         self, client: ClientEntry, then: OnResult, answer: int | PolybusError | None

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from polybus.dialects.pirate.codec import Request as Request
+from polybus.bus.broker import Logger
+from polybus.bus.counters import Counters
+from polybus.bus.policy import Policy
+from polybus.dialects.pirate.limits import PirateLimits
+from polybus.durable.publisher import CallOnLoop
+from polybus.durable.push_readers import BlockingWorkRunner
+from polybus.durable.topic_names import TopicNames
+from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import PolybusError, StoreFault
-
-if TYPE_CHECKING:
-    from polybus.bus.broker import Logger
-    from polybus.bus.counters import Counters
-    from polybus.bus.policy import Policy
-    from polybus.dialects.pirate.limits import PirateLimits
-    from polybus.durable.publisher import CallOnLoop
-    from polybus.durable.push_readers import BlockingWorkRunner
-    from polybus.durable.topic_names import TopicNames
-    from polybus.durable.topic_registry import DurableTopics
-    from polybus.model.commit import Commit, CommitResult
-
+from polybus.model.commit import Commit, CommitResult
 
 # Called on the loop with the result of a request, or with its error.
 OnResult = Callable[[Any], None]
@@ -43,8 +40,9 @@ class SubscriberContext:
 
     def commit(self, commit: Commit, then: Callable[[Future[CommitResult]], None]) -> None:
         """Commit. Calls `then` on the loop when the commit is on disk or has failed."""
+        # The store resolves the future on a thread of its own.
         future = self.durable.commit(commit)
-        future.add_done_callback(lambda done: self.run_on_loop(lambda: then(done)))
+        future.add_done_callback(lambda done: self.run_on_loop(partial(then, done)))
 
 
 def error_from_future(future: Future[Any]) -> PolybusError | None:

@@ -19,20 +19,17 @@ The note of a stamp is the stored answer, so that a repeated request gets the fi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from heapq import nsmallest
 from struct import Struct, unpack
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from polybus.dialects.pirate.server import subscriber_records
+from polybus.dialects.pirate.codec import Request
 from polybus.errors import Damaged, PolybusError, error_from_code
-from polybus.model.commit import Commit, RecordChange
+from polybus.model.commit import Commit, CommitResult, RecordChange, StoredRecord
 from polybus.model.stamp import ProducerOptions
-
-if TYPE_CHECKING:
-    from polybus.model.commit import CommitResult, StoredRecord
-    from polybus.model.topic import Bounds, Topic
-    from polybus.store.contract import Store
-
+from polybus.model.topic import Bounds, Topic
+from polybus.store.contract import Store
 
 SUBSCRIPTIONS: Final = b"pirate/subscription/"
 LASTS: Final = b"pirate/last/"
@@ -43,9 +40,18 @@ PRODUCER_OPTIONS: Final = ProducerOptions(dense=False, kept_results=1)
 # A delayed HELLO is recognised as a copy among this many starts of a client.
 MAX_HELLO_NUMBERS: Final = 1024
 MAX_CHANGES_PER_COMMIT: Final = 600  # the store takes 900 records per commit
+MAX_TEXT_BYTES: Final = 900  # of a refusal; with its code it fits into a note
+MAX_LISTED: Final = 1024  # the subscribers with the largest lag
+DIGEST_BYTES: Final = 16
+JOINED_BYTES: Final = 4096  # copying this much costs less than one more call
 
 _NUMBER: Final = Struct(">Q")
 _TOPIC_DIGITS: Final = 8
+_NUMBER_MARK: Final = b"N"
+_ERROR_MARK: Final = b"E"
+
+
+# --- clients
 
 
 class HelloHistory(NamedTuple):
@@ -63,7 +69,7 @@ class HelloHistory(NamedTuple):
         return HelloHistory(self.newest + 1, (*self.numbers, number)[-MAX_HELLO_NUMBERS:])
 
     def encode(self) -> bytes:
-        return b"".join([_NUMBER.pack(one) for one in (self.newest, *self.numbers)])
+        return b"".join([_NUMBER.pack(number) for number in (self.newest, *self.numbers)])
 
     @classmethod
     def decode(cls, raw: bytes) -> HelloHistory:
@@ -71,13 +77,6 @@ class HelloHistory(NamedTuple):
             raise Damaged("damaged record of a pirate client")
         newest, *numbers = unpack(f">{len(raw) // _NUMBER.size}Q", raw)
         return cls(newest, tuple(numbers))
-
-
-class SubscriptionKey(NamedTuple):
-    """The key of a subscription."""
-
-    topic: int
-    client: bytes
 
 
 def producer_name(client: bytes) -> str:
@@ -88,12 +87,20 @@ def counter_key(client: bytes) -> bytes:
     return COUNTERS + client
 
 
+# --- subscriptions
+
+
+class SubscriptionKey(NamedTuple):
+    topic: int
+    client: bytes
+
+
 def topic_prefix(family: bytes, topic: int) -> bytes:
     return family + b"%08x" % topic
 
 
-def record_key(family: bytes, place: SubscriptionKey) -> bytes:
-    return topic_prefix(family, place.topic) + place.client
+def record_key(family: bytes, key: SubscriptionKey) -> bytes:
+    return topic_prefix(family, key.topic) + key.client
 
 
 def read_key(family: bytes, raw: bytes) -> SubscriptionKey:
@@ -102,19 +109,15 @@ def read_key(family: bytes, raw: bytes) -> SubscriptionKey:
     return SubscriptionKey(int(number, 16), raw[start + _TOPIC_DIGITS :])
 
 
-def subscribe_changes(place: SubscriptionKey, account: str, last: int) -> tuple[RecordChange, ...]:
-    value = account.encode("utf-8", "backslashreplace")
-    return RecordChange(record_key(SUBSCRIPTIONS, place), value), last_change(place, last)
+def last_change(key: SubscriptionKey, last: int) -> RecordChange:
+    return RecordChange(record_key(LASTS, key), _NUMBER.pack(last))
 
 
-def unsubscribe_changes(place: SubscriptionKey) -> tuple[RecordChange, ...]:
-    return RecordChange(record_key(SUBSCRIPTIONS, place), None), RecordChange(
-        record_key(LASTS, place), None
+def unsubscribe_changes(key: SubscriptionKey) -> tuple[RecordChange, ...]:
+    return (
+        RecordChange(record_key(SUBSCRIPTIONS, key), None),
+        RecordChange(record_key(LASTS, key), None),
     )
-
-
-def last_change(place: SubscriptionKey, last: int) -> RecordChange:
-    return RecordChange(record_key(LASTS, place), _NUMBER.pack(last))
 
 
 def read_last(raw: bytes) -> int:
@@ -134,14 +137,40 @@ def remove_topic_records(store: Store, topic: int) -> None:
     """Remove all subscription records of a topic. Blocks."""
     for family in (LASTS, SUBSCRIPTIONS):
         while page := store.scan(topic_prefix(family, topic), limit=MAX_CHANGES_PER_COMMIT):
-            store.commit(
-                Commit(changes=tuple(RecordChange(one.key, None) for one in page))
-            ).result()
+            changes = tuple(RecordChange(record.key, None) for record in page)
+            store.commit(Commit(changes=changes)).result()
 
 
-_NUMBER_MARK: Final = b"N"
-_ERROR_MARK: Final = b"E"
-MAX_TEXT_BYTES: Final = 900  # with its code it fits into a note
+def read_subscriber_lags(store: Store, topic: Topic, bounds: Bounds) -> list[dict[str, Any]]:
+    """Return id (hex), LAST and lag of each subscriber, the largest lag first."""
+    lasts = (
+        (read_last(record.value), read_key(LASTS, record.key).client.hex())
+        for record in scan(store, topic_prefix(LASTS, topic.number))
+    )
+    newest = bounds.next_id - 1
+    return [
+        {"id": client, "last": last, "lag": max(0, newest - last)}
+        for last, client in nsmallest(MAX_LISTED, lasts)
+    ]
+
+
+# --- stamps and stored answers
+
+STALE: Final = "the counter was already used, for another request or too long ago"
+
+
+def digest_head(op: bytes, topic: bytes) -> bytes:
+    return b"%b\0%b\0" % (op, topic)
+
+
+def request_digest(request: Request, body: bytes = b"") -> bytes:
+    """Return a digest by which the store detects two requests with the same counter."""
+    head = digest_head(request.op, request.topic.encode())
+    if len(body) <= JOINED_BYTES:
+        return blake2b(head + body, digest_size=DIGEST_BYTES).digest()
+    digest = blake2b(head, digest_size=DIGEST_BYTES)
+    digest.update(body)
+    return digest.digest()
 
 
 def encode_number(number: int) -> bytes:
@@ -153,32 +182,12 @@ def encode_refusal(error: PolybusError) -> bytes:
     return _ERROR_MARK + error.code.encode() + b"\0" + text
 
 
-def decode_outcome(done: CommitResult) -> int | PolybusError:
+def decode_outcome(result: CommitResult) -> int | PolybusError:
     """Return the stored answer: a number or a refusal."""
-    note = done.note
+    note = result.note
     if not note:
-        return done.spans[0].first_id
+        return result.spans[0].first_id
     if note[:1] == _NUMBER_MARK:
         return int.from_bytes(note[1:])
     code, _, text = note[1:].partition(b"\0")
     return error_from_code(code.decode(), text.decode("utf-8", "replace"))
-
-
-MAX_LISTED: Final = 1024  # the subscribers with the largest lag
-
-
-def read_subscriber_lags(store: Store, topic: Topic, bounds: Bounds) -> list[dict[str, Any]]:
-    """Return id (hex), LAST and lag of each subscriber, the largest lag first."""
-    prefix = subscriber_records.topic_prefix(subscriber_records.LASTS, topic.number)
-    found = (
-        (
-            subscriber_records.read_last(one.value),
-            subscriber_records.read_key(subscriber_records.LASTS, one.key).client.hex(),
-        )
-        for one in subscriber_records.scan(store, prefix)
-    )
-    newest = bounds.next_id - 1
-    return [
-        {"id": client, "last": last, "lag": max(0, newest - last)}
-        for last, client in nsmallest(MAX_LISTED, found)
-    ]

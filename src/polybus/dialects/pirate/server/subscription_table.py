@@ -1,62 +1,71 @@
-"""All subscriptions by topic, and the writer of their positions.
-
-Positions that move within one turn of the loop are stored in one commit. A GET is answered when
-its LAST is on disk, so no answer depends on a position that a crash could take back.
-"""
+"""All subscriptions of a bus, by topic."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from polybus.dialects.pirate.limits import PirateLimits
 from polybus.dialects.pirate.server import subscriber_records
-from polybus.dialects.pirate.server.subscriber_context import SubscriberContext, error_from_future
-from polybus.dialects.pirate.server.subscriber_records import SubscriptionKey
-from polybus.errors import LimitReached, PolybusError
-from polybus.model.commit import Commit
-
-if TYPE_CHECKING:
-    from polybus.dialects.pirate.limits import PirateLimits
-    from polybus.model.commit import CommitResult
-    from polybus.store.contract import Store
+from polybus.dialects.pirate.server.subscriber_context import SubscriberContext
+from polybus.dialects.pirate.server.subscriber_records import LASTS, SUBSCRIPTIONS, SubscriptionKey
+from polybus.errors import LimitReached
 
 
 class Subscription:
     """`last` is the position that the client sent, `saved` the position on disk."""
 
-    __slots__ = ("account", "last", "place", "saved", "seen_s")
+    __slots__ = ("account", "key", "last", "saved", "seen_s")
 
-    def __init__(self, place: SubscriptionKey, account: str, last: int, seen_s: float) -> None:
-        self.place = place
+    def __init__(self, key: SubscriptionKey, account: str, last: int, seen_s: float) -> None:
+        self.key = key
         self.account = account
         self.last = last
         self.saved = last
         self.seen_s = seen_s
 
 
+class StoredSubscribers:
+    """The subscriptions and the number of clients in a store. Reading them blocks."""
+
+    def __init__(self, context: SubscriberContext) -> None:
+        store, find_topic = context.durable.store, context.durable.find_by_number
+        lasts = {
+            subscriber_records.read_key(LASTS, record.key): subscriber_records.read_last(
+                record.value
+            )
+            for record in subscriber_records.scan(store, LASTS)
+        }
+        self.subscriptions: list[Subscription] = []
+        self.dropped_topics: set[int] = set()
+        for record in subscriber_records.scan(store, SUBSCRIPTIONS):
+            key = subscriber_records.read_key(SUBSCRIPTIONS, record.key)
+            if find_topic(key.topic) is None:
+                self.dropped_topics.add(key.topic)
+                continue
+            account = record.value.decode("utf-8", "replace")
+            last = lasts.get(key, 0)
+            # The time of the last request is not stored, so subscriber_ttl_s starts again.
+            self.subscriptions.append(Subscription(key, account, last, context.clock()))
+        self.clients = sum(1 for _ in subscriber_records.scan(store, subscriber_records.COUNTERS))
+
+
 class SubscriptionTable:
     """The subscriptions of a bus, and their limits."""
 
-    def __init__(self, limits: PirateLimits) -> None:
+    def __init__(self, limits: PirateLimits, stored: list[Subscription]) -> None:
         self._limits = limits
         self._topics: dict[int, dict[bytes, Subscription]] = {}
         self._accounts: Counter[str] = Counter()
         self.count = 0
         self.changed_topics: set[int] = set()  # topics with a moved or removed subscription
-
-    def load(self, found: Iterable[tuple[SubscriptionKey, str, int]], now_s: float) -> None:
-        for place, account, last in found:
-            self._add(Subscription(place, account, last, now_s))
-            self.changed_topics.add(place.topic)
+        for subscription in stored:
+            self._add(subscription)
+            self.changed_topics.add(subscription.key.topic)
 
     def find(self, topic: int, client: bytes) -> Subscription | None:
         subscribers = self._topics.get(topic)
         return subscribers.get(client) if subscribers else None
-
-    def of(self, topic: int) -> list[Subscription]:
-        return list(self._topics.get(topic, {}).values())
 
     def has(self, topic: int) -> bool:
         return topic in self._topics
@@ -65,7 +74,7 @@ class SubscriptionTable:
         for subscribers in list(self._topics.values()):
             yield from list(subscribers.values())
 
-    def add(self, place: SubscriptionKey, account: str, last: int, now_s: float) -> Subscription:
+    def add(self, key: SubscriptionKey, account: str, last: int, now_s: float) -> Subscription:
         """Add a subscription. Raises `LimitReached`."""
         limits = self._limits
         if self.count >= limits.max_subscriptions:
@@ -76,100 +85,44 @@ class SubscriptionTable:
             raise LimitReached(
                 "max_user_subscriptions", f"{account} has the maximum number of subscriptions"
             )
-        found = Subscription(place, account, last, now_s)
-        self._add(found)
-        return found
+        subscription = Subscription(key, account, last, now_s)
+        self._add(subscription)
+        return subscription
 
-    def remove(self, gone: Subscription) -> None:
-        topic, client = gone.place
+    def remove(self, subscription: Subscription) -> None:
+        topic, client = subscription.key
         subscribers = self._topics.get(topic, {})
-        if subscribers.get(client) is not gone:
+        if subscribers.get(client) is not subscription:
             return  # already removed with its topic
         del subscribers[client]
         if not subscribers:
             del self._topics[topic]
-        self._forget(gone)
+        self._uncount(subscription)
         self.changed_topics.add(topic)
 
     def drop(self, topic: int) -> bool:
         """Remove all subscriptions of a topic. Returns False if there were none."""
-        gone = self._topics.pop(topic, {})
-        for one in gone.values():
-            self._forget(one)
+        subscribers = self._topics.pop(topic, {})
+        for subscription in subscribers.values():
+            self._uncount(subscription)
         self.changed_topics.discard(topic)
-        return bool(gone)
+        return bool(subscribers)
 
     def read_by_all(self, topic: int) -> int | None:
         """Return the lowest stored position of a topic, or None without subscribers."""
         subscribers = self._topics.get(topic)
-        return min(one.saved for one in subscribers.values()) if subscribers else None
+        if not subscribers:
+            return None
+        return min(subscription.saved for subscription in subscribers.values())
 
-    def _add(self, new: Subscription) -> None:
-        self._topics.setdefault(new.place.topic, {})[new.place.client] = new
-        self._accounts[new.account] += 1
+    def _add(self, subscription: Subscription) -> None:
+        topic, client = subscription.key
+        self._topics.setdefault(topic, {})[client] = subscription
+        self._accounts[subscription.account] += 1
         self.count += 1
 
-    def _forget(self, gone: Subscription) -> None:
+    def _uncount(self, subscription: Subscription) -> None:
         self.count -= 1
-        self._accounts[gone.account] -= 1
-        if not self._accounts[gone.account]:
-            del self._accounts[gone.account]
-
-
-def read_subscriptions(store: Store) -> Iterator[tuple[SubscriptionKey, str, int]]:
-    """Yield key, account and LAST of all subscriptions in a store."""
-    lasts = {
-        subscriber_records.read_key(
-            subscriber_records.LASTS, one.key
-        ): subscriber_records.read_last(one.value)
-        for one in subscriber_records.scan(store, subscriber_records.LASTS)
-    }
-    for one in subscriber_records.scan(store, subscriber_records.SUBSCRIPTIONS):
-        place = subscriber_records.read_key(subscriber_records.SUBSCRIPTIONS, one.key)
-        yield place, one.value.decode("utf-8", "replace"), lasts.get(place, 0)
-
-
-OnSaved = Callable[[PolybusError | None], None]
-
-
-class LastWriter:
-    """Stores moved positions, many per commit."""
-
-    def __init__(self, context: SubscriberContext, table: SubscriptionTable) -> None:
-        self._context = context
-        self._table = table
-        self._unsaved: dict[Subscription, None] = {}
-        self._waiting: list[OnSaved] = []
-
-    def save(self, moved: Subscription, then: OnSaved) -> None:
-        """Store a position with the next `flush`, at the end of the turn."""
-        if len(self._unsaved) >= subscriber_records.MAX_CHANGES_PER_COMMIT:
-            self.flush()
-        if not self._unsaved:
-            self._context.run_on_loop(self.flush)  # in case no on_turn_end comes first
-        self._unsaved[moved] = None
-        self._waiting.append(then)
-
-    def flush(self) -> None:
-        if not self._unsaved:
-            return
-        moved = [(one, one.last) for one in self._unsaved]
-        waiting, self._waiting, self._unsaved = self._waiting, [], {}
-        changes = tuple([subscriber_records.last_change(one.place, last) for one, last in moved])
-        self._context.commit(
-            Commit(changes=changes), lambda future: self._on_committed(moved, waiting, future)
-        )
-
-    def _on_committed(
-        self,
-        moved: list[tuple[Subscription, int]],
-        waiting: list[OnSaved],
-        future: Future[CommitResult],
-    ) -> None:
-        error = error_from_future(future)
-        if error is None:
-            for one, last in moved:
-                one.saved = max(one.saved, last)
-                self._table.changed_topics.add(one.place.topic)
-        for then in waiting:
-            then(error)
+        self._accounts[subscription.account] -= 1
+        if not self._accounts[subscription.account]:
+            del self._accounts[subscription.account]
