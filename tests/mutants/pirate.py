@@ -199,7 +199,7 @@ SUBSCRIBING = [
         "transports/zmq/memory_watch.py",
         (
             "one is never too much",
-            "if self._is_too_much(connection.unfinished):",
+            "if connection.unfinished > bounds.max_unfinished and not self._has_waiting():",
             "if False:",
         ),
         (

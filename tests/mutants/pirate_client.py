@@ -195,7 +195,7 @@ LISTENER = mutants(
     "dialects/pirate/server/router_listener.py",
     ("a revoked key is heard", "        if curve.is_allowed(key):\n", "        if True:\n"),
     ("a key keeps its name", "connection.identity = self._curve.identify(connection.key)", "pass"),
-    ("sealed frames are cut", "MAX_FRAME_BYTES + CURVE_OVERHEAD_BYTES", "MAX_FRAME_BYTES"),
+    ("sealed frames are cut", "MAX_FRAME_BYTES + codec.SEALED_BYTES", "MAX_FRAME_BYTES"),
     ("room for one alone", "RECEIVE_HWM + COUNTED_USER_ID", "RECEIVE_HWM"),
     (
         "doubt has no end",

@@ -116,13 +116,19 @@ def parse_request(frames: Sequence[bytes], start: int = 0) -> Request | ErrorRep
     _, op, client, epoch, counter, topic = head
     own = frames[start + HEAD_FRAMES :]
     if op == HELLO:
-        return _hello(client, epoch, counter, topic, own)
+        if own or topic or int.from_bytes(epoch):
+            text = "HELLO must have epoch 0, no topic and no frames of its own"
+            return ErrorReply(MALFORMED, text)
+        return Request(HELLO, client, 0, int.from_bytes(counter))
     name = _name(topic) if len(topic) <= topic_name.MAX_NAME_BYTES else _TOO_LONG
     if isinstance(name, ErrorReply):
         return name
     number = int.from_bytes(epoch)
     if op == GET:
-        return _get(client, number, name, own)
+        if len(own) != 1 or len(own[0]) != NUMBER_BYTES:
+            text = f"GET must have one frame of its own: LAST, {NUMBER_BYTES} bytes"
+            return ErrorReply(MALFORMED, text)
+        return Request(GET, client, number, 0, name, (), int.from_bytes(own[0]))
     count = int.from_bytes(counter)
     if not count:
         return ErrorReply(MALFORMED, "the counter must be >= 1")
@@ -158,22 +164,6 @@ def _name(topic: bytes) -> str | ErrorReply:
     except InvalidTopic as error:
         return ErrorReply(MALFORMED, str(error))
     return name
-
-
-def _hello(
-    client: bytes, epoch: bytes, number: bytes, topic: bytes, own: Sequence[bytes]
-) -> Request | ErrorReply:
-    if own or topic or int.from_bytes(epoch):
-        return ErrorReply(MALFORMED, "HELLO must have epoch 0, no topic and no frames of its own")
-    return Request(HELLO, client, 0, int.from_bytes(number))
-
-
-def _get(client: bytes, epoch: int, name: str, own: Sequence[bytes]) -> Request | ErrorReply:
-    if len(own) != 1 or len(own[0]) != NUMBER_BYTES:
-        return ErrorReply(
-            MALFORMED, f"GET must have one frame of its own: LAST, {NUMBER_BYTES} bytes"
-        )
-    return Request(GET, client, epoch, 0, name, (), int.from_bytes(own[0]))
 
 
 def _put(

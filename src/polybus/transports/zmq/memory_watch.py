@@ -69,7 +69,9 @@ class MemoryWatch:
         self._has_waiting = has_waiting
         self._cut = cut
         self._baseline_bytes = process_bytes()
-        self._unacknowledged_bytes = 0  # of all connections at the last check, and bytes sent since
+        # Of all connections at the last check, and bytes sent since: many replies can be sent
+        # between two checks.
+        self._unacknowledged_bytes = 0
 
     def check(self) -> float:
         """Measure all connections and cut those over a bound. Returns the pause in seconds."""
@@ -85,12 +87,9 @@ class MemoryWatch:
                 most = connection
         self._unacknowledged_bytes = unacknowledged
         self._check_total(unfinished, most)
-        soon_s = (
-            CHECK_INTERVAL_S
-            if max(unfinished, unacknowledged) < MINOR_BYTES
-            else BUSY_CHECK_INTERVAL_S
-        )
-        return max(soon_s, CHECK_COST_RATIO * (self._clock() - began_s))
+        is_busy = max(unfinished, unacknowledged) >= MINOR_BYTES
+        pause_s = BUSY_CHECK_INTERVAL_S if is_busy else CHECK_INTERVAL_S
+        return max(pause_s, CHECK_COST_RATIO * (self._clock() - began_s))
 
     def add_sent(self, size: int) -> None:
         """Count sent bytes as unacknowledged until the next check."""
@@ -103,7 +102,7 @@ class MemoryWatch:
             connection.unacknowledged_bytes <= bound // 2
             and self._unacknowledged_bytes <= self._bounds.max_unread
         ):
-            return False
+            return False  # without asking the kernel
         self._measure(connection, self._clock())
         return (
             connection.unacknowledged_bytes > bound
@@ -115,11 +114,10 @@ class MemoryWatch:
         if counted is None:
             return
         received, connection.acked = counted
-        is_new = (
-            connection.received != connection.whole
-        )  # a complete message was read since the last check
+        # True if a complete message was read since the last check.
+        is_new = connection.received != connection.whole
         connection.whole = connection.received
-        if connection.is_guessed:
+        if connection.is_guessed:  # counts of a Unix socket are not comparable with messages
             connection.baseline = received if is_new else connection.baseline
             connection.unfinished = received - connection.baseline
             return
@@ -132,23 +130,18 @@ class MemoryWatch:
         )
 
     def _check_connection(self, connection: RouterConnection, now_s: float) -> None:
-        if self._is_too_much(connection.unfinished):
+        bounds = self._bounds
+        # While messages are queued, the bytes may be complete messages, which are not its fault.
+        if connection.unfinished > bounds.max_unfinished and not self._has_waiting():
             self._cut_connection(connection, "max_unfinished_bytes")
         elif connection.unacknowledged_bytes <= MINOR_BYTES:
             connection.slow_since_s = None
         elif connection.slow_since_s is None:
             connection.slow_since_s, connection.slow_acked = now_s, connection.acked
-        elif (passed_s := now_s - connection.slow_since_s) > self._bounds.slow_timeout_s:
-            if connection.acked - connection.slow_acked < self._bounds.slow_bytes_per_s * passed_s:
+        elif (passed_s := now_s - connection.slow_since_s) > bounds.slow_timeout_s:
+            if connection.acked - connection.slow_acked < bounds.slow_bytes_per_s * passed_s:
                 self._cut_connection(connection, "slow_consumer")
             connection.slow_since_s = None
-
-    def _is_too_much(self, unfinished: int) -> bool:
-        """Return True if a connection is over its bound.
-
-        While messages are queued, the bytes may be complete messages, which are not its fault.
-        """
-        return unfinished > self._bounds.max_unfinished and not self._has_waiting()
 
     def _check_total(self, unfinished: int, most: RouterConnection | None) -> None:
         now = process_bytes()

@@ -101,19 +101,17 @@ class RouterConnection:
             if sock is None or _address(sock) != self.address:
                 return None
             try:
-                if sock.family == socket.AF_UNIX:
-                    return self._estimate_counts(sock)
-                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, tcp_info.TCP_INFO_BYTES)
+                if sock.family != socket.AF_UNIX:
+                    info = sock.getsockopt(
+                        socket.IPPROTO_TCP, socket.TCP_INFO, tcp_info.TCP_INFO_BYTES
+                    )
+                    return tcp_info.read_byte_counts(info)
+                self.is_guessed = True
+                if any(fcntl.ioctl(sock, termios.FIONREAD, bytes(4))):
+                    self._guess += GUESSED_BYTES
+                return self._guess, self.acked if unsent_bytes(sock) else self.sent_bytes
             except OSError:
                 return None
-        return tcp_info.read_byte_counts(info)
-
-    def _estimate_counts(self, sock: socket.socket) -> tuple[int, int]:
-        self.is_guessed = True
-        waiting = fcntl.ioctl(sock, termios.FIONREAD, bytes(4))
-        if any(waiting):
-            self._guess += GUESSED_BYTES
-        return self._guess, self.acked if unsent_bytes(sock) else self.sent_bytes
 
     @contextmanager
     def duplicate_socket(self) -> Iterator[socket.socket | None]:
@@ -154,28 +152,27 @@ class RouterConnections:
         self._by_routing: dict[bytes, RouterConnection] = {}
         self._open: dict[int, RouterConnection] = {}
         self._unclaimed: dict[int, list[RouterConnection]] = {}
-        self._ambiguous: dict[
-            int, RouterConnection
-        ] = {}  # the newest of several unclaimed ones, by descriptor
+        # The newest of several unclaimed ones, by descriptor.
+        self._ambiguous: dict[int, RouterConnection] = {}
         self._ended: list[RouterConnection] = []
         self.accepted = 0
 
     def find(self, routing: bytes, fd: int) -> RouterConnection:
         """Return the connection of a message."""
-        found = self._by_routing.get(routing)
-        if found is not None and found.fd == fd:
-            return found
+        connection = self._by_routing.get(routing)
+        if connection is not None and connection.fd == fd:
+            return connection
         self.read_events()
-        waiting = self._unclaimed.get(fd, ())
-        if len(waiting) == 1:
-            (found,) = self._unclaimed.pop(fd)
+        candidates = self._unclaimed.get(fd, ())
+        if len(candidates) == 1:
+            (connection,) = self._unclaimed.pop(fd)
         else:  # of none or of one of several connections: it stays anonymous
-            found = RouterConnection(fd, self._clock())
-        found.routing = routing
-        self._attach(found)
-        if found.ended_s is None and self._open.get(fd) is found:
-            self._by_routing[routing] = found
-        return found
+            connection = RouterConnection(fd, self._clock())
+        connection.routing = routing
+        self._attach(connection)
+        if connection.ended_s is None and self._open.get(fd) is connection:
+            self._by_routing[routing] = connection
+        return connection
 
     def ambiguous(self) -> list[RouterConnection]:
         """Return the newest connection of each ambiguous descriptor."""
@@ -184,9 +181,9 @@ class RouterConnections:
     def resolve_ambiguous(self, newest: list[RouterConnection]) -> None:
         """Forget the predecessors of these connections: all their messages were read."""
         for connection in newest:
-            waiting = self._unclaimed.get(connection.fd, [])
-            if connection in waiting:
-                del waiting[: waiting.index(connection)]
+            candidates = self._unclaimed.get(connection.fd, [])
+            if connection in candidates:
+                del candidates[: candidates.index(connection)]
             if self._ambiguous.get(connection.fd) is connection:
                 del self._ambiguous[connection.fd]
 
@@ -195,7 +192,7 @@ class RouterConnections:
         new: list[RouterConnection] = []
         while events := self._changes():
             for fd, is_accepted in events:
-                self._end(fd)
+                self._end(fd)  # also of an accepted one: its predecessor's end may be unreported
                 if is_accepted:
                     new.append(self._begin(fd))
             # Identify, then read events again: a connection may have ended just before it was
@@ -206,7 +203,9 @@ class RouterConnections:
         for connection in new:
             if connection.ended_s is not None:
                 connection.identity = ANONYMOUS
-            elif not self._admit(connection):
+                continue
+            connection.admitted = self._gate.enter(connection.peer_text)
+            if not connection.admitted:
                 connection.cut()
 
     def tick(self) -> None:
@@ -218,15 +217,13 @@ class RouterConnections:
             if connection.ended_s is None or connection.ended_s > before_s:
                 self._ended.append(connection)
                 continue
-            if (
-                connection.routing is not None
-                and self._by_routing.get(connection.routing) is connection
-            ):
-                del self._by_routing[connection.routing]
-            waiting = self._unclaimed.get(connection.fd, [])
-            if connection in waiting:
-                waiting.remove(connection)
-                if not waiting:
+            routing = connection.routing
+            if routing is not None and self._by_routing.get(routing) is connection:
+                del self._by_routing[routing]
+            candidates = self._unclaimed.get(connection.fd, [])
+            if connection in candidates:
+                candidates.remove(connection)
+                if not candidates:
                     del self._unclaimed[connection.fd]
 
     def open(self) -> list[RouterConnection]:
@@ -238,22 +235,18 @@ class RouterConnections:
 
     def _begin(self, fd: int) -> RouterConnection:
         self.accepted += 1
-        found = self._open[fd] = RouterConnection(fd, self._clock(), self.accepted)
-        waiting = self._unclaimed.setdefault(fd, [])
-        waiting.append(found)
-        if len(waiting) > 1:
-            self._ambiguous[fd] = found
-        return found
-
-    def _admit(self, new: RouterConnection) -> bool:
-        new.admitted = self._gate.enter(new.peer_text)
-        return new.admitted
+        connection = self._open[fd] = RouterConnection(fd, self._clock(), self.accepted)
+        candidates = self._unclaimed.setdefault(fd, [])
+        candidates.append(connection)
+        if len(candidates) > 1:
+            self._ambiguous[fd] = connection
+        return connection
 
     def _end(self, fd: int) -> None:
-        gone = self._open.pop(fd, None)
-        if gone is None:
+        connection = self._open.pop(fd, None)
+        if connection is None:
             return
-        gone.ended_s = self._clock()
-        self._ended.append(gone)
-        if gone.admitted:
+        connection.ended_s = self._clock()
+        self._ended.append(connection)
+        if connection.admitted:
             self._gate.leave()

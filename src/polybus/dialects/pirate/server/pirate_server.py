@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import zmq
 
+from polybus.bus.broker import Broker
+from polybus.bus.dialect import ServerContext
+from polybus.dialects.pirate.limits import PirateSettings
 from polybus.dialects.pirate.pirate_dialect import locate_keys
 from polybus.dialects.pirate.server.curve_key_folder import (
     AllowedKey,
@@ -19,18 +22,13 @@ from polybus.dialects.pirate.server.router_listener import CurveSettings, Router
 from polybus.dialects.pirate.server.session import PirateSession
 from polybus.errors import ConfigError
 from polybus.kernel.allocator import trim_heap
+from polybus.model.address import Address
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.transports.zmq.memory_watch import MemoryBounds, process_bytes
-from polybus.transports.zmq.router_connections import RouterConnection
 from polybus.transports.zmq.zap import ZapHandler
 
-if TYPE_CHECKING:
-    from polybus.bus.broker import Broker
-    from polybus.bus.dialect import ServerContext
-    from polybus.dialects.pirate.limits import PirateSettings
-    from polybus.model.address import Address
-
-
+DIALECT: Final = "pirate"
+KEY_POLL_S: Final = 1.0
 TRIM_THRESHOLD_BYTES: Final = 64 << 20
 EVERY_S: Final = 5.0
 
@@ -64,10 +62,6 @@ class HeapTrimmer:
             self._least_bytes = min(self._least_bytes, self._measure())
 
 
-DIALECT: Final = "pirate"
-KEY_POLL_S: Final = 1.0
-
-
 class PirateServer:
     """The pirate dialect of a bus."""
 
@@ -88,34 +82,40 @@ class PirateServer:
             self._keys = AllowedKeys(folder, broker, context.log)
         self._zap: ZapHandler | None = None
         self._key_poll: asyncio.Future[None] | None = None
-        self._next_look_s = 0.0
-        self._memory_release = HeapTrimmer()
+        self._next_poll_s = 0.0
+        self._heap_trimmer = HeapTrimmer()
         broker.on_tick.append(self._tick)
-        broker.overview.other_connections.append(self._connections)
+        broker.overview.other_connections.append(self._describe_connections)
 
     @classmethod
     async def open(cls, context: ServerContext) -> PirateServer:
         """Open the server side of a bus with a store. Raises `ConfigError` if a key is invalid."""
         server = cls(context)
         try:
-            await server._load_keys()
+            if server._keys is not None:
+                await server._keys.load()
+                server._zap = ZapHandler(
+                    server._context, server._keys.is_allowed, server._keys.count_refusal
+                )
         except BaseException:
             await server.close()
             raise
         return server
 
-    async def _load_keys(self) -> None:
-        if self._keys is not None:
-            await self._keys.load()
-            self._zap = ZapHandler(self._context, self._keys.is_allowed, self._keys.count_refusal)
-
     async def listen(self, address: Address) -> RouterListener:
+        limits = self._broker.limits
+        bounds = MemoryBounds(
+            self._settings.max_unfinished_bytes,
+            self._settings.max_unread_bytes,
+            limits.slow_consumer_timeout_s,
+            limits.slow_consumer_min_bytes_per_s,
+        )
         listener = RouterListener(
             self._context,
             address,
             self._session,
             self._gate,
-            self._bounds(),
+            bounds,
             time.monotonic,
             self._broker.counters.count,
             self._log,
@@ -141,22 +141,13 @@ class PirateServer:
             self._zap.close()
         await asyncio.to_thread(self._context.term)
 
-    def _bounds(self) -> MemoryBounds:
-        own, of_all = self._settings, self._broker.limits
-        return MemoryBounds(
-            own.max_unfinished_bytes,
-            own.max_unread_bytes,
-            of_all.slow_consumer_timeout_s,
-            of_all.slow_consumer_min_bytes_per_s,
-        )
-
     def _tick(self, now_s: float) -> None:
-        self._memory_release.trim_if_due(now_s)
+        self._heap_trimmer.trim_if_due(now_s)
         for listener in self._listeners:
             listener.tick()
-        is_busy = self._key_poll is not None and not self._key_poll.done()
-        if self._keys is not None and now_s >= self._next_look_s and not is_busy:
-            self._next_look_s = now_s + KEY_POLL_S
+        is_polling = self._key_poll is not None and not self._key_poll.done()
+        if self._keys is not None and now_s >= self._next_poll_s and not is_polling:
+            self._next_poll_s = now_s + KEY_POLL_S
             self._key_poll = asyncio.ensure_future(self._poll_keys(self._keys))
 
     async def _poll_keys(self, keys: AllowedKeys) -> None:
@@ -167,10 +158,24 @@ class PirateServer:
         for listener in self._listeners:
             listener.enforce()
 
-    def _connections(self) -> list[dict[str, Any]]:
+    def _describe_connections(self) -> list[dict[str, Any]]:
         """Return the connections for `polybus connections`."""
+        now_s = time.monotonic()
         return [
-            _connection_stats(connection)
+            {
+                "id": connection.number,
+                "dialect": DIALECT,
+                "peer": connection.peer_text,
+                "identity": connection.identity.name,
+                "age_s": round(now_s - connection.since_s, 3),
+                "subscriptions": 0,
+                "received_messages": connection.received,
+                "received_bytes": connection.received_bytes,
+                "sent_messages": connection.sent,
+                "sent_bytes": connection.sent_bytes,
+                "outbox_bytes": connection.unacknowledged_bytes,
+                "state": "open",
+            }
             for listener in self._listeners
             for connection in listener.connections.open()
         ]
@@ -185,7 +190,7 @@ class AllowedKeys:
         self._log = log
         self._secret = b""
         self._names: dict[bytes, str] = {}
-        self._mark: FolderFingerprint = frozenset()  # of the folder when the keys were read
+        self._read_mark: FolderFingerprint = frozenset()  # of the folder when the keys were read
 
     async def load(self) -> None:
         self._secret = (await asyncio.to_thread(self._folder.load_own_pair)).secret
@@ -193,21 +198,20 @@ class AllowedKeys:
 
     async def reload(self) -> None:
         """Read the keys. Raises `ConfigError` and changes nothing if a file is invalid."""
-        mark = await asyncio.to_thread(
-            self._folder.read_fingerprint
-        )  # before the keys, so that a later change is noticed
+        # The fingerprint before the keys, so that a later change is noticed.
+        mark = await asyncio.to_thread(self._folder.read_fingerprint)
         allowed = await asyncio.to_thread(self._folder.allowed)
-        self._mark, self._names = mark, {key.key: key.name for key in allowed}
+        self._read_mark, self._names = mark, {key.key: key.name for key in allowed}
 
     async def reload_if_changed(self) -> bool:
         """Read the keys again if the folder has changed. Returns True if they were read."""
         mark = await asyncio.to_thread(self._folder.read_fingerprint)
-        if mark == self._mark:
+        if mark == self._read_mark:
             return False
         try:
             await self.reload()
         except ConfigError as error:
-            self._mark = mark
+            self._read_mark = mark  # logged once per change
             self._log.error("reload failed", what="pirate keys", reason=str(error))
             return False
         self._log.info("reloaded", what="pirate keys", keys=len(self._names))
@@ -227,20 +231,3 @@ class AllowedKeys:
     def _identify(self, key: bytes) -> Identity:
         name = self._names.get(key)
         return Identity(key=name) if name else ANONYMOUS
-
-
-def _connection_stats(one: RouterConnection) -> dict[str, Any]:
-    return {
-        "id": one.number,
-        "dialect": DIALECT,
-        "peer": one.peer_text,
-        "identity": one.identity.name,
-        "age_s": round(time.monotonic() - one.since_s, 3),
-        "subscriptions": 0,
-        "received_messages": one.received,
-        "received_bytes": one.received_bytes,
-        "sent_messages": one.sent,
-        "sent_bytes": one.sent_bytes,
-        "outbox_bytes": one.unacknowledged_bytes,
-        "state": "open",
-    }

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 import zmq
 from zmq.backend.cython import _zmq
 
+from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.server.router_socket import Router
 from polybus.errors import AddressError, AddressInUse
 from polybus.model.address import Address
@@ -50,8 +51,7 @@ TURN_MESSAGES: Final = 256
 # Large messages end a turn sooner: they take memory, and time from all other connections.
 TURN_BYTES: Final = 8 << 20
 # A frame one byte over the largest message is read and refused. A larger one ends the connection.
-MAX_FRAME_BYTES: Final = (64 << 20) + 1
-CURVE_OVERHEAD_BYTES: Final = 33  # added to each frame by CURVE; libzmq counts them
+MAX_FRAME_BYTES: Final = codec.MAX_MESSAGE_BYTES + 1
 # Complete messages of one connection in libzmq's queue. libzmq counts no bytes and a message may
 # have 64 MiB: with two, three pushing peers took half a gigabyte more. A peer that sends more is
 # not read until then, which clients that wait for their replies do not notice.
@@ -61,7 +61,7 @@ RECEIVE_HWM: Final = 1
 COUNTED_USER_ID: Final = 1
 # Frames of one message: the most that a body, its head and its envelope may have, and one more,
 # by which the session detects a message with too many.
-MAX_FRAMES: Final = 4096 + 6 + 65 + 1
+MAX_FRAMES: Final = codec.MAX_BODY_FRAMES + codec.HEAD_FRAMES + codec.MAX_ENVELOPE_FRAMES + 1 + 1
 COPIED_BYTES: Final = 64 << 10  # larger replies are sent without a copy
 SETTLE_S: Final = 0.01
 EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
@@ -97,10 +97,8 @@ class RouterListener:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._socket = socket = context.socket(zmq.ROUTER)
-        configure(socket, address)
         self._curve = curve
-        if curve is not None:
-            configure_curve(socket, curve.secret)
+        configure(socket, address, curve)
         self.connections = RouterConnections(gate, self._read_monitor, clock, self._attach)
         self._watch = MemoryWatch(
             self.connections.open, bounds, clock, self._has_waiting, self._cut
@@ -127,6 +125,8 @@ class RouterListener:
         self._is_read_scheduled = False
         if not self._reading:
             return
+        # Taken before receiving: if the socket is then found empty, all messages of their
+        # predecessors were read.
         in_doubt = self.connections.ambiguous()
         messages = self._router.receive(
             TURN_MESSAGES, TURN_BYTES, MAX_FRAMES, self._curve is not None
@@ -196,24 +196,21 @@ class RouterListener:
         if self._socket.closed:
             return
         size = self._router.send(envelope, frames, COPIED_BYTES)
-        if not size:
-            size = self._send_large([*envelope, b"", *frames])
+        if not size:  # too large to be copied
+            message = [*envelope, b"", *frames]
+            try:
+                self._socket.send_multipart(message, zmq.NOBLOCK, copy=False)
+                size = sum(map(len, message))
+            except zmq.ZMQError as error:
+                size = -(error.errno or zmq.EAGAIN)
         if size < 0:
             self._count("dropped", "peer_slow" if size == -zmq.EAGAIN else "peer_gone")
             return
         connection.sent += 1
         connection.sent_bytes += size
         self._watch.add_sent(size)
-        if not self._is_read_scheduled:
+        if not self._is_read_scheduled:  # a send may clear the descriptor's signal
             self._schedule_read()
-
-    def _send_large(self, frames: list[bytes]) -> int:
-        """Send without copying. Returns the size, or a negative errno."""
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            return -(error.errno or zmq.EAGAIN)
-        return sum(map(len, frames))
 
     # --- connections
 
@@ -282,7 +279,9 @@ class RouterListener:
         self._socket.close(int(left_ms))
 
 
-def configure(socket: zmq.Socket[bytes], address: Address) -> None:
+def configure(
+    socket: zmq.Socket[bytes], address: Address, curve: CurveSettings | None = None
+) -> None:
     socket.ROUTER_MANDATORY = 1  # a reply to a closed connection is an error, and so is counted
     socket.MAXMSGSIZE = MAX_FRAME_BYTES
     socket.RCVHWM = RECEIVE_HWM
@@ -291,20 +290,20 @@ def configure(socket: zmq.Socket[bytes], address: Address) -> None:
     socket.TCP_KEEPALIVE_IDLE = 60
     socket.TCP_KEEPALIVE_INTVL = 10
     socket.BACKLOG = 1024
-
-
-def configure_curve(socket: zmq.Socket[bytes], secret: bytes) -> None:
-    socket.CURVE_SERVER = 1
-    socket.CURVE_SECRETKEY = secret
-    socket.ZAP_DOMAIN = DOMAIN.encode()
-    socket.ZAP_ENFORCE_DOMAIN = 1  # without a ZAP handler every connection is refused
-    socket.MAXMSGSIZE = MAX_FRAME_BYTES + CURVE_OVERHEAD_BYTES
-    socket.RCVHWM = RECEIVE_HWM + COUNTED_USER_ID
+    if curve is not None:
+        socket.CURVE_SERVER = 1
+        socket.CURVE_SECRETKEY = curve.secret
+        socket.ZAP_DOMAIN = DOMAIN.encode()
+        socket.ZAP_ENFORCE_DOMAIN = 1  # without a ZAP handler every connection is refused
+        socket.MAXMSGSIZE = MAX_FRAME_BYTES + codec.SEALED_BYTES
+        socket.RCVHWM = RECEIVE_HWM + COUNTED_USER_ID
 
 
 def _bind(socket: zmq.Socket[bytes], address: Address) -> Address:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    tcp_endpoint = f"tcp://{host}:{address.port or '*'}"  # *: any free port
     try:
-        socket.bind(str(address) if address.is_unix else _endpoint(address))
+        socket.bind(str(address) if address.is_unix else tcp_endpoint)
     except zmq.ZMQError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"{address} is in use by another listener") from None
@@ -313,8 +312,3 @@ def _bind(socket: zmq.Socket[bytes], address: Address) -> Address:
         return address
     bound: Any = socket.last_endpoint
     return address.with_port(int(bound.decode().rpartition(":")[2]))
-
-
-def _endpoint(address: Address) -> str:
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"tcp://{host}:{address.port or '*'}"
