@@ -6,8 +6,9 @@ no request before it, a topic with one shard and no byte limit. For any other me
 returns False with nothing changed, and the slow path (session.py, put_handler.py) handles it.
 Refusals and waiting requests exist only there.
 
-    take   turns the frames of one message into a Put and its commit, which wait for the turn's end
-    land   answers committed Puts, and gives the rest to the slow path
+    take         turns the frames of one message into a Put and its commit
+    take_batch   returns the Puts and the commits of a turn, which go to the store together
+    answer       answers committed Puts, and gives the rest to the slow path
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
@@ -98,7 +99,7 @@ cdef class Reply:
         envelope = self.frames[: self.end]
         self.session.answer(self.peer, envelope, PUT, counter, self.size, result)
 
-    cdef int done(self, uint64_t message_id) except -1:
+    cdef int send_ok(self, uint64_t message_id) except -1:
         cdef bytes number = PyBytes_FromStringAndSize(NULL, NUMBER_BYTES)
         cdef list envelope = self.frames[: self.end]
         (<uint64_t*>PyBytes_AS_STRING(number))[0] = htobe64(message_id)
@@ -173,20 +174,16 @@ cdef class PutFastPath:
             self.targets.clear()
         self.targets[name] = target
 
-    def knows(self, bytes name not None, topic) -> bool:
-        cdef Target found = self.targets.get(name)
-        return found is not None and found.topic is topic
-
-    def take(self, session, peer, list frames not None, bytes only=None) -> bool:
+    def take(self, session, peer, list frames not None, bytes own_id=None) -> bool:
         """Take a message if it is a plain PUT. Returns False, with nothing changed, if not.
 
-        `only` is the client id that the peer must use, or None.
+        `own_id` is the client id that the peer must use, or None.
         """
         cdef Request request = Request.__new__(Request)
         cdef ClientState client
         cdef Target target
         cdef Py_ssize_t size
-        if not request.read(frames) or (only is not None and only != request.client):
+        if not request.read(frames) or (own_id is not None and own_id != request.client):
             return False
         client = self.find_client(request.client)
         target = self.targets.get(request.topic)
@@ -195,25 +192,27 @@ cdef class PutFastPath:
             return False
         if client.alone or client.waiting or <uint64_t>client.epoch != request.epoch:
             return False
-        if client.epoch < 0 or not self.may_take(target):
+        if client.epoch < 0:
             return False
-        return self.depart(session, peer, frames, request, client, target)
-
-    cdef bint may_take(self, Target target) except -1:
-        """Check a topic once per turn, since nothing else runs on the loop within a turn."""
+        # Once per turn is enough, since nothing else runs on the loop within a turn.
         if target.turn != self.turn:
             if not self.is_open(target.topic):
                 return False
             target.turn = self.turn
-        return True
+        return self.enqueue(session, peer, frames, request, client, target)
 
-    cdef bint depart(
+    cdef bint enqueue(
         self, session, peer, list frames, Request request, ClientState client, Target target
     ) except -1:
-        cdef object data = self.block_of(request.body)
-        cdef Py_ssize_t size = len(data)
+        """Add the PUT and its commit to this turn. Returns False if the bytes are too many."""
+        cdef bytes offsets = PyBytes_FromStringAndSize(NULL, 8)
+        cdef int32_t* bounds = <int32_t*>PyBytes_AS_STRING(offsets)
+        cdef object data
         cdef Reply then
-        if self.uncommitted_bytes + size > self.max_uncommitted:
+        bounds[0] = 0
+        bounds[1] = <int32_t>PyBytes_GET_SIZE(request.body)
+        data = build(self.wall_ns() // 1000000, request.body, offsets)
+        if self.uncommitted_bytes + <Py_ssize_t>len(data) > self.max_uncommitted:
             return False
         hashed = target.hashed.copy()
         hashed.update(request.body)
@@ -231,13 +230,6 @@ cdef class PutFastPath:
         )
         return True
 
-    cdef object block_of(self, bytes body):
-        cdef bytes offsets = PyBytes_FromStringAndSize(NULL, 8)
-        cdef int32_t* at = <int32_t*>PyBytes_AS_STRING(offsets)
-        at[0] = 0
-        at[1] = <int32_t>PyBytes_GET_SIZE(body)
-        return build(self.wall_ns() // 1000000, body, offsets)
-
     def add(self, Put put not None, commit):
         """Add a PUT of either path to the commits of this turn."""
         put.client.in_flight += 1
@@ -248,7 +240,7 @@ cdef class PutFastPath:
     def has_waiting(self) -> bool:
         return bool(self.puts)
 
-    def hand_over(self) -> tuple:
+    def take_batch(self) -> tuple:
         """Return the PUTs of this turn and their commits, and begin a new turn."""
         cdef list puts = self.puts, commits = self.commits
         self.turn += 1
@@ -256,7 +248,7 @@ cdef class PutFastPath:
         return puts, commits
 
     @staticmethod
-    def outcomes(list futures not None, fault_of) -> tuple:
+    def outcomes(list futures not None, error_from_future) -> tuple:
         """Return a result or an error for each future, and the next id of each topic."""
         cdef list results = []
         cdef dict next_ids = {}
@@ -264,17 +256,19 @@ cdef class PutFastPath:
             try:
                 result = future.result()
             except Exception:
-                results.append(fault_of(future))
+                results.append(error_from_future(future))
                 continue
             results.append(result)
-            for span in result.spans:
-                update_next_id(next_ids, span)
+            for topic, _, _, first_id, count in result.spans:
+                next_id, known = first_id + count, next_ids.get(topic)
+                if known is None or next_id > known:
+                    next_ids[topic] = next_id
         return results, next_ids
 
-    def land(self, list puts not None, list results not None, otherwise, proceed):
-        """Answer committed PUTs. Calls `otherwise(put, result)` for any other result.
+    def answer(self, list puts not None, list results not None, slow_path, run_queued):
+        """Answer committed PUTs. Calls `slow_path(put, result)` for any other result.
 
-        `results` has a CommitResult or an error for each PUT. `proceed(client)` must run the
+        `results` has a CommitResult or an error for each PUT. `run_queued(client)` must run the
         waiting requests of a client.
         """
         cdef Put put
@@ -283,23 +277,15 @@ cdef class PutFastPath:
             put = <Put?>puts[at]
             result = results[at]
             if type(put.then) is not Reply or not is_plain(result):
-                otherwise(put, result)
+                slow_path(put, result)
                 continue
             self.uncommitted_bytes -= len(put.block.data)
-            (<Reply>put.then).done(result.spans[0].first_id)
+            (<Reply>put.then).send_ok(result.spans[0].first_id)
             put.client.in_flight -= 1
             if put.counter > put.client.counter:
                 put.client.counter = put.counter
             if put.client.waiting:
-                proceed(put.client)
-
-
-cdef int update_next_id(dict next_ids, span) except -1:
-    topic, _, _, first_id, count = span
-    next_id, known = first_id + count, next_ids.get(topic)
-    if known is None or next_id > known:
-        next_ids[topic] = next_id
-    return 0
+                run_queued(put.client)
 
 
 cdef bint is_plain(result):

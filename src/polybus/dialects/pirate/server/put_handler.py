@@ -212,7 +212,7 @@ class PutHandler:
 
     def flush(self) -> None:
         """Submit the commits of this turn. Answers them when all are on disk."""
-        puts, commits = self.fast_path.hand_over()
+        puts, commits = self.fast_path.take_batch()
         if not puts:
             return
         futures = self._durable.store.commit_all(commits)
@@ -229,7 +229,7 @@ class PutHandler:
             results, next_ids = self.fast_path.outcomes(futures, error_from_future)
             for number, next_id in next_ids.items():  # before any client is answered
                 self._durable.advance(number, next_id)
-            self.fast_path.land(puts, results, self._on_committed, self._clients.run_queued)
+            self.fast_path.answer(puts, results, self._on_committed, self._clients.run_queued)
 
         futures[-1].add_done_callback(on_commit)
 
