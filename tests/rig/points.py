@@ -148,7 +148,7 @@ PIRATE = Points(
                 "        await run_to_completion(self._folder.record_read, message.topic, message.id)\n",
                 "recorded",
             ),
-            after("        reply = await self._answer(asked, request)\n", "answered"),
+            before("        if isinstance(reply, OkReply):\n", "answered"),
             before("            return reply.second\n", "settled"),
         ),
     },

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from polybus.dialects.pirate.client import client_journal
-from polybus.dialects.pirate.client.journal_state import JournalState
+from polybus.dialects.pirate.client.journal_state import (
+    EpochOpened,
+    JournalState,
+    RequestAnswered,
+)
 from polybus.dialects.pirate.client.state_folder import ClientFolder, default_folder
 from polybus.errors import (
     ConfigError,
@@ -87,9 +91,9 @@ def test_what_was_read_before_is_not_written_again(tmp_path):
 
 def test_counters_have_an_end(tmp_path):
     folder = ClientFolder(tmp_path)
-    folder.record_epoch(1, 2**64 - 2)
+    folder.record(EpochOpened(1, 2**64 - 2))
     assert folder.record_request("PUT", "news", b"").counter == 2**64 - 1
-    folder.record_answer(2**64 - 1, 1, "", True)
+    folder.settle(RequestAnswered(2**64 - 1, 1, "", True))
     with pytest.raises(LimitReached, match="choose another id"):
         folder.record_request("PUT", "news", b"")
     folder.close()
@@ -115,11 +119,11 @@ def test_folders_are_apart_by_bus_and_by_id():
 # What a child does, telling of each change once it is done.
 CHANGES = """
 for number in range(1, 31):
-    folder.record_epoch(number, folder.state.counter)
+    folder.record(EpochOpened(number, folder.state.counter))
     note(b"opened %d" % number)
     request = folder.record_request("PUT", "news", b"x" * number)
     note(b"asked %d" % request.counter)
-    folder.record_answer(request.counter, number, "", True)
+    folder.settle(RequestAnswered(request.counter, number, "", True))
     note(b"answered %d" % request.counter)
     folder.record_read("news", number)
     note(b"read %d" % number)
@@ -128,6 +132,7 @@ CHILD = f"""
 import os, sys
 from pathlib import Path
 from polybus.dialects.pirate.client import client_journal
+from polybus.dialects.pirate.client.journal_state import EpochOpened, RequestAnswered
 from polybus.dialects.pirate.client.state_folder import ClientFolder
 
 client_journal.GROWTH_BYTES = 300  # written anew often

@@ -30,6 +30,7 @@ CHILD = f"""
 import sys
 from pathlib import Path
 from polybus.dialects.pirate.client import client_journal
+from polybus.dialects.pirate.client.journal_state import EpochOpened, RequestAnswered
 from polybus.dialects.pirate.client.state_folder import ClientFolder
 from tests.rig.power.recorder import Marks
 

@@ -72,26 +72,19 @@ Data = Annotated[
 def register(root: typer.Typer, name: str, help_line: str) -> None:
     """Add the command group `name` ("pirate" or "keys") to the `polybus` command."""
     if name == "keys":
-        root.add_typer(_keys_group(), name=name, help=help_line)
-    else:
-        root.add_typer(_pirate_group(), name=name, help=help_line, epilog=EXIT_CODES)
-
-
-def _pirate_group() -> typer.Typer:
+        keys = typer.Typer()
+        keys.command("new", help="Create a client's key pair: a public and a secret file.")(new)
+        keys.command("ls", help="List the allowed keys of a bus, and its own public key.")(ls)
+        text = "Allow a key, given as a public file or as the key itself."
+        keys.command("allow", help=text)(allow)
+        keys.command("revoke", help="Revoke a key, by name, fingerprint or key.")(revoke)
+        root.add_typer(keys, name=name, help=help_line)
+        return
     group = typer.Typer(invoke_without_command=True)
     group.callback()(pirate)
     group.command("subs", help="List subscriptions and their read positions.")(subs)
     group.command("drop", help="End the subscriptions of a client that will not return.")(drop)
-    return group
-
-
-def _keys_group() -> typer.Typer:
-    group = typer.Typer()
-    group.command("new", help="Create a client's key pair: a public and a secret file.")(new)
-    group.command("ls", help="List the allowed keys of a bus, and its own public key.")(ls)
-    group.command("allow", help="Allow a key, given as a public file or as the key itself.")(allow)
-    group.command("revoke", help="Revoke a key, by name, fingerprint or key.")(revoke)
-    return group
+    root.add_typer(group, name=name, help=help_line, epilog=EXIT_CODES)
 
 
 # --- polybus pirate

@@ -24,7 +24,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from polybus.cli.exit_status import exit_code
 from polybus.dialects.pirate import codec
@@ -35,10 +35,6 @@ from polybus.dialects.pirate.client.pirate_options import Order
 from polybus.dialects.pirate.client.requester import Fate
 from polybus.dialects.pirate.client_id import format_client_id
 from polybus.errors import Fenced, PolybusError, Refused, UsageError, error_from_code
-
-if TYPE_CHECKING:
-    from polybus.dialects.pirate.client.pirate_blocking import BlockingClient
-
 
 USAGE: Final = {
     "SUB": "SUB <topic>",
@@ -57,8 +53,6 @@ FATE_TEXTS: Final = {
     Fate.NEVER: "never: it was not executed and never will be",
     Fate.UNKNOWN: "unknown: the bus has continued without this state folder",
 }
-
-
 PROMPT: Final = "pirate> "
 HISTORY: Final = "history"
 HISTORY_LINES: Final = 1000
@@ -88,7 +82,8 @@ class Shell:
             self._execute(line)
         except PolybusError as error:
             self.failed = self.failed or error
-            self._show("ERROR " + printable(str(error)))
+            text = "".join(map(_escaped, str(error)))
+            self._show("ERROR " + " ".join(text.split()))
             if isinstance(error, Fenced):
                 raise
 
@@ -118,17 +113,21 @@ class Shell:
 
     def _put(self, topic: str, data: str) -> None:
         _check(bool(data), "PUT")
-        if data.startswith("@") and not data.startswith("@@"):
-            self._put_files(topic, _files(data))
+        if not data.startswith("@") or data.startswith("@@"):
+            text = data.removeprefix("@")  # @@x is the text @x
+            self._show(f"OK {self._client.put(topic, text.encode('utf-8', 'surrogateescape'))}")
             return
-        text = data.removeprefix("@") if data.startswith("@@") else data
-        self._show(f"OK {self._client.put(topic, text.encode('utf-8', 'surrogateescape'))}")
-
-    def _put_files(self, topic: str, paths: list[Path]) -> None:
         ids: list[str] = []
-        for path in paths:
+        for path in _files(data):
             try:
-                ids.append(str(self._client.put(topic, _read_file(path))))
+                # One byte more than the largest message is enough for `put` to refuse it.
+                with path.open("rb") as file:
+                    body = file.read(codec.MAX_MESSAGE_BYTES + 1)
+                ids.append(str(self._client.put(topic, body)))
+            except OSError as error:
+                before = f"after {' '.join(ids)}: " if ids else ""
+                text = f"{before}{path}: {error.strerror or str(error)}"
+                raise UsageError(text) from None
             except PolybusError as error:
                 before = f"after {' '.join(ids)}: " if ids else ""
                 raise error_from_code(error.code, f"{before}{path}: {error}") from error
@@ -136,19 +135,16 @@ class Shell:
 
     def _get(self, topic: str, more: str) -> None:
         _check(more.strip() in ("", "*"), "GET")
-        for line in self._read(topic, more.strip() == "*"):
-            self._show(line)
-
-    def _read(self, topic: str, until_none: bool) -> Iterator[str]:
         while True:
             message = self._client.get(topic, order=self._order)
             if message is None:
-                yield "NONE"
+                self._show("NONE")
                 return
-            yield f"MSG {message.id} {printable_body(message.body)}"
+            self._show(f"MSG {message.id} {printable_body(message.body)}")
+            # Printed and flushed: after a crash here the message is printed again.
             if self._order is Order.DELIVER_THEN_RECORD:
                 self._client.record(message)
-            if not until_none:
+            if more.strip() != "*":
                 return
 
     def _resume(self) -> None:
@@ -189,22 +185,9 @@ def _files(data: str) -> list[Path]:
     return [Path(word.removeprefix("@")) for word in words]
 
 
-def _read_file(path: Path) -> bytes:
-    """Return the content of a file, up to one byte more than the largest message."""
-    try:
-        with path.open("rb") as file:
-            return file.read(codec.MAX_MESSAGE_BYTES + 1)
-    except OSError as error:
-        raise UsageError(error.strerror or str(error)) from None
-
-
 def _describe_outcome(outcome: Outcome) -> str:
     ended = outcome.error or str(outcome.value)
     return f"{outcome.op} {outcome.topic} (counter {outcome.counter}): {ended}"
-
-
-def printable(text: str) -> str:
-    return " ".join("".join(map(_escaped, text)).split())
 
 
 def printable_body(body: bytes) -> str:
@@ -224,29 +207,20 @@ def run(server: str, order: Order, **settings: Any) -> int:
 
     Returns the exit code.
     """
-    interact = _on_terminal if sys.stdin.isatty() and sys.stdout.isatty() else _as_script
     with pirate_blocking.connect(server, on_notice=_note, **settings) as client:
-        return interact(Shell(client, order, _answer), client)
+        shell = Shell(client, order, _answer)
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            return _on_terminal(shell, client)
+        return _as_script(shell)
 
 
-# --- as a script
-
-
-def _as_script(shell: Shell, client: BlockingClient) -> int:
+def _as_script(shell: Shell) -> int:
     with contextlib.suppress(Fenced, Quit):
-        for line in _lines():
-            shell.run(line)
+        while line := sys.stdin.buffer.readline(MAX_LINE_BYTES):
+            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                raise UsageError(f"a line must have at most {MAX_LINE_BYTES} bytes")
+            shell.run(line.decode("utf-8", "surrogateescape"))
     return 0 if shell.failed is None else exit_code(shell.failed)
-
-
-def _lines() -> Iterator[str]:
-    while line := sys.stdin.buffer.readline(MAX_LINE_BYTES):
-        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            raise UsageError(f"a line must have at most {MAX_LINE_BYTES} bytes")
-        yield line.decode("utf-8", "surrogateescape")
-
-
-# --- on a terminal
 
 
 def _on_terminal(shell: Shell, client: BlockingClient) -> int:
@@ -279,9 +253,6 @@ def _history(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             readline.write_history_file(path)
             path.chmod(0o600)
-
-
-# --- output
 
 
 def _answer(line: str) -> None:

@@ -225,7 +225,13 @@ class Client:
         name, first = _name(topic), parse_order(order) is Order.RECORD_THEN_DELIVER
         pause_s = FIRST_PAUSE_S
         while True:
-            message = await self._fetch(name, first, wait)
+            try:
+                message = await self._require_open().fetch(name, first)
+            except Unavailable as error:
+                if not wait or self._closed or isinstance(error, StoreFull):
+                    raise
+                self._add_notice(f"{error}; waiting to continue reading {name!r}")
+                message = None
             if message is not None:
                 pause_s = FIRST_PAUSE_S
                 yield message
@@ -238,15 +244,6 @@ class Client:
                 pause_s = min(2 * pause_s, self.options.poll_s)
 
     # --- inside
-
-    async def _fetch(self, topic: str, record: bool, wait: bool) -> Message | None:
-        try:
-            return await self._require_open().fetch(topic, record)
-        except Unavailable as error:
-            if not wait or self._closed or isinstance(error, StoreFull):
-                raise
-            self._add_notice(f"{error}; waiting to continue reading {topic!r}")
-            return None
 
     def _take_folder(self) -> ClientFolder:
         self._folder = ClientFolder(self._path, self._given_id)
@@ -295,18 +292,13 @@ def connect(
     the other settings.
     """
     options = ClientOptions(timeout_s, tries, jitter_s, poll_s, reread)
-    own = _keys(curve)
+    own: ClientKeys | None = None
+    if curve is not None and curve is not False:
+        folder = client_keys.keys_folder(os.environ) if curve is True else Path(curve)
+        own = client_keys.load_keys(folder)
     client_id = _chosen_id(id, own)
     path = default_folder(server, client_id, os.environ) if state is None else Path(state)
     return Client(server, path, options, client_id=client_id, curve=own, on_notice=on_notice)
-
-
-def _keys(curve: bool | str | os.PathLike[str] | None) -> ClientKeys | None:
-    if curve is None or curve is False:
-        return None
-    return client_keys.load_keys(
-        client_keys.keys_folder(os.environ) if curve is True else Path(curve)
-    )
 
 
 def _chosen_id(given: str | bytes | None, own: ClientKeys | None) -> bytes | None:

@@ -136,32 +136,15 @@ class Journal:
         if self._broken:
             raise StoreFault(f"{self._folder}: {self._broken}; open the folder again")
         data = encode_event(event)
-        self._append(data)
-        self._end += len(data)
-        self.state.apply(event)
-        if not isinstance(event, RequestRecorded) and self._has_grown():
-            self._rewrite()
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-    # --- inside
-
-    def _append(self, data: bytes) -> None:
         try:
             _write(self._descriptor, data, self._end)
         except OSError as error:
-            self._cut_back()
+            # The next event must follow a complete one.
+            try:
+                os.ftruncate(self._descriptor, self._end)
+            except OSError as failure:
+                self._broken = f"the journal has a partial event ({failure.strerror})"
             raise _store_error(self._folder, error) from None
-        self._sync()
-
-    def _cut_back(self) -> None:
-        try:
-            os.ftruncate(self._descriptor, self._end)
-        except OSError as error:
-            self._broken = f"the journal has a partial event ({error.strerror})"
-
-    def _sync(self) -> None:
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
@@ -169,17 +152,23 @@ class Journal:
             # without having written anything.
             self._broken = f"cannot sync the journal ({error.strerror})"
             raise _store_error(self._folder, error) from None
+        self._end += len(data)
+        self.state.apply(event)
+        grown = self._end - self._compacted_bytes
+        has_grown = grown > max(GROWTH_BYTES, (GROWTH_TIMES - 1) * self._compacted_bytes)
+        # Not right after a request: its body would be written a second time.
+        if has_grown and not isinstance(event, RequestRecorded):
+            self._rewrite()
 
-    def _has_grown(self) -> bool:
-        return self._end - self._compacted_bytes > max(
-            GROWTH_BYTES, (GROWTH_TIMES - 1) * self._compacted_bytes
-        )
+    def close(self) -> None:
+        os.close(self._descriptor)
 
     def _rewrite(self) -> None:
         """Replace the journal by a shorter one. Keeps the old one if there is no room."""
         try:
             descriptor, size = _write_new_journal(self._folder, self.state.snapshot())
         except (StoreFault, StoreFull):
+            # If the new file has the name already, events in the old one would be lost.
             if not _is_same_file(self._folder / NAME, self._descriptor):
                 self._broken = "the new journal may not be on disk"
             return
@@ -196,10 +185,11 @@ def open_journal(folder: Path) -> Journal | None:
     except FileNotFoundError:
         return None
     try:
-        return _read(folder, descriptor)
+        state, end = _read(folder / NAME, descriptor)
     except BaseException:
         os.close(descriptor)
         raise
+    return Journal(folder, descriptor, state, end, 0)
 
 
 def create_journal(folder: Path, client_id: bytes) -> Journal:
@@ -209,9 +199,10 @@ def create_journal(folder: Path, client_id: bytes) -> Journal:
     return Journal(folder, descriptor, state, size, size)
 
 
-def _read(folder: Path, descriptor: int) -> Journal:
-    data = _read_all(descriptor)
-    path = folder / NAME
+def _read(path: Path, descriptor: int) -> tuple[JournalState, int]:
+    """Return the state of a file and its size, without a torn event, which is cut off."""
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        data = file.read()
     try:
         events, end = _scan_events(data)
         if not events or not _is_torn(data[end:], end):
@@ -226,7 +217,7 @@ def _read(folder: Path, descriptor: int) -> Journal:
     if end < len(data):
         os.ftruncate(descriptor, end)
         os.fsync(descriptor)
-    return Journal(folder, descriptor, state, end, 0)
+    return state, end
 
 
 def _write_new_journal(folder: Path, event: Event) -> tuple[int, int]:
@@ -254,12 +245,6 @@ def _write(descriptor: int, data: bytes, at: int) -> None:
     while view:
         done = os.pwrite(descriptor, view, at)
         view, at = view[done:], at + done
-
-
-def _read_all(descriptor: int) -> bytes:
-    size = os.fstat(descriptor).st_size
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        return file.read(size)
 
 
 def sync_folder(folder: Path) -> None:

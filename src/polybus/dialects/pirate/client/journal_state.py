@@ -214,34 +214,30 @@ class JournalState:
 
 def opening_notices(state: JournalState, opened: EpochOpened) -> Iterator[str]:
     """Yield notices about the answer of HELLO, before it is applied to the state."""
-    if state.is_behind(opened):
-        yield _old_copy(state, opened) if state.epoch else _lost_folder(state, opened)
+    name = client_id.format_client_id(state.id)
+    continued = f"Counters continue from {opened.highest + 1}, topics from the bus's positions"
+    if state.is_behind(opened) and not state.epoch:
+        yield (
+            f"the bus knows a client {name}, and this state folder is new:"
+            f" the old one was lost, or another client has the same id. {continued};"
+            " the last read message of a topic may be delivered again"
+        )
+    elif state.is_behind(opened):
+        outdated = ""
+        if state.pending is not None:
+            request = describe_request(state.pending)
+            outdated = f". The stored request, {request}, is outdated; forget it"
+        yield (
+            f"this state folder is an old copy, or another client has the id {name}:"
+            f" it has requests up to counter {state.counter}, the bus up to {opened.highest}."
+            f" {continued}{outdated}"
+        )
     if state.is_restored_bus(opened):
         yield restored_bus_notice(
             state,
             f"it has epoch {opened.epoch} and counter {opened.highest},"
             f" and had {state.epoch} and {state.known}",
         )
-
-
-def _old_copy(state: JournalState, opened: EpochOpened) -> str:
-    text = (
-        f"this state folder is an old copy, or another client has the id {_client_name(state)}:"
-        f" it has requests up to counter {state.counter}, the bus up to {opened.highest}."
-        f" Counters continue from {opened.highest + 1}, topics from the bus's positions"
-    )
-    if state.pending is not None:
-        text += f". The stored request, {describe_request(state.pending)}, is outdated; forget it"
-    return text
-
-
-def _lost_folder(state: JournalState, opened: EpochOpened) -> str:
-    return (
-        f"the bus knows a client {_client_name(state)}, and this state folder is new:"
-        f" the old one was lost, or another client has the same id. Counters continue"
-        f" from {opened.highest + 1}, topics from the bus's positions;"
-        " the last read message of a topic may be delivered again"
-    )
 
 
 def restored_bus_notice(state: JournalState, how: str) -> str:
@@ -274,7 +270,3 @@ def unknown_outcome_notice(request: Pending) -> str:
         f"the outcome of {describe_request(request)} is unknown; it is stored and sent"
         " again before the next request or by resume; forget abandons it"
     )
-
-
-def _client_name(state: JournalState) -> str:
-    return client_id.format_client_id(state.id)

@@ -143,8 +143,18 @@ class _DealerSocket:
             self._monitor = self._socket.get_monitor_socket(WATCHED)
         except zmq.ZMQError as error:
             raise Unavailable(f"cannot open a socket: {error.strerror}") from None
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.IPV6, 1)
+        self._socket.set(zmq.MAXMSGSIZE, codec.MAX_FRAME_BYTES + codec.SEALED_BYTES)
         try:
-            self._connect()
+            if keys is not None:
+                self._socket.curve_publickey = keys.public
+                self._socket.curve_secretkey = keys.secret
+                self._socket.curve_serverkey = keys.server
+            try:
+                self._socket.connect(server)
+            except zmq.ZMQError as error:
+                raise AddressError(f"{server}: {error.strerror}") from None
         except BaseException:
             self._close_sockets()
             raise
@@ -185,20 +195,6 @@ class _DealerSocket:
         self._watching.cancel()
         self._close_sockets()
 
-    # --- inside
-
-    def _connect(self) -> None:
-        socket = self._socket
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.IPV6, 1)
-        socket.set(zmq.MAXMSGSIZE, codec.MAX_FRAME_BYTES + codec.SEALED_BYTES)
-        if self._keys is not None:
-            socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = self._keys
-        try:
-            socket.connect(self._server)
-        except zmq.ZMQError as error:
-            raise AddressError(f"{self._server}: {error.strerror}") from None
-
     async def _wait_done(self, timeout_s: float, doing: asyncio.Future[Any]) -> bool:
         """Return True if it is done in time. Raises the reason if the bus refuses this client."""
         try:
@@ -232,29 +228,25 @@ class _DealerSocket:
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.failure_reason = f"the bus at {self._server} does not answer"
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == UNKNOWN_KEY:
-            self._rejection.set_result(self._unknown_key())
+            client = "this client"
+            if self._keys is not None:
+                client = f"client {client_id.format_client_id(self._keys.client_id)}"
+            text = (
+                f"the bus at {self._server} does not know the key of {client};"
+                " allow it there with 'polybus keys allow'"
+            )
+            self._rejection.set_result(Denied(text))
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == OTHER_MECHANISM:
-            self._rejection.set_result(self._other_mechanism())
+            rejection: PolybusError = ConfigError(
+                f"{self._server} does not speak CURVE; omit --curve or curve="
+            )
+            if self._keys is None:
+                rejection = Denied(f"{self._server} requires a CURVE key; use --curve or curve=")
+            self._rejection.set_result(rejection)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._keys is not None:
             self.failure_reason = (
                 f"the bus at {self._server} closes the connection; is server.key its public key?"
             )
-
-    def _unknown_key(self) -> PolybusError:
-        who = (
-            f"client {client_id.format_client_id(self._keys.client_id)}"
-            if self._keys
-            else "this client"
-        )
-        return Denied(
-            f"the bus at {self._server} does not know the key of {who};"
-            " allow it there with 'polybus keys allow'"
-        )
-
-    def _other_mechanism(self) -> PolybusError:
-        if self._keys is None:
-            return Denied(f"{self._server} requires a CURVE key; use --curve or curve=")
-        return ConfigError(f"{self._server} does not speak CURVE; omit --curve or curve=")
 
     def _close_sockets(self) -> None:
         self._socket.disable_monitor()

@@ -33,6 +33,10 @@ from polybus.dialects.pirate.client.journal_state import (
     JournalState,
     Outcome,
     Pending,
+    PositionsDoubted,
+    PositionsTrusted,
+    RequestAnswered,
+    RequestForgotten,
     describe_request,
     doubt_notice,
     opening_notices,
@@ -136,7 +140,7 @@ class Requester:
         """Open a new epoch with HELLO. Fences any earlier client with this id."""
         await self._hello()
         if self._options.reread and self.state.doubted:
-            await run_to_completion(self._folder.record_trust)
+            await run_to_completion(self._folder.record, PositionsTrusted())
         if self.state.pending is not None:
             self._on_notice(unknown_outcome_notice(self.state.pending))
 
@@ -145,10 +149,13 @@ class Requester:
         async with self._count_turn:
             left = await self._settle_pending()
             if left is not None:
-                self._on_notice(f"{_describe_outcome(left)}; it was pending from an earlier call")
-            last = self.state.lasts.get(
-                topic, 0
-            )  # before the await: other tasks may read meanwhile
+                ended = f"refused: {left.error}" if left.error else f"executed: {left.value}"
+                self._on_notice(
+                    f"{left.op} {left.topic!r} (counter {left.counter}) was {ended};"
+                    " it was pending from an earlier call"
+                )
+            # LAST before the await: other tasks may read in the meantime.
+            last = self.state.lasts.get(topic, 0)
             request = await run_to_completion(self._folder.record_request, op.decode(), topic, body)
             value = await self._send_counted(request)
             if op == codec.UNSUB:
@@ -172,7 +179,7 @@ class Requester:
             if request is None:
                 return None
             opened = await self._hello()
-            await run_to_completion(self._folder.record_forgotten, request.counter)
+            await run_to_completion(self._folder.settle, RequestForgotten(request.counter))
             if opened.highest == request.counter:
                 return Fate.USED
             return Fate.NEVER if opened.highest < request.counter else Fate.UNKNOWN
@@ -189,7 +196,13 @@ class Requester:
             if message is None:
                 return None
             if record:
-                await self._record_first(message)
+                try:
+                    await self.record(message)
+                except asyncio.CancelledError:
+                    # Recorded all the same: the next call returns it, so that it is not lost.
+                    if self.state.lasts.get(topic, 0) >= message.id:
+                        self._undelivered[message.topic] = message
+                    raise
             return message
 
     async def record(self, message: Message) -> None:
@@ -212,7 +225,7 @@ class Requester:
         opened = EpochOpened(reply.first, reply.second)
         for line in opening_notices(self.state, opened):
             self._on_notice(line)
-        await run_to_completion(self._folder.record_epoch, *opened)
+        await run_to_completion(self._folder.record, opened)
         return opened
 
     # --- counted requests
@@ -231,35 +244,35 @@ class Requester:
         return self.state.outcome
 
     async def _send_counted(self, request: Pending) -> int:
+        """Send a recorded request, record its answer, and return the value or raise the refusal.
+
+        Raises `OutcomeUnknown` if there is no answer. The request then stays pending.
+        """
         counter, op, topic, body = request
         frames = codec.split_body(body) if op == PUT else ()
         asked = Request(op.encode(), self.state.id, self.state.epoch, counter, topic, frames)
-        reply = await self._answer(asked, request)
-        if isinstance(reply, OkReply):
-            await run_to_completion(self._folder.record_answer, counter, reply.second, "", True)
-            return reply.second
-        if reply.code in FINAL_CODES:
-            stored = reply.code in STORED_CODES
-            await run_to_completion(self._folder.record_answer, counter, None, reply.code, stored)
-        raise error_from_refusal(reply, describe_request(request))
-
-    async def _answer(self, asked: Request, request: Pending) -> OkReply | ErrorReply:
-        """Return the answer of a counted request. Raises `OutcomeUnknown` if there is none."""
+        what = describe_request(request)
         try:
-            reply = await self._exchange(self._counted_channel, asked, describe_request(request))
-            if isinstance(reply, OkReply) and reply.first == request.counter:
-                return reply
-            if not isinstance(reply, ErrorReply):
+            reply = await self._exchange(self._counted_channel, asked, what)
+            if not isinstance(reply, OkReply | ErrorReply):
+                raise BadFrame("unexpected_reply")
+            if isinstance(reply, OkReply) and reply.first != counter:
                 raise BadFrame("unexpected_reply")
         except Fenced:
             raise
         except PolybusError as error:
             raise OutcomeUnknown(f"{error}; {unknown_outcome_notice(request)}") from error
-        if reply.code == codec.BUSY:
-            raise OutcomeUnknown(
-                f"the bus is busy: {reply.text}; {unknown_outcome_notice(request)}"
-            )
-        return reply
+        if isinstance(reply, ErrorReply) and reply.code == codec.BUSY:
+            text = f"the bus is busy: {reply.text}; {unknown_outcome_notice(request)}"
+            raise OutcomeUnknown(text)
+        if isinstance(reply, OkReply):
+            answer = RequestAnswered(counter, reply.second, "", True)
+            await run_to_completion(self._folder.settle, answer)
+            return reply.second
+        if reply.code in FINAL_CODES:
+            answer = RequestAnswered(counter, None, reply.code, reply.code in STORED_CODES)
+            await run_to_completion(self._folder.settle, answer)
+        raise error_from_refusal(reply, what)
 
     # --- GET
 
@@ -279,18 +292,9 @@ class Requester:
             raise Conflict(doubt_notice(topic))
         raise _error_from_reply(reply, f"GET {topic!r}")
 
-    async def _record_first(self, message: Message) -> None:
-        """Record a message. If cancelled, keep it for the next call, so that it is not lost."""
-        try:
-            await self.record(message)
-        except asyncio.CancelledError:
-            if self.state.lasts.get(message.topic, 0) >= message.id:
-                self._undelivered[message.topic] = message
-            raise
-
     async def _report_restored_bus(self, how: str) -> None:
         self._on_notice(restored_bus_notice(self.state, how))
-        await run_to_completion(self._folder.record_doubt)
+        await run_to_completion(self._folder.record, PositionsDoubted())
 
     # --- exchange
 
@@ -315,13 +319,6 @@ class Requester:
 
 
 def _error_from_reply(reply: Reply, what: str) -> PolybusError:
-    return (
-        error_from_refusal(reply, what)
-        if isinstance(reply, ErrorReply)
-        else BadFrame("unexpected_reply")
-    )
-
-
-def _describe_outcome(outcome: Outcome) -> str:
-    ended = f"was refused: {outcome.error}" if outcome.error else f"was executed: {outcome.value}"
-    return f"{outcome.op} {outcome.topic!r} (counter {outcome.counter}) {ended}"
+    if isinstance(reply, ErrorReply):
+        return error_from_refusal(reply, what)
+    return BadFrame("unexpected_reply")

@@ -3,8 +3,8 @@
     lock       held while a client has the folder; it contains the pid of its owner
     journal    the client's state (client_journal.py)
 
-Each method records one event, and any thread may call it. A started change is finished even if
-the task that waits for it is cancelled.
+Each method records one event, and any thread may call it. `run_to_completion` calls it for a
+task: a started change is finished even if the task is cancelled.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ from urllib.parse import quote
 from polybus.dialects.pirate import client_id as identity
 from polybus.dialects.pirate.client import client_journal
 from polybus.dialects.pirate.client.journal_state import (
-    EpochOpened,
     Event,
     JournalState,
     MessageRead,
     Pending,
-    PositionsDoubted,
-    PositionsTrusted,
     RequestAnswered,
     RequestForgotten,
     RequestRecorded,
@@ -79,20 +76,36 @@ class ClientFolder:
         self.path = path
         self._guard = threading.Lock()
         self._lock = _lock_folder(path)
+        self._closed = False
         try:
-            self._journal = _open_journal(path, client_id)
+            journal = client_journal.open_journal(path)
+            if journal is None:
+                new_id = client_id or identity.random_id()
+                journal = client_journal.create_journal(path, new_id)
+            elif client_id is not None and journal.state.id != client_id:
+                journal.close()
+                owner, given = map(identity.format_client_id, (journal.state.id, client_id))
+                raise UsageError(
+                    f"state folder {path} belongs to client {owner}, not to {given};"
+                    " pass another folder or omit the id"
+                )
+        except OSError as error:
+            self._unlock()
+            raise ConfigError(f"state folder {path}: {error.strerror}") from None
         except BaseException:
             self._unlock()
             raise
-        self._closed = False
+        self._journal = journal
 
     @property
     def state(self) -> JournalState:
         """The current state. Must not be changed by the caller."""
         return self._journal.state
 
-    def record_epoch(self, epoch: int, highest: int) -> None:
-        self._append(EpochOpened(epoch, highest))
+    def record(self, event: Event) -> None:
+        """Record an event that needs no check. Requests and their ends have their own methods."""
+        with self._guard:
+            self._append(event)
 
     def record_request(self, op: str, topic: str, body: bytes) -> Pending:
         """Record a request with the next counter. It may then be sent."""
@@ -103,26 +116,23 @@ class ClientFolder:
                 )
             assert self.state.pending is None
             request = Pending(self.state.counter + 1, op, topic, body)
-            self._append_locked(RequestRecorded(*request))
+            self._append(RequestRecorded(*request))
             return request
 
-    def record_answer(self, counter: int, value: int | None, error: str, stored: bool) -> None:
-        self._settle(RequestAnswered(counter, value, error, stored))
-
-    def record_forgotten(self, counter: int) -> None:
-        self._settle(RequestForgotten(counter))
+    def settle(self, event: RequestAnswered | RequestForgotten) -> None:
+        """Record the end of the pending request."""
+        with self._guard:
+            # An end without a request would make the journal unreadable.
+            pending = self.state.pending
+            assert pending is not None
+            assert pending.counter == event.counter
+            self._append(event)
 
     def record_read(self, topic: str, last: int) -> None:
         """Record the position of a topic. A lower one than before changes nothing."""
         with self._guard:
             if last > self.state.lasts.get(topic, 0):
-                self._append_locked(MessageRead(topic, last))
-
-    def record_doubt(self) -> None:
-        self._append(PositionsDoubted())
-
-    def record_trust(self) -> None:
-        self._append(PositionsTrusted())
+                self._append(MessageRead(topic, last))
 
     def close(self) -> None:
         with self._guard:
@@ -131,47 +141,15 @@ class ClientFolder:
                 self._journal.close()
                 self._unlock()
 
-    # --- inside
-
-    def _settle(self, event: RequestAnswered | RequestForgotten) -> None:
-        """Record the end of the pending request."""
-        with self._guard:
-            # An end without a request would make the journal unreadable.
-            pending = self.state.pending
-            assert pending is not None
-            assert pending.counter == event.counter
-            self._append_locked(event)
-
     def _append(self, event: Event) -> None:
-        with self._guard:
-            self._append_locked(event)
-
-    def _append_locked(self, event: Event) -> None:
         if self._closed:
             raise NotConnected("the client is closed")
         self._journal.append(event)
 
     def _unlock(self) -> None:
-        fcntl.flock(
-            self._lock, fcntl.LOCK_UN
-        )  # explicitly, because forked children share the descriptor
+        # Explicitly, because forked children share the descriptor.
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
-
-
-def _open_journal(path: Path, client_id: bytes | None) -> client_journal.Journal:
-    try:
-        journal = client_journal.open_journal(path)
-    except OSError as error:
-        raise ConfigError(f"state folder {path}: {error.strerror}") from None
-    if journal is None:
-        return client_journal.create_journal(path, client_id or identity.random_id())
-    if client_id is not None and journal.state.id != client_id:
-        journal.close()
-        raise UsageError(
-            f"state folder {path} belongs to client {identity.format_client_id(journal.state.id)},"
-            f" not to {identity.format_client_id(client_id)}; pass another folder or omit the id"
-        )
-    return journal
 
 
 def _make_folder(path: Path) -> None:
