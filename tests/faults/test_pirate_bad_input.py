@@ -1,4 +1,4 @@
-"""Whatever arrives at the pirate's socket: it is answered, or dropped, or its sender is cut off.
+"""Bad input at the pirate socket is refused or dropped, or its sender is cut.
 
 In each case it is counted, it changes nothing, and the bus goes on as if nothing had been.
 """
@@ -124,7 +124,7 @@ MALFORMED: dict[str, Frames] = {
 
 
 @pytest.mark.parametrize("request_", MALFORMED.values(), ids=list(MALFORMED))
-def test_what_is_malformed_is_told_so(bus, bare, request_):
+def test_malformed_requests_are_refused(bus, bare, request_):
     before = count(bus.process, "refused", "pirate_malformed")
     assert bare.ask(request_) == wire.error("MALFORMED")
     assert count(bus.process, "refused", "pirate_malformed") == before + 1
@@ -139,13 +139,13 @@ TOO_LARGE: dict[str, Frames] = {
 
 
 @pytest.mark.parametrize("body", TOO_LARGE.values(), ids=list(TOO_LARGE))
-def test_what_is_too_large_is_told_so(bus, bare, body):
+def test_too_large_messages_are_refused(bus, bare, body):
     before = count(bus.process, "refused", "pirate_too_large")
     assert bare.ask([*head(op=b"PUT"), *body]) == wire.error("TOO_LARGE")
     assert count(bus.process, "refused", "pirate_too_large") == before + 1
 
 
-def test_the_largest_message_there_is_goes_through_whole(bus):
+def test_largest_message_passes(bus):
     body = [bytes([at]) * MIB for at in range(64)]
     with Bare(bus.endpoint, b"large", try_s=60.0) as bare:
         bare.hello()
@@ -155,7 +155,7 @@ def test_the_largest_message_there_is_goes_through_whole(bus):
         bare.unsub("large")
 
 
-def test_a_message_without_an_empty_frame_is_dropped_and_counted(bus, bare):
+def test_message_without_an_empty_frame_is_dropped_and_counted(bus, bare):
     before = count(bus.process, "dropped", "pirate_no_envelope")
     for message in ([b"x"], [b"PIR1", b"HELLO"], [b"x" * 300] * 50):
         bare.send(message)
@@ -186,7 +186,7 @@ def test_a_message_without_an_empty_frame_is_dropped_and_counted(bus, bare):
         ),
     ],
 )
-def test_what_is_not_even_zeromq_harms_nobody(bus, bare, said):
+def test_non_zeromq_bytes_do_not_disturb_other_clients(bus, bare, said):
     with socket.create_connection(("127.0.0.1", bus.port)) as peer:
         with contextlib.suppress(OSError):
             peer.sendall(said)
@@ -194,7 +194,7 @@ def test_what_is_not_even_zeromq_harms_nobody(bus, bare, said):
 
 
 @pytest.mark.sabotage("watch-off", expects=r"assert \(\d+ - \d+\) < 335544320")
-def test_a_message_that_never_ends_is_cut_and_memory_stays_bounded(tmp_path):
+def test_endless_message_is_cut_and_memory_stays_bounded(tmp_path):
     """Whether its frames are large or empty, which weigh more than they seem to."""
     with started(tmp_path) as bus:
         for piece, a_while, reason in (
@@ -231,7 +231,7 @@ def cuts(bus: PirateBus) -> int:
     return sum(count(bus.process, "connections", "closed", reason) for reason in reasons)
 
 
-def test_many_unfinished_messages_together_are_bounded(bus, bare):
+def test_unfinished_messages_together_are_bounded(bus, bare):
     """None of them is too large by itself: they grow side by side."""
     before, counted = rss_bytes(bus.process.pid), cuts(bus)
     piece = frame(MORE, bytes(MIB))
@@ -245,7 +245,7 @@ def test_many_unfinished_messages_together_are_bounded(bus, bare):
                 with contextlib.suppress(OSError):
                     peer.send(piece)
             assert rss_bytes(bus.process.pid) - before < MOST_GROWTH
-        until(lambda: cuts(bus) > counted, "somebody is cut")
+        until(lambda: cuts(bus) > counted, "a connection is cut")
 
 
 # What the guide says is the most that pirate's part of a bus takes, and what comes between two
@@ -257,8 +257,8 @@ PUSHED, BODY = 1900 * MIB, 48
 
 @pytest.mark.soak
 @pytest.mark.parametrize("frames", [[bytes(MIB)] * BODY, [bytes(BODY * MIB)]], ids=["good", "bad"])
-def test_peers_that_push_large_messages_take_no_more_than_the_bound(tmp_path, frames):
-    """Whole ones, faster than anybody can store them; and those that are refused."""
+def test_memory_of_peers_that_push_large_messages_is_bounded(tmp_path, frames):
+    """Complete messages, faster than the store commits them, and refused ones."""
     with started(tmp_path, TIGHT_UNREAD, TIGHT_UNCOMMITTED) as bus:
         names = [b"pusher-%d" % number for number in range(3)]
         for name in names:
@@ -280,7 +280,7 @@ UNTAKEN = TIGHT_UNREAD + 64 * MIB + 5 * 64 * MIB + LATE
 
 
 @pytest.mark.soak
-def test_peers_that_take_no_answers_leave_no_more_than_the_bound(tmp_path):
+def test_memory_of_peers_that_read_no_replies_is_bounded(tmp_path):
     """Each asks for a message of 60 MiB, and reads nothing of it."""
     names = [b"asker-%d" % number for number in range(24)]
     with started(tmp_path, TIGHT_UNREAD, TIGHT_UNCOMMITTED) as bus:
@@ -309,7 +309,7 @@ def answered(bus: PirateBus) -> int:
 
 
 def push(port: int, name: bytes, frames: Frames) -> None:
-    """Its share of all; whoever is cut comes again."""
+    """Send a share of all bytes. A peer that is cut connects again."""
     body = [*(frame(MORE, one) for one in frames[:-1]), frame(0, frames[-1])]
     left, counter = PUSHED // 3, 2
     while left > 0:

@@ -1,4 +1,4 @@
-"""Copies of requests, all at once, by several connections: each is done once.
+"""Concurrent copies of requests on several connections are executed once.
 
 Clients send their next few requests without waiting, every one of them up to four times, on
 whichever connection, nearly in order. All answers to one request are the same, but for copies
@@ -56,10 +56,10 @@ def answers_to(chance: Random, peers: list[Bare], wanted: list[Frames]) -> Itera
 
 
 @pytest.mark.sabotage("stamps-off", "replies-off", expects="was answered by")
-def test_each_request_is_done_once_however_many_copies_come_at_once():
+def test_concurrent_copies_of_a_request_are_executed_once():
     seed = random.getrandbits(32)
     chance = Random(seed)
-    told: dict[tuple[bytes, ...], set[Answer]] = defaultdict(set)
+    answers_by_request: dict[tuple[bytes, ...], set[Answer]] = defaultdict(set)
     with ExitStack() as stack:
         bus = stack.enter_context(PirateBus())
         reader, *peers = (
@@ -73,14 +73,16 @@ def test_each_request_is_done_once_however_many_copies_come_at_once():
         for _ in range(ROUNDS):
             wanted = nearly_in_order(chance, list(requests(chance, counters)))
             for request, answer in zip(wanted, answers_to(chance, peers, wanted), strict=True):
-                told[tuple(request)].add(answer)
+                answers_by_request[tuple(request)].add(answer)
         stored = list(iter(lambda: reader.get("kept"), wire.NONE))
-    check(told, stored, f"seed {seed}")
+    check(answers_by_request, stored, f"seed {seed}")
 
 
-def check(told: dict[tuple[bytes, ...], set[Answer]], stored: list[Answer], seed: str) -> None:
+def check(
+    answers_by_request: dict[tuple[bytes, ...], set[Answer]], stored: list[Answer], seed: str
+) -> None:
     done = {}
-    for request, answers in told.items():
+    for request, answers in answers_by_request.items():
         real = answers - {STALE}
         assert len(real) <= 1, f"{seed}: {request[1:6]} was answered by {answers}"
         for word, *rest in real:

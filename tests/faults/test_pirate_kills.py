@@ -1,4 +1,4 @@
-"""The bus and its clients are killed with -9, over and over, at whatever they are doing.
+"""The bus and its clients are killed with -9 again and again, at random moments.
 
 Each subscriber's messages are the topic's, from its SUB on: no gap, no double. Only a client
 that was itself killed may meet one message twice, or miss one: that which it was handing over,
@@ -30,7 +30,7 @@ def kill_them(tmp_path: Path, kills: int) -> str:
 
 @pytest.mark.sabotage("replies-off", expects="doubled")
 @pytest.mark.timeout(170)
-def test_each_message_comes_once_whoever_is_killed(tmp_path, sabotaged):
+def test_each_message_arrives_once_after_kills(tmp_path, sabotaged):
     told = kill_them(tmp_path, SABOTAGED if sabotaged else KILLS)
     print(told)  # noqa: T201  # what the round went through
 
@@ -38,7 +38,7 @@ def test_each_message_comes_once_whoever_is_killed(tmp_path, sabotaged):
 @pytest.mark.soak
 @pytest.mark.sabotage("replies-off", "stamps-off", expects="doubled")
 @pytest.mark.timeout(3000)
-def test_the_same_hundreds_of_times(tmp_path, sabotaged, capsys):
+def test_each_message_arrives_once_after_hundreds_of_kills(tmp_path, sabotaged, capsys):
     told = kill_them(tmp_path, SABOTAGED if sabotaged else KILLS_SOAKED)
     with capsys.disabled():
         print(f"\n{told}")  # noqa: T201  # what there is to tell of it

@@ -35,7 +35,7 @@ def sail(tmp_path: Path, talker: MakeTalker, steps: int) -> str:
 
 @pytest.mark.sabotage("stamps-off", expects="doubled")
 @pytest.mark.timeout(170)
-def test_each_message_comes_once_whatever_is_lost_on_the_way(tmp_path):
+def test_each_message_arrives_once_over_a_lossy_network(tmp_path):
     told = sail(tmp_path, lambda at, name: Ours(at, tmp_path / name), STEPS)
     print(told)  # noqa: T201  # what the run went through
 
@@ -43,7 +43,7 @@ def test_each_message_comes_once_whatever_is_lost_on_the_way(tmp_path):
 @pytest.mark.soak
 @pytest.mark.sabotage("stamps-off", "replies-off", expects="doubled")
 @pytest.mark.timeout(3000)
-def test_the_same_for_minutes(tmp_path, sabotaged, capsys):
+def test_each_message_arrives_once_over_a_lossy_network_for_minutes(tmp_path, sabotaged, capsys):
     steps = 10 * STEPS if sabotaged else STEPS_SOAKED
     told = sail(tmp_path, lambda at, name: Ours(at, tmp_path / name), steps)
     with capsys.disabled():
@@ -53,5 +53,5 @@ def test_the_same_for_minutes(tmp_path, sabotaged, capsys):
 @pytest.mark.soak
 @pytest.mark.sabotage("stamps-off", "replies-off", expects="doubled")
 @pytest.mark.timeout(3000)
-def test_a_client_of_bare_zeromq_is_served_as_well(tmp_path, sabotaged):
+def test_plain_zeromq_client_over_a_lossy_network(tmp_path, sabotaged):
     sail(tmp_path, Bare.introduced, 10 * STEPS if sabotaged else STEPS_SOAKED)

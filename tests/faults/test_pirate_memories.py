@@ -1,4 +1,4 @@
-"""When two sides remember differently: two clients with one id, late copies, kills, a backup."""
+"""Bus and client with different state: two clients with one id, late copies, kills, a backup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bare(bus: PirateBus) -> Iterator[Bare]:
 
 
 @pytest.mark.sabotage("client-epochs-off", expects=r"\('OK', 2, 0\) == \('ERR', 'FENCED'\)")
-def test_of_two_clients_with_one_id_the_newer_one_is_heard(bare):
+def test_newer_of_two_clients_with_one_id_fences_the_older(bare):
     older, newer = (bare.ask(wire.hello(b"a", number))[1] for number in (1, 2))
     assert (older, newer) == (1, 2)
     assert bare.ask(wire.counted(wire.SUB, b"a", newer, 1, "t")) == ("OK", 1, 0)
@@ -41,12 +41,12 @@ def test_of_two_clients_with_one_id_the_newer_one_is_heard(bare):
     assert bare.ask(wire.get(b"a", older, "t", 0)) == FENCED
     assert bare.ask(wire.counted(wire.PUT, b"a", newer, 2, "t", b"y")) == ("OK", 2, 1)
     assert bare.ask(wire.get(b"a", newer, "t", 0)) == ("MSG", 1, b"y")
-    assert bare.ask(wire.get(b"a", newer + 1, "t", 0)) == FENCED, "an epoch that nobody was given"
+    assert bare.ask(wire.get(b"a", newer + 1, "t", 0)) == FENCED, "an epoch that no HELLO was given"
     assert bare.ask(wire.get(b"b", 1, "t", 0)) == FENCED, "no HELLO before"
 
 
 @pytest.mark.sabotage("greetings-off", expects=r"\('OK', 3, 5\) == \('OK', 1, 5\)")
-def test_a_late_copy_of_a_hello_fences_nobody_also_after_a_kill(bus, bare):
+def test_late_copy_of_hello_fences_no_client_after_a_kill(bus, bare):
     assert bare.ask(wire.hello(b"a", 7)) == ("OK", 1, 0)
     assert bare.ask(wire.hello(b"a", 8)) == ("OK", 2, 0)
     bare.ask(wire.counted(wire.SUB, b"a", 2, 5, "t"))
@@ -60,8 +60,8 @@ def test_a_late_copy_of_a_hello_fences_nobody_also_after_a_kill(bus, bare):
 
 
 @pytest.mark.sabotage("last-off", expects=r"\('OK', 5, 0\) == \('OK', 5, 2\)")
-def test_what_was_read_stays_read_when_the_bus_is_killed(bus, bare):
-    """Whoever lost its folder meets the message that it read last again, and no other."""
+def test_read_positions_survive_a_kill_of_the_bus(bus, bare):
+    """A client that lost its folder gets the last read message again, and no other."""
     bare.hello()
     bare.sub("t")
     for body in (b"1", b"2", b"3"):
@@ -76,7 +76,7 @@ def test_what_was_read_stays_read_when_the_bus_is_killed(bus, bare):
 
 
 @pytest.mark.sabotage("collect-all", expects="assert 20 == 5")
-def test_what_somebody_has_still_to_read_is_kept_and_the_rest_goes(bus, bare):
+def test_unread_messages_are_kept_and_read_ones_trimmed(bus, bare):
     with Bare(bus.endpoint, b"slow") as slow:
         for one in (bare, slow):
             one.hello()
@@ -92,7 +92,7 @@ def test_what_somebody_has_still_to_read_is_kept_and_the_rest_goes(bus, bare):
         assert [one["first_id"] for one in json.loads(found)["topics"]] == [6]
 
 
-def test_a_bus_that_was_restored_from_a_backup_says_so_and_nothing_is_skipped(tmp_path):
+def test_restored_bus_is_detected_and_no_message_skipped(tmp_path):
     """Ids are given a second time then: a client that read on from its LAST would miss some."""
     backup = tmp_path / "backup"
     with PirateBus() as bus:

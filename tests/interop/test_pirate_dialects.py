@@ -1,4 +1,4 @@
-"""Pirate beside the other dialects: one durable topic, whatever writes it, whatever reads it."""
+"""Pirate and the other dialects on one durable topic."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_all(pirate: Bare, topic: str) -> list[tuple[object, object]]:
     return found
 
 
-def test_all_shards_of_an_fdq_topic_come_in_the_order_of_ids(bus, pirate, native):
+def test_all_shards_of_an_fdq_topic_are_read_in_id_order(bus, pirate, native):
     native.create_topic("fdq", shards=8)
     assert pirate.sub("fdq") == ("OK", 1, 0)
     with native.producer() as producer:
@@ -81,7 +81,7 @@ def test_puts_reach_rqueue_freud_and_native_readers_after_their_commit(bus, pira
     assert found == bodies
 
 
-def test_what_rqueue_and_freud_write_to_a_durable_topic_is_read(bus, pirate):
+def test_messages_of_rqueue_and_freud_are_read(bus, pirate):
     pirate.sub("written")
     process = bus.process
     with freud_client.connect(process.address("freud")) as other:
@@ -109,7 +109,7 @@ def test_an_ephemeral_topic_is_denied(bus, pirate):
         assert pirate.unsub("fleeting") == ("OK", 3, 0)
 
 
-def test_who_is_subscribed_is_told(bus, pirate, native):
+def test_subscribers_are_listed(bus, pirate, native):
     pirate.sub("watched")
     for _ in range(3):
         pirate.put("watched", b"x")

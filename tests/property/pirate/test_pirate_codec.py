@@ -1,4 +1,4 @@
-"""The codec says of any frames what the model says of them, and reads what it writes."""
+"""The codec refuses and parses any frames as the model does, and round-trips."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ def put(*body: bytes) -> wire.Frames:
 
 @settings(max_examples=300)
 @given(REQUESTS)
-def test_the_codec_refuses_what_the_model_refuses(frames):
+def test_codec_refuses_the_same_frames_as_the_model(frames):
     assert code_of_the_codec(frames) == code_of_the_model(frames)
 
 
-def test_the_largest_body_there_is_passes_and_none_above():
+def test_largest_body_passes_and_a_larger_one_does_not():
     assert code_of_the_codec(put(*LARGEST)) is None
     for body in ([*LARGEST, b"x"], [bytes(64 * MIB + 1)], [b"x", bytes(MIB + 1)]):
         assert code_of_the_codec(put(*body)) == code_of_the_model(put(*body)) == "TOO_LARGE"
 
 
 @given(REQUESTS, st.integers(0, 5))
-def test_what_is_too_short_is_malformed(frames, size):
+def test_short_requests_are_malformed(frames, size):
     assert code_of_the_codec(frames[:size]) == "MALFORMED"
 
 
@@ -97,7 +97,7 @@ def test_what_is_too_short_is_malformed(frames, size):
     st.lists(st.binary(max_size=20), min_size=1, max_size=4),
     st.integers(0, 2**64 - 1),
 )
-def test_a_request_is_read_as_it_was_written(op, client, epoch, counter, topic, body, last):
+def test_requests_round_trip(op, client, epoch, counter, topic, body, last):
     plain = codec.Request(op, client, epoch, 0 if op == codec.GET else counter, topic)
     own = {codec.PUT: {"body": body}, codec.GET: {"last": last}}.get(op, {})
     request = plain._replace(**own)
@@ -121,7 +121,7 @@ ANSWERS: list[tuple[wire.Answer, codec.Reply]] = [
 ]
 
 
-def test_answers_are_those_of_the_model():
+def test_replies_match_the_model():
     for answer, reply in ANSWERS:
         assert codec.decode_reply(reply_frames(answer)) == reply
     assert wire.read_answer(codec.encode_ok(3, 4)) == ("OK", 3, 4)
@@ -130,7 +130,7 @@ def test_answers_are_those_of_the_model():
 
 
 @given(st.sampled_from([0, 1, MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MIB + 5]))
-def test_a_body_is_cut_into_full_frames(size):
+def test_body_is_split_into_full_frames(size):
     body = bytes(range(256)) * (size // 256 + 1)
     body = body[:size]
     assert wire.read_answer(codec.encode_message(7, 5, body)) == ("MSG", 7, body)

@@ -1,4 +1,4 @@
-"""Every answer of a real bus is what an independent model says, whatever clients say and when.
+"""Every answer of a real bus is that of an independent model, for random requests.
 
 One bus for all examples; each has names of its own. Three clients that share a few topics use
 counters, epochs and LASTs of every sort: right ones, repeats, old ones, ones out of the air.
@@ -32,7 +32,7 @@ _example = count()
 
 
 class Conversation(RuleBasedStateMachine):
-    bare: Bare  # whose own state is of no matter: it says what it is told to
+    bare: Bare  # its own state does not matter: it sends the given frames
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,11 +124,11 @@ def converse(examples: int, sabotaged: bool) -> None:
 
 @pytest.mark.sabotage("stamps-off", "replies-off", expects=r"assert \('(OK|ERR)', .*\) == \('")
 @pytest.mark.sabotage("client-epochs-off", expects=r"== \('ERR', 'FENCED'\)")
-def test_a_bus_answers_as_the_model_does(sabotaged):
+def test_bus_answers_as_the_model(sabotaged):
     converse(EXAMPLES, sabotaged)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_a_bus_answers_as_the_model_does_a_thousand_times():
+def test_bus_answers_as_the_model_in_a_thousand_runs():
     converse(EXAMPLES_SOAKED, False)

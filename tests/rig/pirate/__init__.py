@@ -1,13 +1,19 @@
-"""Does pirate keep its word? The wire once more, a model, a lossy proxy, and a verdict.
+"""Tools to test pirate's guarantees: a second codec, a model, a lossy proxy, kills, a verdict.
 
-wire.py          requests and replies as frames; shares no code with the server's codec
-model.py         what the server must answer, as a plain state machine
-modelserver.py   that model behind a ROUTER: an in-memory server to try clients on
-bare.py          a client of bare pyzmq that says whatever it is told to
-proxy.py         whole messages dropped, doubled, delayed, reordered; connections cut, stalled
-witness.py       reads every topic over an honest line: what really is in them
-crew.py          clients that do this and that, and write down what they were told
-children.py      the same as processes that may be killed
-verdict.py       compares what they wrote down with what the witness saw
-rounds.py        a bus, its clients, what is done to them, and the verdict
+wire.py            requests and replies as frames; shares no code with the codec of the package
+zmtp.py            ZMTP as bytes, for peers that break the protocol
+model.py           the answers of a server, as a plain state machine
+model_server.py    that model behind a ROUTER: an in-memory server for tests of clients
+pirate_bus.py      a real bus that can be stopped, killed and started again
+zmq_client.py      a client of plain pyzmq that sends any given frames
+polybus_client.py  the client of the package, with the same interface
+random_client.py   clients with random requests, and a history of their answers
+clients.py         the same as processes that may be killed
+kill_points.py     kills a client at a named point of its code
+gate.py            a proxy that holds back messages until the test releases them
+lossy_proxy.py     drops, doubles, delays and reorders whole messages; cuts connections
+topic_reader.py    the witness: reads every topic over a reliable connection
+verdict.py         compares the histories with the witness
+lossy_round.py     a round with the lossy proxy
+kill_round.py      a round of kills
 """

@@ -2,8 +2,8 @@
 
     with Killing(folder, seed) as round:
         round.start()
-        round.kill(6)                # six times somebody, when they have got on a little
-        round.settle()               # everybody ends, and reads all there is
+        round.kill(6)                # six kills, each after some progress
+        round.settle()               # all clients end and read all messages
         round.anomalies()            # the verdict
 
 Kills are paced by what the clients have done since the last one, not by time. Of those of the
@@ -90,7 +90,7 @@ class Killing:
         self.witness.finish()
 
     def anomalies(self) -> list[str]:
-        missing = [f"nobody killed {who}" for who in (BUS, CLIENT) if not self.done[who]]
+        missing = [f"{who} was never killed" for who in (BUS, CLIENT) if not self.done[who]]
         return [*judge([self._history(one) for one in self._beings], self.witness.seen), *missing]
 
     def __str__(self) -> str:
@@ -153,7 +153,7 @@ class Killing:
         assert child is not None
         if number == signal.SIGKILL:
             self._killed.add(child.name)
-        else:  # once it can hear it: whoever has a diary does
+        else:  # once it can receive the signal: a process with a diary can
             until(lambda: child.orders.diary.exists() or child.has_ended, "it begins", PATIENCE_S)
         child.signal(number)
         self._wait(being)

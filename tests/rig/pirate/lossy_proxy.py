@@ -1,4 +1,4 @@
-"""A proxy between pirate clients and their server that loses and muddles whole messages.
+"""A proxy between pirate clients and their server that loses, doubles and reorders messages.
 
     with LossyProxy(server.endpoint, seed) as proxy:
         connect(proxy.endpoint)
@@ -54,13 +54,13 @@ class Odds:
     cut: float = 0.006
     stalled: float = 0.006
     most_delay_s: float = 0.3
-    most_held_s: float = 0.3  # one that nobody overtakes goes on then
+    most_held_s: float = 0.3  # a message that no other overtakes is sent then
     most_stall_s: float = 0.2
 
 
 @dataclass
 class Held:
-    """Waits to be overtaken. `gone` is set by whoever lets it go first."""
+    """A message that waits to be overtaken. `gone` is set when it is sent."""
 
     way: str
     message: Frames
@@ -169,7 +169,7 @@ class LossyProxy:
         self._send(held.way, held.message)
 
     def _send(self, way: str, message: Frames) -> None:
-        """Whoever cannot take it now does not get it: that, too, is a loss."""
+        """Send without waiting. A message that the target cannot take is lost, too."""
         target = self._front if way == TO_CLIENT else self._links[hash(message[0]) % LINKS]
         try:
             target.send_multipart(message, zmq.DONTWAIT)

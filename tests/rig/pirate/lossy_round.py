@@ -6,7 +6,7 @@
         voyage.anomalies()            # the verdict
 
 Topics that the witness reads exist all the time. The last one has no witness: it comes and
-goes with its subscribers, and only what its readers were told can be compared.
+goes with its subscribers, and only the answers of its readers can be compared.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Voyage:
         )
 
     def land(self) -> None:
-        """The line is honest again; everybody reads to the end."""
+        """The proxy loses no more messages; all clients read to the end."""
         self.proxy.calm()
         self._ending = True
         for thread in self._threads:

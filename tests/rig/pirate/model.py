@@ -3,8 +3,8 @@
     model = Model()
     model.answer(wire.hello(b"a", 7))      # ("OK", 1, 0)
 
-No store, no clock, no bound, no thought of speed. Messages that everybody has read stay
-here for ever: nobody can tell, since a cursor never goes back.
+No store, no clock, no bound, no thought of speed. Messages that every subscriber has read
+stay here forever: no answer shows it, since LAST never goes back.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _code(refused: PolybusError) -> str:
 
 
 def _patiently(do: Callable[[], T]) -> T:
-    """However long nobody answers: a bus that was killed comes back."""
+    """Retry without limit: a bus that was killed is started again."""
     while True:
         try:
             return do()

@@ -1,4 +1,4 @@
-"""Clients that put, get, subscribe and unsubscribe at random, and write down what they are told.
+"""Clients that put, get, subscribe and unsubscribe at random, and record the answers.
 
 Each keeps a diary (`tests.rig.fdq.journal`): what it began, and how that ended. A talker
 is whatever it speaks through: bare pyzmq (`bare.py`), or our client.
@@ -16,7 +16,7 @@ from tests.rig.pirate.wire import NONE, Answer
 PUT, GET, SUB, UNSUB = "put", "get", "sub", "unsub"
 DRAINED: Final = "drained"  # told that there was nothing left, after all writers had ended
 OK: Final = "ok"
-UNSENT: Final = "UNSENT"  # killed before it was in the journal: nobody heard of it
+UNSENT: Final = "UNSENT"  # killed before it was in the journal, so it was never sent
 
 MIX: Final = {PUT: 10, GET: 14, SUB: 2, UNSUB: 1}
 LARGE_ODDS: Final = 0.01
@@ -84,7 +84,7 @@ class Sailor:
             self.get(self._random.choice(sorted(self._subscribed)))
 
     def drain(self) -> None:
-        """Reads all there is, once nobody writes any more."""
+        """Read all messages after the last PUT."""
         for topic in sorted(self._subscribed):
             while self.get(topic) != NONE:
                 pass

@@ -31,7 +31,7 @@ class Witness:
         self._thread.start()
 
     def finish(self) -> None:
-        """Reads to the end, once nobody writes any more."""
+        """Read to the end after the last PUT."""
         self.close()
         if self.failure is not None:
             raise self.failure
@@ -54,7 +54,7 @@ class Witness:
         for topic, seen in self.seen.items():
             while (answer := self._bare.get(topic)) != wire.NONE:
                 word, identity, body = answer
-                assert word == "MSG", f"the witness was told {answer}"
+                assert word == "MSG", f"the witness received {answer}"
                 assert isinstance(identity, int)
                 assert isinstance(body, bytes)
                 seen.append((identity, told(body)))

@@ -2,7 +2,7 @@
 
     judge(histories, seen) -> ["a got 7 of orders after 5: a gap", ...]
 
-Clients do not know what a topic should hold; they know what they were told. The witness
+Clients do not know what a topic should hold; they know their answers. The witness
 knows what is in it. What follows from the two:
 
     the topic    has ids 1, 2, 3 … and no message twice
@@ -10,10 +10,10 @@ knows what is in it. What follows from the two:
                  not there; those of one client are in its order
     a reader     gets what is in the topic, from its SUB's LAST on: no gap, no double; in the
                  end it has read all of it
-    any answer   is one that this client can get: nobody else has its id
+    any answer   is one that this client can get: no other client has its id
 
 A client that was killed may have been between its user and its record of LAST. Then, as it
-was told to deliver: *before* recording, its first message afterwards may be one that it had;
+delivers: *before* recording, its first message afterwards may be one that it had;
 *after* recording, it may lack the one that it was about to hand over. Nothing else.
 """
 
@@ -26,7 +26,7 @@ from typing import Final
 from tests.rig.fdq.journal import UNKNOWN, Operation
 from tests.rig.pirate.random_client import DRAINED, GET, OK, PUT, SUB, UNSENT, UNSUB
 
-# What is told to a client that does all things right, and has its id for itself.
+# Answers to a client that makes no mistake and shares its id with no other.
 FORESEEN: Final = {
     PUT: (OK, UNKNOWN, UNSENT, "NO_TOPIC"),
     SUB: (OK, UNKNOWN, UNSENT),
@@ -95,7 +95,7 @@ def _first_odd(ids: Sequence[int]) -> str:
 def _answers(history: History) -> Iterator[str]:
     for one in _all(history):
         if one.outcome not in FORESEEN[one.kind]:
-            yield f"{history.name} was told {one.outcome} when it wanted to {one.kind}"
+            yield f"{history.name} received {one.outcome} for {one.kind}"
 
 
 def _puts(history: History, seen: Seen) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _step(reader: Reader, one: Operation, seen: Seen) -> Iterator[str]:
     elif one.kind == DRAINED and topic in seen and topic in cursors:
         last, newest = cursors[topic].last, len(seen[topic])
         if last != newest:
-            yield f"{reader.history.name} was told that {topic} ends at {last}; it is {newest}"
+            yield f"{reader.history.name}: {topic} ended at {last}; the end is {newest}"
 
 
 def _sub(reader: Reader, topic: str, last: int) -> Iterator[str]:

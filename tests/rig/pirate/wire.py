@@ -2,7 +2,7 @@
 
 What the server is judged by shares no code with it. Answers are read into plain tuples
 that can be compared: ("OK", 1, 7), ("MSG", 3, b"body"), ("NONE",), ("ERR", "STALE"). What
-nobody can foresee (a timestamp, the text of an error) is left out.
+no model can predict (a timestamp, the text of an error) is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pirate client of bare pyzmq, that says whatever it is told to.
+"""A pirate client of bare pyzmq, that sends any given frames.
 
     bare = Bare(endpoint, b"a")
     bare.hello()

@@ -1,4 +1,4 @@
-"""What the tests of the client stand on: a real bus, shared, under topics of each test's own."""
+"""Fixtures of the client's tests: a shared real bus, and topics of each test's own."""
 
 from __future__ import annotations
 

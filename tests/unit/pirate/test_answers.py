@@ -1,4 +1,4 @@
-"""Answers that no good bus gives, or only now and then: the client says what they are."""
+"""Replies that are invalid or rare, and the client's reports of them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ NO_ANSWERS: list[Frames] = [
 ]
 
 
-def test_an_answer_that_is_none_leaves_a_put_unknown(puppet, client):
+def test_invalid_reply_leaves_put_pending(puppet, client):
     for frames in NO_ANSWERS:
         puppet.answer = lambda _, frames=frames: frames
         with pytest.raises(OutcomeUnknown):
@@ -95,14 +95,14 @@ def test_an_answer_that_is_none_leaves_a_put_unknown(puppet, client):
         assert client.pending.counter == 1, frames
 
 
-def test_an_answer_that_is_none_to_a_get(puppet, client):
+def test_invalid_reply_to_get_raises_bad_frame(puppet, client):
     for frames in (*NO_ANSWERS[:6], codec.encode_ok(1, 1), [b"MSG", bytes(8), bytes(8)]):
         puppet.answer = lambda _, frames=frames: frames
         with pytest.raises(BadFrame):
             client.get("news")
 
 
-def test_a_message_that_was_read_is_no_answer(puppet, client):
+def test_reply_with_already_read_message_is_rejected(puppet, client):
     puppet.answer = lambda _: codec.encode_message(5, 1, b"")
     assert client.get("news").id == 5
     with pytest.raises(BadFrame):
@@ -113,7 +113,7 @@ def test_a_message_that_was_read_is_no_answer(puppet, client):
     ("code", "error"),
     [(codec.DENIED, Denied), (codec.MALFORMED, MalformedRequest), (codec.TOO_LARGE, TooLarge)],
 )
-def test_what_ends_a_request(puppet, client, code, error):
+def test_final_codes_settle_a_request(puppet, client, code, error):
     puppet.answer = lambda _: codec.encode_error(code, "no")
     with pytest.raises(error, match=f"{code}: no"):
         client.put("news", b"")
@@ -121,7 +121,7 @@ def test_what_ends_a_request(puppet, client, code, error):
     assert client.outcome.error == code
 
 
-def test_a_code_that_nobody_knows_leaves_it_unknown(puppet, client):
+def test_unknown_error_code_leaves_request_pending(puppet, client):
     puppet.answer = lambda _: codec.encode_error("TIRED", "later")
     with pytest.raises(PeerError, match="TIRED: later"):
         client.put("news", b"")
@@ -130,14 +130,14 @@ def test_a_code_that_nobody_knows_leaves_it_unknown(puppet, client):
         client.get("news")
 
 
-def test_a_busy_bus_is_asked_again_with_the_same_counter(puppet, client):
+def test_busy_is_retried_with_the_same_counter(puppet, client):
     busy = [codec.encode_error(codec.BUSY, "a moment")]
     puppet.answer = lambda _: busy.pop() if busy else codec.encode_ok(1, 7)
     assert client.put("news", b"") == 7
     assert [one.counter for one in puppet.asked] == [1, 1]
 
 
-def test_a_bus_that_stays_busy(puppet, client):
+def test_request_to_a_busy_bus_has_unknown_outcome(puppet, client):
     puppet.answer = lambda _: codec.encode_error(codec.BUSY, "a moment")
     with pytest.raises(OutcomeUnknown, match="the bus is busy: a moment"):
         client.put("news", b"")
@@ -147,13 +147,13 @@ def test_a_bus_that_stays_busy(puppet, client):
     assert len(puppet.asked) == 4
 
 
-def test_a_refused_hello_opens_nothing(puppet, opening, monkeypatch):
+def test_refused_hello_opens_no_client(puppet, opening, monkeypatch):
     monkeypatch.setattr(codec, "encode_ok", lambda *_: codec.encode_error(codec.DENIED, "not you"))
     with pytest.raises(Denied, match="HELLO: DENIED: not you"):
         opening("client", puppet.endpoint)
 
 
-def test_an_answer_to_another_request_is_dropped(puppet, opening):
+def test_reply_to_another_request_is_dropped(puppet, opening):
     """The number before the empty frame is what counts, not the order."""
     client = opening("client", puppet.endpoint, timeout_s=0.2, tries=1)
     honest = puppet._socket.send_multipart

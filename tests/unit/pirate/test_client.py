@@ -1,4 +1,4 @@
-"""What the client promises its user."""
+"""The guarantees of the client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bodies(client, topic, **how):
 # --- asking
 
 
-def test_what_is_put_is_read_with_its_id_and_time(keeper, topic):
+def test_message_is_read_with_id_and_timestamp(keeper, topic):
     assert keeper.put(topic, b"hello") == 1
     message = keeper.get(topic)
     assert (message.topic, message.id, message.body) == (topic, 1, b"hello")
@@ -51,25 +51,25 @@ def test_what_is_put_is_read_with_its_id_and_time(keeper, topic):
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**20, 2**20 + 1, 5 * 2**20 + 3])
-def test_bodies_of_all_sizes(keeper, topic, size):
+def test_bodies_of_all_sizes_round_trip(keeper, topic, size):
     body = bytes(range(256)) * (size // 256 + 1)
     keeper.put(topic, body[:size])
     assert keeper.get(topic).body == body[:size]
 
 
-def test_a_body_over_the_limit_is_not_even_kept(keeper, topic):
+def test_body_over_the_limit_is_not_recorded(keeper, topic):
     with pytest.raises(TooLarge):
         keeper.put(topic, bytes(codec.MAX_MESSAGE_BYTES + 1))
     assert keeper.counter == 1
 
 
-def test_what_holds_bytes_is_a_body(keeper, topic):
+def test_bytes_like_objects_are_bodies(keeper, topic):
     for body in (bytearray(b"a"), memoryview(b"b")):
         keeper.put(topic, body)
     assert bodies(keeper, topic) == [b"a", b"b"]
 
 
-def test_putting_to_a_topic_that_is_not_there_is_refused_once(opening, topic):
+def test_put_to_missing_topic_is_refused_and_settled(opening, topic):
     client = opening()
     with pytest.raises(DoesNotExist, match="NO_TOPIC"):
         client.put(topic, b"")
@@ -77,12 +77,12 @@ def test_putting_to_a_topic_that_is_not_there_is_refused_once(opening, topic):
     assert client.outcome == Outcome(1, "PUT", topic, None, "NO_TOPIC")
 
 
-def test_reading_without_a_subscription_is_refused(opening, keeper, topic):
+def test_get_without_subscription_is_refused(opening, keeper, topic):
     with pytest.raises(DoesNotExist, match="NOT_SUBSCRIBED"):
         opening().get(topic)
 
 
-def test_unsubscribing_says_whether_there_was_anything(opening, topic):
+def test_unsubscribe_returns_whether_it_was_subscribed(opening, topic):
     client = opening()
     client.subscribe(topic)
     assert client.subscriptions == {topic: 0}
@@ -93,7 +93,7 @@ def test_unsubscribing_says_whether_there_was_anything(opening, topic):
         client.get(topic)
 
 
-def test_a_topic_that_went_and_came_does_not_repeat_its_ids(opening, topic):
+def test_ids_continue_after_a_topic_is_removed_and_recreated(opening, topic):
     client = opening()
     client.subscribe(topic)
     client.put(topic, b"old")
@@ -104,7 +104,7 @@ def test_a_topic_that_went_and_came_does_not_repeat_its_ids(opening, topic):
 
 
 @pytest.mark.parametrize("name", ["", "a,b", "_own", "a*", "a\nb", "x" * 256])
-def test_names_that_cannot_be_are_not_sent(opening, name):
+def test_invalid_topic_names_are_not_sent(opening, name):
     client = opening()
     for ask in (client.subscribe, client.unsubscribe, client.get):
         with pytest.raises(InvalidTopic):
@@ -114,7 +114,7 @@ def test_names_that_cannot_be_are_not_sent(opening, name):
     assert client.counter == 0
 
 
-def test_a_name_is_text(opening):
+def test_topic_name_must_be_text(opening):
     with pytest.raises(InvalidTopic, match="is text"):
         opening().subscribe(b"news")
 
@@ -122,7 +122,7 @@ def test_a_name_is_text(opening):
 # --- a request whose outcome is not known
 
 
-def test_giving_up_keeps_the_request_and_the_next_one_sends_it_first(gate, opening, keeper, topic):
+def test_pending_request_is_sent_before_the_next_request(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
     with pytest.raises(OutcomeUnknown, match="it is stored"), losing(gate, client, "requests"):
         client.put(topic, b"first")
@@ -132,7 +132,7 @@ def test_giving_up_keeps_the_request_and_the_next_one_sends_it_first(gate, openi
     assert bodies(keeper, topic) == [b"first", b"second"]
 
 
-def test_the_kept_request_outlives_the_client(gate, opening, keeper, topic):
+def test_pending_request_survives_a_restart_of_the_client(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
     with pytest.raises(OutcomeUnknown), losing(gate, client):
         client.put(topic, b"first")
@@ -145,14 +145,14 @@ def test_the_kept_request_outlives_the_client(gate, opening, keeper, topic):
     assert bodies(keeper, topic) == [b"first"]
 
 
-def test_what_was_refused_while_nobody_listened_is_told(gate, opening, topic):
+def test_refusal_of_a_pending_request_is_reported_on_resume(gate, opening, topic):
     client = opening("a", gate.endpoint)
     with pytest.raises(OutcomeUnknown), losing(gate, client):
         client.put(topic, b"first")
     assert client.resume() == Outcome(1, "PUT", topic, None, "NO_TOPIC")
 
 
-def test_reading_goes_on_while_an_outcome_is_not_known(gate, opening, keeper, topic):
+def test_get_works_while_a_request_is_pending(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
     client.subscribe(topic)
     with pytest.raises(OutcomeUnknown), losing(gate, client):
@@ -163,7 +163,7 @@ def test_reading_goes_on_while_an_outcome_is_not_known(gate, opening, keeper, to
     assert client.get(topic) is None
 
 
-def test_forgetting_says_that_the_bus_has_it(gate, opening, keeper, topic):
+def test_forget_reports_a_used_counter(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
     with pytest.raises(OutcomeUnknown), losing(gate, client):
         client.put(topic, b"first")
@@ -173,7 +173,7 @@ def test_forgetting_says_that_the_bus_has_it(gate, opening, keeper, topic):
     assert client.counter == 2
 
 
-def test_a_forgotten_request_that_never_came_never_will(gate, opening, keeper, topic):
+def test_forgotten_request_is_fenced(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
     with pytest.raises(OutcomeUnknown), losing(gate, client, "requests"):
         client.put(topic, b"first")
@@ -187,13 +187,13 @@ def test_a_forgotten_request_that_never_came_never_will(gate, opening, keeper, t
     assert bodies(keeper, topic) == [b"second"]
 
 
-def test_nothing_to_forget(opening):
+def test_forget_without_pending_request_returns_none(opening):
     client = opening()
     assert client.forget() is None
     assert client.outcome is None
 
 
-def test_a_cancelled_put_is_kept_and_carried_out(gate, keeper, topic, tmp_path):
+def test_cancelled_put_stays_pending_and_is_executed(gate, keeper, topic, tmp_path):
     async def main():
         async with pirate.connect(gate.endpoint, state=tmp_path / "a", **QUICK) as client:
             gate.lose_requests = 1
@@ -222,7 +222,7 @@ def cancelled_after(step, work):
     return run()
 
 
-def test_puts_that_are_cancelled_anywhere_are_done_once_or_not(endpoint, keeper, topic, tmp_path):
+def test_cancelled_puts_are_executed_at_most_once(endpoint, keeper, topic, tmp_path):
     async def main():
         done = []
         async with pirate.connect(endpoint, state=tmp_path / "a", **PATIENT) as client:
@@ -241,7 +241,7 @@ def test_puts_that_are_cancelled_anywhere_are_done_once_or_not(endpoint, keeper,
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_readers_that_are_cancelled_anywhere_miss_nothing(endpoint, keeper, topic, tmp_path, order):
+def test_cancelled_readers_lose_no_message(endpoint, keeper, topic, tmp_path, order):
     async def main():
         found = []
         async with pirate.connect(endpoint, state=tmp_path / "a", **PATIENT) as client:
@@ -259,7 +259,7 @@ def test_readers_that_are_cancelled_anywhere_miss_nothing(endpoint, keeper, topi
     assert [one.id for one in asyncio.run(main())] == list(range(1, 21))
 
 
-def test_what_was_kept_for_a_cancelled_reader_goes_with_the_subscription(keeper, topic):
+def test_unsubscribe_drops_the_message_kept_for_a_cancelled_reader(keeper, topic):
     keeper.put(topic, b"old")
     keeper._async._require_opened()._undelivered[topic] = keeper.get(topic)
     keeper.unsubscribe(topic)
@@ -271,7 +271,7 @@ def test_what_was_kept_for_a_cancelled_reader_goes_with_the_subscription(keeper,
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_every_message_once_and_in_order(opening, keeper, topic, order):
+def test_messages_are_delivered_once_and_in_order(opening, keeper, topic, order):
     client = opening()
     client.subscribe(topic)
     wanted = [b"%d" % number for number in range(20)]
@@ -284,7 +284,7 @@ def test_every_message_once_and_in_order(opening, keeper, topic, order):
     assert bodies(opening(), topic, order=order) == wanted[10:]
 
 
-def test_delivered_and_not_recorded_it_comes_again(opening, keeper, topic):
+def test_unrecorded_message_is_delivered_again(opening, keeper, topic):
     keeper.put(topic, b"one")
     for _ in range(2):
         message = keeper.get(topic, order="deliver-then-record")
@@ -293,16 +293,16 @@ def test_delivered_and_not_recorded_it_comes_again(opening, keeper, topic):
     assert keeper.get(topic, order="deliver-then-record") is None
 
 
-def test_recorded_and_not_delivered_it_does_not_come_again(opening, keeper, topic):
+def test_recorded_message_is_not_delivered_again(opening, keeper, topic):
     client = opening()
     client.subscribe(topic)
     keeper.put(topic, b"one")
-    client.get(topic, order="record-then-deliver")  # whoever asked is gone
+    client.get(topic, order="record-then-deliver")  # the caller is gone
     client.close()
     assert opening().get(topic) is None
 
 
-def test_a_loop_that_is_left_has_not_read_its_last(opening, keeper, topic):
+def test_break_leaves_the_last_message_unread(opening, keeper, topic):
     for body in (b"one", b"two"):
         keeper.put(topic, body)
     for message in keeper.messages(topic):
@@ -312,20 +312,20 @@ def test_a_loop_that_is_left_has_not_read_its_last(opening, keeper, topic):
     assert keeper.get(topic).body == b"two"
 
 
-def test_messages_wait_for_what_comes(opening, keeper, topic):
+def test_messages_waits_for_new_messages(opening, keeper, topic):
     client = opening(poll_s=0.01)
     client.subscribe(topic)
-    came = []
+    bodies = []
 
     def read():
-        came.extend(one.body for one in islice(client.messages(topic), 2))
+        bodies.extend(one.body for one in islice(client.messages(topic), 2))
 
     reading = threading.Thread(target=read)
     reading.start()
     for body in (b"one", b"two"):
         keeper.put(topic, body)
     reading.join(20)
-    assert came == [b"one", b"two"]
+    assert bodies == [b"one", b"two"]
 
 
 def test_many_tasks_share_a_client(endpoint, tmp_path, topic):
@@ -340,7 +340,7 @@ def test_many_tasks_share_a_client(endpoint, tmp_path, topic):
     assert {one.body for one in found} == {b"%d" % number for number in range(30)}
 
 
-def test_an_order_that_there_is_not(keeper, topic):
+def test_unknown_order_is_rejected(keeper, topic):
     with pytest.raises(UsageError, match="record-then-deliver or deliver-then-record"):
         keeper.get(topic, order="at-most-once")
 
@@ -348,30 +348,30 @@ def test_an_order_that_there_is_not(keeper, topic):
 # --- opening and closing
 
 
-def test_no_bus_is_told_and_the_folder_let_go(opening, tmp_path):
+def test_unreachable_bus_is_reported_and_the_folder_released(opening, tmp_path):
     with pytest.raises(NotConnected, match=r"no bus answers at tcp://127.0.0.1:1; .*\(2 tries"):
         opening(server="tcp://127.0.0.1:1", tries=2, timeout_s=0.05)
     opening()
 
 
-def test_a_bus_that_is_silent_is_told_from_none(gate, opening):
+def test_silent_bus_is_distinguished_from_unreachable_bus(gate, opening):
     gate.lose_requests = ALL
     with pytest.raises(NotConnected, match=f"the bus at {gate.endpoint} does not answer"):
         opening(server=gate.endpoint, timeout_s=0.5, tries=1)
 
 
-def test_an_address_that_is_none(opening):
+def test_invalid_address_is_rejected(opening):
     with pytest.raises(AddressError):
         opening(server="nonsense")
 
 
-def test_one_folder_is_for_one_client(opening):
+def test_state_folder_has_one_client_at_a_time(opening):
     opening()
     with pytest.raises(DataFolderInUse):
         opening()
 
 
-def test_a_closed_client_says_so(opening, topic):
+def test_closed_client_raises_not_connected(opening, topic):
     client = opening()
     client.close()
     client.close()
@@ -379,13 +379,13 @@ def test_a_closed_client_says_so(opening, topic):
         client.put(topic, b"")
 
 
-def test_a_client_that_was_not_opened_says_so(tmp_path):
+def test_unopened_client_raises_usage_error(tmp_path):
     client = pirate.blocking.connect(state=tmp_path)
     with pytest.raises(UsageError, match="not open"):
         client.subscribe("news")
 
 
-def test_a_client_opens_once(opening):
+def test_client_can_be_opened_once(opening):
     with pytest.raises(UsageError, match="can be opened once"):
         opening().open()
 
@@ -393,27 +393,25 @@ def test_a_client_opens_once(opening):
 @pytest.mark.parametrize(
     ("setting", "value"), [("timeout_s", 0), ("tries", 0), ("poll_s", 0), ("jitter_s", -1)]
 )
-def test_settings_that_cannot_be(setting, value):
+def test_invalid_options_are_rejected(setting, value):
     with pytest.raises(UsageError, match=setting):
         ClientOptions(**{setting: value})
 
 
 @pytest.mark.parametrize("chosen", ["", "x" * 65, "hex:0g", b"", b"x" * 65])
-def test_ids_that_cannot_be(chosen, tmp_path):
+def test_invalid_client_ids_are_rejected(chosen, tmp_path):
     with pytest.raises(UsageError, match="id"):
         pirate.connect(id=chosen, state=tmp_path)
 
 
-def test_ids_are_bytes_or_their_text(opening, topic):
+def test_client_ids_are_bytes_or_text(opening, topic):
     assert opening("a", id=f"me-{topic}").id == f"me-{topic}".encode()
     assert opening("b", id="hex:00ff").id == b"\x00\xff"
     assert len(opening("c").id) == 16
 
 
-def test_a_message_that_takes_longer_than_a_try_is_waited_for_while_it_comes(
-    opening, endpoint, keeper, topic
-):
-    """It would begin anew with each try, and never come."""
+def test_timeout_is_extended_while_bytes_move(opening, endpoint, keeper, topic):
+    """Else each try would start again, and never end."""
     body = bytes(MIB) * 2
     keeper.put(topic, body)
 
@@ -428,7 +426,7 @@ def test_a_message_that_takes_longer_than_a_try_is_waited_for_while_it_comes(
         assert reader.get(topic).body == body
 
 
-def test_what_moves_by_a_connection():
+def test_transfer_mark_counts_bytes_of_a_connection():
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()

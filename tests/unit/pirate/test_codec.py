@@ -1,4 +1,4 @@
-"""The codec, by the golden vectors and by what any frames do to it."""
+"""The codec, by the golden vectors and by random frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = st.sampled_from(["t", "a.b/c", "größe", "x" * 255])
 
 
 @pytest.mark.parametrize("vector", vectors.REQUESTS, ids=str)
-def test_requests_are_read_and_written_as_the_vectors_say(vector):
+def test_requests_match_the_vectors(vector):
     found = codec.parse_request(vector.frames)
     assert isinstance(found, Request)
     value = vector.value
@@ -35,7 +35,7 @@ def test_requests_are_read_and_written_as_the_vectors_say(vector):
 
 
 @pytest.mark.parametrize("vector", vectors.MALFORMED, ids=str)
-def test_what_is_malformed_says_so(vector):
+def test_malformed_requests_are_refused_with_a_text(vector):
     found = codec.parse_request(vector.frames)
     assert isinstance(found, ErrorReply)
     assert found.code == codec.MALFORMED
@@ -43,7 +43,7 @@ def test_what_is_malformed_says_so(vector):
 
 
 @pytest.mark.parametrize("vector", vectors.REPLIES, ids=str)
-def test_replies_are_read_and_written_as_the_vectors_say(vector):
+def test_replies_match_the_vectors(vector):
     word, *rest = vector.value
     found = codec.decode_reply(vector.frames)
     if word == "OK":
@@ -66,7 +66,7 @@ def put(*body: bytes) -> Request | ErrorReply:
     return codec.parse_request(codec.encode_request(Request(codec.PUT, b"c", 1, 1, "t", body)))
 
 
-def test_what_is_too_large_comes_after_what_is_malformed():
+def test_malformed_wins_over_too_large():
     for body in ([bytes(MIB + 1)], [bytes(MIB)] * 64 + [b"x"], [b""] * 4097):
         found = put(*body)
         assert isinstance(found, ErrorReply)
@@ -77,7 +77,7 @@ def test_what_is_too_large_comes_after_what_is_malformed():
         assert isinstance(put(*body), Request)
 
 
-def test_a_body_is_cut_into_full_frames():
+def test_body_is_split_into_full_frames():
     assert codec.split_body(b"") == [b""]
     assert [len(one) for one in codec.split_body(bytes(MIB))] == [MIB]
     assert [len(one) for one in codec.split_body(memoryview(bytes(2 * MIB + 1)))] == [MIB, MIB, 1]
@@ -97,12 +97,12 @@ def test_a_body_is_cut_into_full_frames():
         ([bytes([1]) * 16385, b""], -1),
     ],
 )
-def test_the_envelope_ends_at_the_first_empty_frame(frames, place):
+def test_envelope_ends_at_the_first_empty_frame(frames, place):
     assert codec.envelope_end(frames) == place
 
 
 @given(st.lists(st.binary(max_size=12), max_size=10))
-def test_any_frames_are_a_request_or_refused(frames):
+def test_any_frames_are_parsed_or_refused(frames):
     found = codec.parse_request(frames)
     assert isinstance(found, Request | ErrorReply)
     if isinstance(found, Request) and found.op != codec.GET:
@@ -110,7 +110,7 @@ def test_any_frames_are_a_request_or_refused(frames):
 
 
 @given(st.lists(st.binary(max_size=12), max_size=6))
-def test_any_frames_are_a_reply_or_no_reply_of_a_bus(frames):
+def test_any_frames_are_a_reply_or_bad_frame(frames):
     with contextlib.suppress(BadFrame):
         assert isinstance(
             codec.decode_reply(frames), OkReply | MessageReply | EmptyReply | ErrorReply
@@ -125,7 +125,7 @@ def test_any_frames_are_a_reply_or_no_reply_of_a_bus(frames):
     NAMES,
     st.lists(st.binary(max_size=40), min_size=1, max_size=5),
 )
-def test_what_is_written_is_read(op, client, epoch, counter, topic, body):
+def test_encoded_requests_and_replies_decode_to_themselves(op, client, epoch, counter, topic, body):
     request = Request(op, client, epoch, counter, topic, body if op == codec.PUT else [])
     found = codec.parse_request(codec.encode_request(request))
     assert isinstance(found, Request)

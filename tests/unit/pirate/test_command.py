@@ -1,4 +1,4 @@
-"""`polybus pirate` as people and scripts have it: a process, on a terminal or in a pipe."""
+"""`polybus pirate` as a process, on a terminal or in a pipe."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def command(endpoint: str, tmp_path: Path) -> Command:
     return Command(endpoint, tmp_path)
 
 
-def test_a_script_answers_every_line_and_goes_on_the_next_time(command, topic):
+def test_script_answers_every_line_and_continues_on_next_start(command, topic):
     done = command.script(f"SUB {topic}", f"PUT {topic} a", f"PUT {topic} b", f"GET {topic}")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["OK 0", "OK 1", "OK 2", "MSG 1 a"]
@@ -102,7 +102,7 @@ def test_a_script_answers_every_line_and_goes_on_the_next_time(command, topic):
     assert {path.name for path in folder.iterdir()} == {"lock", "journal"}
 
 
-def test_a_script_ends_with_what_its_first_failure_means(command, topic):
+def test_script_exits_with_the_code_of_its_first_failure(command, topic):
     done = command.script(f"PUT {topic} a", "NONSENSE", f"SUB {topic}", flags=("--id", topic[-60:]))
     assert done.returncode == 4
     error, nonsense, ok = done.stdout.splitlines()
@@ -111,7 +111,7 @@ def test_a_script_ends_with_what_its_first_failure_means(command, topic):
     assert ok == "OK 0"
 
 
-def test_a_terminal_keeps_its_history_and_lives_through_ctrl_c(command, topic):
+def test_terminal_saves_history_and_survives_ctrl_c(command, topic):
     flags = ("--state", str(command.folder / "state"))
     with command.terminal(*flags) as terminal:
         terminal.wait_for("HELP lists the commands")
@@ -134,7 +134,7 @@ def test_a_terminal_keeps_its_history_and_lives_through_ctrl_c(command, topic):
         assert terminal.child.wait(PATIENCE_S) == 0
 
 
-def test_ctrl_c_in_a_command_leaves_it_unknown_and_the_shell_alive(gate, topic, tmp_path):
+def test_ctrl_c_during_a_command_leaves_it_pending(gate, topic, tmp_path):
     flags = ("--id", topic[-60:])
     with Command(gate.endpoint, tmp_path).terminal(*flags) as terminal:
         terminal.wait_for("pirate> ")
@@ -152,7 +152,7 @@ def test_ctrl_c_in_a_command_leaves_it_unknown_and_the_shell_alive(gate, topic, 
         assert terminal.child.wait(PATIENCE_S) == 4  # fenced
 
 
-def test_an_interrupted_script_ends(command):
+def test_interrupted_script_exits(command):
     child = subprocess.Popen(
         [*command._start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=command.env
     )

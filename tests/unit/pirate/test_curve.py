@@ -1,4 +1,4 @@
-"""CURVE: the id is the key's, and whoever is shut out is told, not left waiting.
+"""CURVE: the id is that of the key, and a refused client fails at once.
 
 No timeout here is ever waited for: they are long, and so a silence would be a failure.
 """
@@ -95,7 +95,7 @@ def bare(bus, ring) -> Bare:
     return Bare(bus.endpoint, own.client_id, curve=own, try_s=LONG_S)
 
 
-def test_an_unknown_key_is_told_at_once_and_what_to_do(bus, ring, tmp_path):
+def test_unknown_key_is_refused_at_once_with_advice(bus, ring, tmp_path):
     key, _ = zmq.auth.load_certificate(ring / "client.key")
     client_id = sha256(z85.decode(key)).hexdigest()[:32]
     with pytest.raises(
@@ -104,7 +104,7 @@ def test_an_unknown_key_is_told_at_once_and_what_to_do(bus, ring, tmp_path):
         opened(bus, ring, tmp_path)
 
 
-def test_a_key_that_was_let_in_is_the_client(bus, ring, tmp_path, topic):
+def test_allowed_key_is_the_client_id(bus, ring, tmp_path, topic):
     client = let_in_and_opened(bus, ring, tmp_path, "alice")
     key, _ = zmq.auth.load_certificate(ring / "client.key")
     assert client.id == sha256(z85.decode(key)).digest()[:16]
@@ -114,7 +114,7 @@ def test_a_key_that_was_let_in_is_the_client(bus, ring, tmp_path, topic):
     client.close()
 
 
-def test_the_largest_frames_go_through_sealed(bus, ring, tmp_path, topic):
+def test_largest_frames_pass_with_curve(bus, ring, tmp_path, topic):
     """Sealed, a frame of 1 MiB has more than 1 MiB, and so it is at the bus's own bound."""
     client = let_in_and_opened(bus, ring, tmp_path, "heavy")
     client.subscribe(topic)
@@ -128,7 +128,7 @@ def test_the_largest_frames_go_through_sealed(bus, ring, tmp_path, topic):
         assert one.ask(asked) == wire.error("TOO_LARGE")
 
 
-def test_a_key_that_is_revoked_while_its_client_is_idle(bus, ring, tmp_path, topic):
+def test_revoked_key_cuts_an_idle_client(bus, ring, tmp_path, topic):
     """libzmq has given up by then, and has nowhere to send to."""
     client = let_in_and_opened(bus, ring, tmp_path, "mallory")
     client.subscribe(topic)
@@ -142,8 +142,8 @@ def test_a_key_that_is_revoked_while_its_client_is_idle(bus, ring, tmp_path, top
     client.close()
 
 
-def test_a_key_that_is_revoked_before_anything_was_sent_with_it(bus, ring):
-    """The bus knows whose a connection is by what it sends: this one was nobody's."""
+def test_key_revoked_before_the_first_message_is_refused(bus, ring):
+    """The bus identifies a connection by its first message, and this one had none."""
     noticed(bus, lambda: let_in(bus, ring, "silent"))
     before = len(connections(bus.process))
     with bare(bus, ring) as one:
@@ -155,7 +155,7 @@ def test_a_key_that_is_revoked_before_anything_was_sent_with_it(bus, ring):
     assert count(bus.process, "connections", "closed", "key_revoked")
 
 
-def test_a_key_that_has_another_name_or_is_replaced(bus, ring, tmp_path, topic):
+def test_renamed_and_replaced_keys_apply_to_open_connections(bus, ring, tmp_path, topic):
     client = let_in_and_opened(bus, ring, tmp_path, "before")
     client.subscribe(topic)
     noticed(bus, lambda: allowed(bus, "before").rename(allowed(bus, "after")))
@@ -170,7 +170,7 @@ def test_a_key_that_has_another_name_or_is_replaced(bus, ring, tmp_path, topic):
     client.close()
 
 
-def test_a_key_that_is_revoked_leaves_the_outcome_unknown(bus, ring, tmp_path, topic):
+def test_revoked_key_leaves_the_request_pending(bus, ring, tmp_path, topic):
     done = bus.process.run("keys", "allow", str(ring / "client.key"), "--name", "eve")
     assert done.returncode == 0, done.stderr
     client = opened_when_let_in(bus, ring, tmp_path)
@@ -189,12 +189,12 @@ def test_a_key_that_is_revoked_leaves_the_outcome_unknown(bus, ring, tmp_path, t
     client.close()
 
 
-def test_without_a_key_where_one_is_needed(bus, tmp_path):
+def test_client_without_key_is_denied_by_a_curve_bus(bus, tmp_path):
     with pytest.raises(Denied, match=r"requires a CURVE key; use --curve"):
         opened(bus, None, tmp_path)
 
 
-def test_with_a_key_where_none_is_known(endpoint, ring, tmp_path):
+def test_client_with_key_is_rejected_by_a_plain_bus(endpoint, ring, tmp_path):
     client = pirate_blocking.connect(
         endpoint, state=tmp_path / "state", curve=ring, timeout_s=LONG_S
     )
@@ -202,13 +202,13 @@ def test_with_a_key_where_none_is_known(endpoint, ring, tmp_path):
         client.open()
 
 
-def test_another_key_of_the_bus(bus, ring, tmp_path):
+def test_wrong_server_key_is_reported(bus, ring, tmp_path):
     shutil.copy(ring / "client.key", ring / "server.key")
     with pytest.raises(NotConnected, match=r"is server.key its public key\?"):
         opened(bus, ring, tmp_path, timeout_s=0.5, tries=1)
 
 
-def test_the_shell_says_it_too(bus, ring, tmp_path):
+def test_shell_reports_an_unknown_key(bus, ring, tmp_path):
     flags = ("--server", bus.endpoint, "--state", str(tmp_path / "s"), "--keys", str(ring))
     done = bus.process.run("pirate", *flags, "--timeout", str(LONG_S))
     assert done.returncode == 4
@@ -218,14 +218,14 @@ def test_the_shell_says_it_too(bus, ring, tmp_path):
 # --- the files
 
 
-def test_an_id_beside_the_keys_own_is_a_mistake(ring):
+def test_id_other_than_the_key_id_is_rejected(ring):
     with pytest.raises(UsageError, match="the id must be that of the key"):
         pirate.connect(id="me", curve=ring)
     own = client_keys.load_keys(ring).client_id
     pirate.connect(id=own, curve=ring)
 
 
-def test_keys_that_cannot_be_used(ring, tmp_path):
+def test_unusable_keys_are_rejected(ring, tmp_path):
     with pytest.raises(ConfigError, match=r"client.key_secret does not exist; create it with"):
         client_keys.load_keys(tmp_path)
     (ring / "client.key_secret").chmod(0o644)
@@ -243,7 +243,7 @@ def test_keys_that_cannot_be_used(ring, tmp_path):
         client_keys.load_keys(ring)
 
 
-def test_the_folder_of_keys():
+def test_default_key_folder():
     assert client_keys.keys_folder({"XDG_CONFIG_HOME": "/c"}) == Path("/c/polybus/keys")
     assert client_keys.keys_folder({"HOME": "/h"}) == Path("/h/.config/polybus/keys")
     with pytest.raises(ConfigError):

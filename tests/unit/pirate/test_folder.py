@@ -29,7 +29,7 @@ from tests.rig.pirate.kill_points import killed_at
 from tests.rig.points import PIRATE
 
 
-def test_a_new_folder_has_an_id_of_its_own_and_keeps_it(tmp_path):
+def test_new_folder_gets_a_random_id_and_keeps_it(tmp_path):
     ids = []
     for name in ("a", "a", "b"):
         folder = ClientFolder(tmp_path / name)
@@ -39,7 +39,7 @@ def test_a_new_folder_has_an_id_of_its_own_and_keeps_it(tmp_path):
     assert {len(one) for one in ids} == {16}
 
 
-def test_a_folder_can_be_given_an_id_and_keeps_to_it(tmp_path):
+def test_folder_with_a_given_id_refuses_another(tmp_path):
     ClientFolder(tmp_path, b"me").close()
     folder = ClientFolder(tmp_path)
     assert folder.state.id == b"me"
@@ -49,7 +49,7 @@ def test_a_folder_can_be_given_an_id_and_keeps_to_it(tmp_path):
     ClientFolder(tmp_path, b"me").close()  # and the lock was given back
 
 
-def test_two_clients_cannot_have_one_folder(tmp_path):
+def test_locked_folder_is_refused(tmp_path):
     with_it = ClientFolder(tmp_path)
     with pytest.raises(DataFolderInUse, match=f"in use by the client with pid {os.getpid()}"):
         ClientFolder(tmp_path)
@@ -57,13 +57,13 @@ def test_two_clients_cannot_have_one_folder(tmp_path):
     ClientFolder(tmp_path).close()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"state folder .*: File exists"):
         ClientFolder(tmp_path / "file" / "state")
 
 
-def test_a_damaged_folder_is_let_go(tmp_path):
+def test_damaged_folder_is_unlocked(tmp_path):
     ClientFolder(tmp_path).close()
     (tmp_path / client_journal.NAME).write_bytes(b"nonsense")
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_a_damaged_folder_is_let_go(tmp_path):
             ClientFolder(tmp_path)
 
 
-def test_a_closed_folder_changes_no_more(tmp_path):
+def test_closed_folder_refuses_changes(tmp_path):
     folder = ClientFolder(tmp_path)
     folder.close()
     folder.close()
@@ -79,7 +79,7 @@ def test_a_closed_folder_changes_no_more(tmp_path):
         folder.record_read("news", 1)
 
 
-def test_what_was_read_before_is_not_written_again(tmp_path):
+def test_lower_read_position_is_not_written(tmp_path):
     folder = ClientFolder(tmp_path)
     folder.record_read("news", 5)
     size = (tmp_path / client_journal.NAME).stat().st_size
@@ -89,7 +89,7 @@ def test_what_was_read_before_is_not_written_again(tmp_path):
     folder.close()
 
 
-def test_counters_have_an_end(tmp_path):
+def test_last_counter_is_followed_by_limit_reached(tmp_path):
     folder = ClientFolder(tmp_path)
     folder.record(EpochOpened(1, 2**64 - 2))
     assert folder.record_request("PUT", "news", b"").counter == 2**64 - 1
@@ -99,7 +99,7 @@ def test_counters_have_an_end(tmp_path):
     folder.close()
 
 
-def test_folders_are_apart_by_bus_and_by_id():
+def test_default_folders_differ_by_bus_and_id():
     home = {"HOME": "/home/me"}
     folders = {
         default_folder("tcp://127.0.0.1:6568", None, home),
@@ -116,7 +116,7 @@ def test_folders_are_apart_by_bus_and_by_id():
 
 # --- kills
 
-# What a child does, telling of each change once it is done.
+# The changes of a child, which notes each one when it is done.
 CHANGES = """
 for number in range(1, 31):
     folder.record(EpochOpened(number, folder.state.counter))
@@ -135,12 +135,12 @@ from polybus.dialects.pirate.client import client_journal
 from polybus.dialects.pirate.client.journal_state import EpochOpened, RequestAnswered
 from polybus.dialects.pirate.client.state_folder import ClientFolder
 
-client_journal.GROWTH_BYTES = 300  # written anew often
+client_journal.GROWTH_BYTES = 300  # rewritten often
 folder = ClientFolder(Path(sys.argv[1]), b"me")
-told = os.open(sys.argv[1] + ".told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+notes = os.open(sys.argv[1] + ".confirmed", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 def note(text):
-    os.write(told, text + b"\\n")
+    os.write(notes, text + b"\\n")
 {CHANGES}
 """
 
@@ -153,13 +153,13 @@ def child(folder: Path, **env: str) -> int:
     ).returncode
 
 
-def told(lines: str) -> dict[str, int]:
+def confirmed(lines: str) -> dict[str, int]:
     """The last of each kind that the child knew to be done."""
     return {word: int(number) for word, number in map(str.split, lines.splitlines())}
 
 
 def check(state: JournalState, done: dict[str, int], which: object = "") -> None:
-    """All that was told is there, and at most the one change more that was on its way."""
+    """Check that all confirmed events are there, and at most one more."""
     assert state.id == b"me", which
     last = state.lasts.get("news", 0)
     answered = state.outcome.counter if state.outcome else 0
@@ -172,24 +172,24 @@ def check(state: JournalState, done: dict[str, int], which: object = "") -> None
 
 
 @pytest.mark.parametrize("point", ["torn", "written", "kept", "rewritten", "renamed"])
-def test_killed_at_every_point_it_knows_all_that_was_told(tmp_path, point):
+def test_folder_killed_at_every_point_has_all_confirmed_events(tmp_path, point):
     for passings in (3,) if point in ("rewritten", "renamed") else (2, 47):
         folder = tmp_path / str(passings)
         assert child(folder, **killed_at(point, passings)) == -signal.SIGKILL, passings
         found = ClientFolder(folder, b"me")  # the lock went with the process
-        check(found.state, told(Path(f"{folder}.told").read_text()), passings)
+        check(found.state, confirmed(Path(f"{folder}.confirmed").read_text()), passings)
         found.close()
 
 
-def test_killed_before_the_first_journal_it_begins_anew(tmp_path):
+def test_folder_killed_before_its_first_journal_gets_a_new_id(tmp_path):
     folder = tmp_path / "first"
     assert child(folder, **killed_at("rewritten")) == -signal.SIGKILL
     found = ClientFolder(folder)
-    assert found.state.id != b"me"  # nobody was ever told of that one
+    assert found.state.id != b"me"  # that id was never used
     found.close()
 
 
-def test_a_child_that_nobody_kills_comes_to_its_end(tmp_path):
+def test_child_without_a_kill_completes(tmp_path):
     folder = tmp_path / "whole"
     assert child(folder) == 0
     found = ClientFolder(folder)

@@ -1,4 +1,4 @@
-"""Whatever is torn off a journal, it was not relied on; whatever else is wrong is said."""
+"""A torn event is cut off; any other damage of a journal is reported."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def reopened(folder: Path, data: bytes) -> JournalState:
     return found.state
 
 
-def test_a_journal_is_read_as_it_was_written(tmp_path):
+def test_journal_round_trips(tmp_path):
     steps = lived(tmp_path)
     found = client_journal.open_journal(tmp_path)
     assert found is not None
@@ -93,7 +93,7 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     found.close()
 
 
-def test_cut_at_every_byte_it_has_all_events_before(tmp_path):
+def test_journal_cut_at_any_byte_has_all_earlier_events(tmp_path):
     steps = lived(tmp_path)
     data = (tmp_path / NAME).read_bytes()
     for length in range(steps[0][0], len(data) + 1):
@@ -103,7 +103,7 @@ def test_cut_at_every_byte_it_has_all_events_before(tmp_path):
         assert (tmp_path / NAME).stat().st_size == max(end for end, _ in steps if end <= length)
 
 
-def test_cut_at_every_byte_and_filled_with_zeros(tmp_path):
+def test_journal_cut_at_any_byte_and_zero_filled_has_all_earlier_events(tmp_path):
     """A file may have grown before its bytes were on the disk."""
     steps = lived(tmp_path)
     data = (tmp_path / NAME).read_bytes()
@@ -115,7 +115,7 @@ def test_cut_at_every_byte_and_filled_with_zeros(tmp_path):
                 assert reopened(tmp_path, torn) == known, length
 
 
-def test_torn_at_a_sector_inside_the_head_of_an_event(tmp_path):
+def test_event_torn_at_a_sector_inside_its_header_is_cut_off(tmp_path):
     made = client_journal.create_journal(tmp_path, b"me")
     room = client_journal.SECTOR_BYTES - made._end - HEADER.size - 5  # a head that lies across
     filler = next(
@@ -135,7 +135,7 @@ def test_torn_at_a_sector_inside_the_head_of_an_event(tmp_path):
         assert reopened(tmp_path, torn) == known
 
 
-def test_a_byte_that_changed_before_the_end_is_damage(tmp_path):
+def test_changed_byte_is_reported_as_damage(tmp_path):
     steps = lived(tmp_path)
     data = (tmp_path / NAME).read_bytes()
     last_but_one = steps[-2][0]
@@ -144,10 +144,10 @@ def test_a_byte_that_changed_before_the_end_is_damage(tmp_path):
         changed[at] ^= 0x5A
         with pytest.raises(Damaged, match="is damaged"):
             reopened(tmp_path, bytes(changed))
-        assert (tmp_path / NAME).read_bytes() == changed  # for somebody to look at
+        assert (tmp_path / NAME).read_bytes() == changed  # kept for inspection
 
 
-def test_what_is_no_journal_is_told_from_a_damaged_one(tmp_path):
+def test_other_file_is_distinguished_from_a_damaged_journal(tmp_path):
     for data in (b"", b"polybus pirate journal 2\n", b"#!/bin/sh\n"):
         with pytest.raises(WrongFormat, match="journal"):
             reopened(tmp_path, data)
@@ -155,7 +155,7 @@ def test_what_is_no_journal_is_told_from_a_damaged_one(tmp_path):
         reopened(tmp_path, MAGIC)
 
 
-def test_an_event_of_a_newer_version_is_not_skipped(tmp_path):
+def test_unknown_event_kind_is_not_skipped(tmp_path):
     lived(tmp_path)
     strange = b"\x91\x63"  # [99]
     head = HEADER.pack(len(strange), client_journal._length_checksum(len(strange)), crc32(strange))
@@ -172,7 +172,7 @@ def whole():
 
 
 @given(tail=st.binary(max_size=200))
-def test_any_tail_is_cut_or_told_and_never_believed(whole, tail):
+def test_random_tail_is_cut_off_or_reported(whole, tail):
     folder, data, known = whole
     try:
         assert reopened(folder, data + tail) == known
@@ -192,7 +192,7 @@ def grown(folder: Path) -> Journal:
     return made
 
 
-def test_a_journal_that_has_grown_is_written_anew(tmp_path, monkeypatch):
+def test_grown_journal_is_rewritten(tmp_path, monkeypatch):
     monkeypatch.setattr(client_journal, "GROWTH_BYTES", 3000)
     made = grown(tmp_path)
     last = made.state.lasts["news"]
@@ -209,7 +209,7 @@ def test_a_journal_that_has_grown_is_written_anew(tmp_path, monkeypatch):
     found.close()
 
 
-def test_a_large_request_is_not_written_twice_while_it_is_asked(tmp_path):
+def test_journal_is_not_rewritten_while_a_large_request_is_pending(tmp_path):
     made = client_journal.create_journal(tmp_path, b"me")
     made.append(RequestRecorded(1, "PUT", "news", bytes(3 * client_journal.GROWTH_BYTES)))
     assert (tmp_path / NAME).stat().st_size > 3 * client_journal.GROWTH_BYTES
@@ -218,7 +218,7 @@ def test_a_large_request_is_not_written_twice_while_it_is_asked(tmp_path):
     made.close()
 
 
-def test_one_that_never_took_its_place_is_removed(tmp_path):
+def test_interrupted_rewrite_is_removed(tmp_path):
     steps = lived(tmp_path)
     (tmp_path / NEW).write_bytes(MAGIC + encode_event(IdAssigned(b"you")))
     found = client_journal.open_journal(tmp_path)
@@ -238,7 +238,7 @@ def failing(monkeypatch, name, number=errno.ENOSPC):
     monkeypatch.setattr(os, name, fail)
 
 
-def test_no_room_changes_nothing(tmp_path, monkeypatch):
+def test_full_disk_changes_nothing(tmp_path, monkeypatch):
     made = client_journal.create_journal(tmp_path, b"me")
     made.append(MessageRead("news", 1))
     with monkeypatch.context() as patch:
@@ -254,7 +254,7 @@ def test_no_room_changes_nothing(tmp_path, monkeypatch):
     found.close()
 
 
-def test_half_an_event_is_cut_back(tmp_path, monkeypatch):
+def test_partial_event_is_truncated(tmp_path, monkeypatch):
     made = client_journal.create_journal(tmp_path, b"me")
     honest = os.pwrite
 
@@ -272,7 +272,7 @@ def test_half_an_event_is_cut_back(tmp_path, monkeypatch):
     made.close()
 
 
-def test_a_disk_that_could_not_keep_it_is_not_asked_again(tmp_path, monkeypatch):
+def test_journal_is_unusable_after_a_failed_sync(tmp_path, monkeypatch):
     made = client_journal.create_journal(tmp_path, b"me")
     with monkeypatch.context() as patch:
         failing(patch, "fdatasync", errno.EIO)
@@ -285,7 +285,7 @@ def test_a_disk_that_could_not_keep_it_is_not_asked_again(tmp_path, monkeypatch)
 
 
 def rewritten_badly(folder, monkeypatch, fail):
-    """A journal that is written anew with each event, on a disk with no room for it."""
+    """Return a journal that is rewritten with each event, on a full disk."""
     lived(folder, LIFE[:4])
     monkeypatch.setattr(client_journal, "GROWTH_BYTES", 0)
     found = client_journal.open_journal(folder)
@@ -308,7 +308,7 @@ def no_rename(patch):
     [lambda patch: failing(patch, "open"), lambda patch: failing(patch, "fsync"), no_rename],
     ids=["open", "fsync", "rename"],
 )
-def test_a_journal_that_cannot_be_written_anew_goes_on_as_it_is(tmp_path, monkeypatch, fail):
+def test_journal_that_cannot_be_rewritten_is_kept(tmp_path, monkeypatch, fail):
     found = rewritten_badly(tmp_path, monkeypatch, fail)
     monkeypatch.setattr(client_journal, "GROWTH_BYTES", 10**9)
     found.append(MessageRead("news", 9))
@@ -319,7 +319,7 @@ def test_a_journal_that_cannot_be_written_anew_goes_on_as_it_is(tmp_path, monkey
     again.close()
 
 
-def test_a_new_journal_that_may_not_be_on_disk_is_not_written_to(tmp_path, monkeypatch):
+def test_unsynced_new_journal_is_not_used(tmp_path, monkeypatch):
     def no_folder(patch):
         def fail(_):
             raise OSError(errno.EIO, os.strerror(errno.EIO))

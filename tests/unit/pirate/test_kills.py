@@ -25,10 +25,10 @@ from polybus import pirate
 from polybus.dialects.pirate.client.pirate_options import Order
 
 endpoint, state, topic, diary, order, wanted = sys.argv[1:]
-told = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+notes = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 def note(*words):
-    os.write(told, (" ".join(map(str, words)) + "\\n").encode())
+    os.write(notes, (" ".join(map(str, words)) + "\\n").encode())
 
 with pirate.blocking.connect(endpoint, state=state, timeout_s=10) as client:
     client.resume()
@@ -76,7 +76,7 @@ class Lives:
 
 @pytest.mark.sabotage("journal-off", expects=r"assert \{1: 0, .*\} == \{1: 0, 2: 1, ")
 @pytest.mark.parametrize("order", list(Order))
-def test_killed_at_every_point_it_counts_and_reads_once(
+def test_client_killed_at_every_point_counts_and_reads_once(
     opening, keeper, endpoint, topic, tmp_path, order
 ):
     lives = Lives(endpoint, tmp_path, topic, order)

@@ -1,4 +1,4 @@
-"""When the two sides remember differently, the client says what happened and what to do."""
+"""Bus and client with different state: the client reports the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_notice(client, *words):
 # --- the same id twice
 
 
-def test_two_clients_with_one_id_the_older_is_fenced_and_ends(opening, keeper, topic):
+def test_older_of_two_clients_with_one_id_is_fenced(opening, keeper, topic):
     first, second = opening("a", id=topic[-60:]), opening("b", id=topic[-60:])
     with pytest.raises(Fenced, match=r"another client with this id has started.*stop the other"):
         first.put(topic, b"mine")
@@ -42,7 +42,7 @@ def test_two_clients_with_one_id_the_older_is_fenced_and_ends(opening, keeper, t
     assert bodies(keeper, topic) == [b"yours"]
 
 
-def test_a_fenced_reader_reads_no_more(opening, keeper, topic):
+def test_fenced_client_cannot_read(opening, keeper, topic):
     first = opening("a", id=topic[-60:])
     first.subscribe(topic)
     keeper.put(topic, b"one")
@@ -51,7 +51,7 @@ def test_a_fenced_reader_reads_no_more(opening, keeper, topic):
         first.get(topic)
 
 
-def test_a_fenced_put_stays_unknown_and_a_new_start_settles_it(opening, keeper, topic):
+def test_fenced_put_stays_pending_until_the_next_start(opening, keeper, topic):
     first = opening("a", id=topic[-60:])
     opening("b", id=topic[-60:])
     with pytest.raises(Fenced):
@@ -62,7 +62,7 @@ def test_a_fenced_put_stays_unknown_and_a_new_start_settles_it(opening, keeper, 
     assert bodies(keeper, topic) == [b"mine"]
 
 
-def test_a_hello_that_comes_late_fences_nobody(gate, opening, keeper, topic):
+def test_late_copy_of_hello_fences_no_client(gate, opening, keeper, topic):
     opening("a", gate.endpoint).close()
     late = gate.requests[0]
     client = opening("a", gate.endpoint)
@@ -72,7 +72,7 @@ def test_a_hello_that_comes_late_fences_nobody(gate, opening, keeper, topic):
     assert client.put(topic, b"still") == 2
 
 
-def test_a_hello_that_was_sent_twice_is_one_start(gate, opening, keeper, topic):
+def test_repeated_hello_opens_one_epoch(gate, opening, keeper, topic):
     gate.lose_replies = 1
     client = opening("a", gate.endpoint)
     assert len(gate.requests) >= 2
@@ -83,7 +83,7 @@ def test_a_hello_that_was_sent_twice_is_one_start(gate, opening, keeper, topic):
 # --- a state folder that is old, or new
 
 
-def test_a_restored_folder_goes_on_above_what_the_bus_has(opening, keeper, topic, tmp_path):
+def test_restored_folder_continues_above_the_counter_of_the_bus(opening, keeper, topic, tmp_path):
     client = opening("a")
     client.subscribe(topic)
     keeper.put(topic, b"one")
@@ -97,11 +97,11 @@ def test_a_restored_folder_goes_on_above_what_the_bus_has(opening, keeper, topic
     restored = opening("backup")
     check_notice(restored, "old copy", "up to counter 1, the bus up to 2", "continue from 3")
     assert restored.put(topic, b"three") == 3
-    # What was read after the copy was made the bus has heard of, but for the last of it.
+    # The bus knows the messages that were read after the copy, except the last.
     assert bodies(restored, topic) == [b"three"]
 
 
-def test_a_restored_folder_with_a_request_of_the_past(gate, opening, keeper, topic, tmp_path):
+def test_restored_folder_with_outdated_pending_request(gate, opening, keeper, topic, tmp_path):
     client = opening("a", gate.endpoint)
     with pytest.raises(OutcomeUnknown), losing(gate, client):
         client.put(topic, b"one")
@@ -121,12 +121,12 @@ def test_a_restored_folder_with_a_request_of_the_past(gate, opening, keeper, top
     assert bodies(keeper, topic) == [b"one", b"two", b"three"]
 
 
-def test_a_lost_folder_with_the_same_id_goes_on_where_the_bus_knows(opening, keeper, topic):
+def test_lost_folder_continues_from_the_positions_of_the_bus(opening, keeper, topic):
     client = opening("a", id=topic[-60:])
     client.subscribe(topic)
     for body in (b"one", b"two"):
         keeper.put(topic, body)
-    assert bodies(client, topic) == [b"one", b"two"]  # the bus heard of both
+    assert bodies(client, topic) == [b"one", b"two"]  # the bus knows both
     client.put(topic, b"three")
     client.get(topic)  # and not of this one
     client.close()
@@ -136,7 +136,7 @@ def test_a_lost_folder_with_the_same_id_goes_on_where_the_bus_knows(opening, kee
     assert bodies(again, topic) == [b"three", b"four"]
 
 
-def test_nothing_is_told_when_there_is_nothing_to_tell(opening, keeper, topic):
+def test_usual_start_has_no_notices(opening, keeper, topic):
     for _ in range(3):
         client = opening("a")
         client.subscribe(topic)
@@ -156,7 +156,7 @@ def model():
         yield server
 
 
-def test_a_restored_bus_is_told_and_nothing_is_skipped_in_silence(opening, model):
+def test_restored_bus_is_reported_and_its_topics_are_in_doubt(opening, model):
     client = opening("a", model.endpoint)
     client.subscribe("news")
     client.put("news", b"one")
@@ -181,7 +181,7 @@ def test_a_restored_bus_is_told_and_nothing_is_skipped_in_silence(opening, model
     assert bodies(client, "news") == [b"one", b"new two", b"three"]
 
 
-def test_subscribing_anew_is_the_other_way_to_go_on(opening, model):
+def test_resubscribing_ends_the_doubt(opening, model):
     client = opening("a", model.endpoint)
     client.subscribe("news")
     backup = copy.deepcopy(model.model)
@@ -198,7 +198,7 @@ def test_subscribing_anew_is_the_other_way_to_go_on(opening, model):
     assert bodies(client, "news") == [b"two"]
 
 
-def test_a_bus_that_went_back_under_a_client_in_the_same_epoch(opening, model):
+def test_bus_restored_within_one_epoch_is_detected(opening, model):
     client = opening("a", model.endpoint)
     client.subscribe("news")
     backup = copy.deepcopy(model.model)
@@ -210,7 +210,7 @@ def test_a_bus_that_went_back_under_a_client_in_the_same_epoch(opening, model):
     check_notice(client, "was read up to 1, and the bus has no such id")
 
 
-def test_an_id_that_is_given_again_is_noticed(opening, model):
+def test_reused_message_id_is_detected(opening, model):
     client = opening("a", model.endpoint)
     client.subscribe("news")
     backup = copy.deepcopy(model.model)
@@ -223,7 +223,7 @@ def test_an_id_that_is_given_again_is_noticed(opening, model):
         client.get("news")
 
 
-def test_a_bus_that_went_behind_our_epoch_fences_us(opening, model):
+def test_bus_restored_to_an_earlier_epoch_fences_the_client(opening, model):
     backup = copy.deepcopy(model.model)
     client = opening("a", model.endpoint)
     model.model = backup

@@ -1,4 +1,4 @@
-"""The power goes: every disk that a client's writes and syncs may have left has what it needs.
+"""Power cuts: every disk that a client's writes and syncs may leave has all confirmed events.
 
 A child changes its state folder under a recorder of writes and syncs; of its record images
 are made, cut at random places, with whatever was not synced lost, kept, reordered or torn.
@@ -23,7 +23,7 @@ from tests.rig.power import recorder
 from tests.rig.power.images import Image, images
 from tests.rig.power.recorder import Kind
 from tests.unit.pirate.conftest import in_memory
-from tests.unit.pirate.test_folder import CHANGES, check, told
+from tests.unit.pirate.test_folder import CHANGES, check, confirmed
 
 IMAGES, SOAK_IMAGES = 150, 5000
 CHILD = f"""
@@ -34,7 +34,7 @@ from polybus.dialects.pirate.client.journal_state import EpochOpened, RequestAns
 from polybus.dialects.pirate.client.state_folder import ClientFolder
 from tests.rig.power.recorder import Marks
 
-client_journal.GROWTH_BYTES = 300  # written anew often
+client_journal.GROWTH_BYTES = 300  # rewritten often
 mark = Marks()
 folder = ClientFolder(Path(sys.argv[1]), b"me")
 
@@ -64,7 +64,7 @@ def record(library, tmp_path) -> Path:
     state = watched / "clients" / "state"
     subprocess.run([sys.executable, "-c", CHILD, str(state)], env=env, check=True, timeout=60)
     renames = sum(one.kind == Kind.RENAMED for one in recorder.records(log))
-    assert renames > 3, "it was never written anew"
+    assert renames > 3, "it was never rewritten"
     return log
 
 
@@ -77,7 +77,7 @@ def look(log: Path, images_in: Path, count: int) -> None:
         lost += image.lost
         marked += bool(image.marks)
     assert lost > 0, "nothing was at risk in any image"
-    assert marked > count // 4, "hardly anything was told before the cuts"
+    assert marked > count // 4, "few events were confirmed before the cuts"
 
 
 def judge(image: Image, folder: Path, which: str) -> None:
@@ -87,7 +87,7 @@ def judge(image: Image, folder: Path, which: str) -> None:
     except PolybusError as error:
         raise AssertionError(f"{which}: {error}") from None
     if image.marks or found.state.id == b"me":
-        check(found.state, told(b"\n".join(image.marks).decode()), which)
+        check(found.state, confirmed(b"\n".join(image.marks).decode()), which)
     found.close()
     shutil.rmtree(folder)
 
@@ -95,7 +95,7 @@ def judge(image: Image, folder: Path, which: str) -> None:
 @pytest.mark.sabotage(
     "journal-sync-off", "journal-rename-unsynced", expects=r"image \d+: cut at record \d+"
 )
-def test_every_disk_has_what_was_told(record, images_in):
+def test_disk_after_a_power_cut_has_all_confirmed_events(record, images_in):
     look(record, images_in, IMAGES)
 
 
@@ -103,5 +103,5 @@ def test_every_disk_has_what_was_told(record, images_in):
 @pytest.mark.sabotage(
     "journal-sync-off", "journal-rename-unsynced", expects=r"image \d+: cut at record \d+"
 )
-def test_thousands_of_disks(record, images_in):
+def test_thousands_of_disks_after_a_power_cut(record, images_in):
     look(record, images_in, SOAK_IMAGES)

@@ -32,7 +32,7 @@ def say(keeper):
     return Spoken(keeper)
 
 
-def test_every_command_has_its_answer(opening, topic):
+def test_every_command_is_answered(opening, topic):
     say = Spoken(opening())
     assert say(f"SUB {topic}\n") == ["OK 0"]
     assert say(f"PUT {topic} hello\n") == ["OK 1"]
@@ -48,18 +48,18 @@ def test_every_command_has_its_answer(opening, topic):
     assert say.answers == ["OK"]
 
 
-def test_help_has_every_command_in_one_line(say):
+def test_help_lists_every_command_in_one_line(say):
     (line,) = say("HELP")
     assert line == "OK " + " | ".join(USAGE.values())
 
 
-def test_words_may_be_written_small_and_lines_be_empty(say, topic):
+def test_commands_are_case_insensitive_and_empty_lines_ignored(say, topic):
     assert say(f"  sub {topic}  ") == ["OK 0"]
     for line in ("", "\n", "   \n", "\r\n"):
         assert say(line) == []
 
 
-def test_data_is_the_rest_of_the_line_as_it_is(say, topic):
+def test_put_data_is_the_rest_of_the_line(say, topic):
     for data in ("two  words ", " led by a space", '"quoted"', "übung", "*", "#", "\udcff"):
         say(f"PUT {topic} {data}\n")
         raw = data.encode("utf-8", "surrogateescape")
@@ -67,14 +67,14 @@ def test_data_is_the_rest_of_the_line_as_it_is(say, topic):
         assert answer.split(" ", 2)[2] == printable_body(raw)
 
 
-def test_everything_that_is_left(say, topic):
+def test_get_star_reads_all_unread_messages(say, topic):
     for data in ("a", "b", "c"):
         say(f"PUT {topic} {data}")
     assert say(f"GET {topic} *") == ["MSG 1 a", "MSG 2 b", "MSG 3 c", "NONE"]
     assert say(f"GET {topic} *") == ["NONE"]
 
 
-def test_files_are_messages(say, topic, tmp_path):
+def test_put_sends_each_file_as_a_message(say, topic, tmp_path):
     for name, content in (("one", b"1"), ("two words", b"2\n"), ("empty", b"")):
         (tmp_path / name).write_bytes(content)
     line = f'PUT {topic} @{tmp_path}/one "@{tmp_path}/two words" @{tmp_path}/empty'
@@ -82,7 +82,7 @@ def test_files_are_messages(say, topic, tmp_path):
     assert say(f"GET {topic} *") == ["MSG 1 1", r"MSG 2 2\n", "MSG 3 ", "NONE"]
 
 
-def test_the_first_file_that_fails_ends_the_command(say, topic, tmp_path):
+def test_first_failed_file_ends_the_command(say, topic, tmp_path):
     (tmp_path / "one").write_bytes(b"1")
     (answer,) = say(f"PUT {topic} @{tmp_path}/one @{tmp_path}/none @{tmp_path}/one")
     assert answer == f"ERROR after 1: {tmp_path}/none: No such file or directory"
@@ -91,12 +91,12 @@ def test_the_first_file_that_fails_ends_the_command(say, topic, tmp_path):
     assert answer == f"ERROR {tmp_path}: Is a directory"
 
 
-def test_text_that_begins_with_an_at(say, topic):
+def test_double_at_escapes_text(say, topic):
     assert say(f"PUT {topic} @@x @y") == ["OK 1"]
     assert say(f"GET {topic}") == ["MSG 1 @x @y"]
 
 
-def test_a_file_that_is_too_large_is_not_sent(say, topic, tmp_path):
+def test_too_large_file_is_not_sent(say, topic, tmp_path):
     with (tmp_path / "large").open("wb") as file:
         file.truncate((64 << 20) + 1)
     (answer,) = say(f"PUT {topic} @{tmp_path}/large")
@@ -109,7 +109,7 @@ GET | GET a b | QUIT now | RESUME 1 | FORGET 1 | HELP me | HELLO
 """
 
 
-def test_what_cannot_be_said_is_an_error(say):
+def test_invalid_commands_are_errors(say):
     for line in WRONG.strip().replace("\n", " | ").split(" | "):
         (answer,) = say(line)
         assert answer.startswith("ERROR "), line
@@ -117,7 +117,7 @@ def test_what_cannot_be_said_is_an_error(say):
     assert say.shell._client.counter == 1
 
 
-def test_what_the_bus_refuses_is_an_error(opening, topic):
+def test_refusal_of_the_bus_is_an_error(opening, topic):
     say = Spoken(opening())
     (answer,) = say(f"PUT {topic} x")
     assert answer.startswith("ERROR PUT ")
@@ -127,7 +127,7 @@ def test_what_the_bus_refuses_is_an_error(opening, topic):
     assert isinstance(say.shell.failed, DoesNotExist)
 
 
-def test_an_unknown_outcome_is_resumed_or_forgotten(gate, opening, keeper, topic):
+def test_pending_request_is_resumed_or_forgotten(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
     say = Spoken(client)
     for order, answer in (
@@ -142,7 +142,7 @@ def test_an_unknown_outcome_is_resumed_or_forgotten(gate, opening, keeper, topic
     assert isinstance(say.shell.failed, OutcomeUnknown)
 
 
-def test_resuming_what_was_refused_is_an_error(gate, opening, topic):
+def test_resume_of_a_refused_request_is_an_error(gate, opening, topic):
     client = opening("a", gate.endpoint)
     say = Spoken(client)
     with losing(gate, client):
@@ -150,7 +150,7 @@ def test_resuming_what_was_refused_is_an_error(gate, opening, topic):
     assert say("RESUME") == [f"ERROR PUT {topic} (counter 1): NO_TOPIC"]
 
 
-def test_a_fenced_shell_ends(opening, topic):
+def test_fenced_shell_ends(opening, topic):
     say = Spoken(opening("a", id=topic[-60:]))
     opening("b", id=topic[-60:])
     with pytest.raises(Fenced):
@@ -160,11 +160,11 @@ def test_a_fenced_shell_ends(opening, topic):
 
 
 class Gone(Exception):
-    """Whoever reads the answers has left."""
+    """The reader of the answers has closed them."""
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_a_message_that_was_not_shown(keeper, topic, order):
+def test_order_decides_whether_an_unprinted_message_is_recorded(keeper, topic, order):
     def show(line):
         raise Gone
 
@@ -186,7 +186,7 @@ def read_back(shown: str) -> bytes:
 
 
 @given(st.binary(max_size=50) | st.text().map(str.encode))
-def test_a_body_is_one_line_and_can_be_read_back(body):
+def test_printed_body_is_one_line_and_can_be_parsed(body):
     shown = printable_body(body)
     assert shown.isprintable()
     assert read_back(shown) == body

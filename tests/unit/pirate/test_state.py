@@ -1,4 +1,4 @@
-"""What a client knows is what its events make of it."""
+"""The state of a client is the result of its events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def after(*events: Event) -> JournalState:
     return state
 
 
-def test_a_request_is_pending_until_its_answer():
+def test_request_is_pending_until_answered():
     asked = RequestRecorded(1, "PUT", "news", b"hello")
     state = after(EpochOpened(1, 0), asked)
     assert state.pending == Pending(1, "PUT", "news", b"hello")
@@ -41,30 +41,30 @@ def test_a_request_is_pending_until_its_answer():
     assert (state.counter, state.known) == (1, 1)
 
 
-def test_a_refusal_ends_a_request_and_changes_no_subscription():
+def test_refusal_settles_request_and_changes_no_subscription():
     state = after(RequestRecorded(1, "SUB", "news", b""), RequestAnswered(1, None, "DENIED", True))
     assert state.lasts == {}
     assert state.outcome == Outcome(1, "SUB", "news", None, "DENIED")
 
 
-def test_a_refusal_that_the_bus_does_not_store_leaves_its_counter_unknown_there():
+def test_refusal_that_is_not_stored_leaves_known_counter():
     state = after(
         RequestRecorded(3, "PUT", "news", b""), RequestAnswered(3, None, "MALFORMED", False)
     )
     assert (state.counter, state.known) == (3, 0)
 
 
-def test_a_subscription_begins_at_the_answer_and_never_goes_back():
+def test_subscription_starts_at_the_answer_and_never_goes_back():
     state = after(RequestRecorded(1, "SUB", "news", b""), RequestAnswered(1, 4, "", True))
     assert state.lasts == {"news": 4}
     for event in (MessageRead("news", 6), MessageRead("news", 5)):
         state.apply(event)
     state.apply(RequestRecorded(2, "SUB", "news", b""))
-    state.apply(RequestAnswered(2, 4, "", True))  # the bus has not heard of 6
+    state.apply(RequestAnswered(2, 4, "", True))  # the bus does not know 6
     assert state.lasts == {"news": 6}
 
 
-def test_unsubscribing_forgets_what_was_read():
+def test_unsubscribe_removes_the_position():
     for was_subscribed in (0, 1):
         state = after(
             MessageRead("news", 6),
@@ -74,14 +74,14 @@ def test_unsubscribing_forgets_what_was_read():
         assert state.lasts == {}
 
 
-def test_counters_go_on_above_what_the_bus_has():
+def test_counters_continue_above_the_counter_of_the_bus():
     state = after(
         RequestRecorded(1, "PUT", "news", b""), RequestAnswered(1, 1, "", True), EpochOpened(2, 9)
     )
     assert (state.epoch, state.counter, state.known) == (2, 9, 9)
 
 
-def test_a_forgotten_request_has_no_value():
+def test_forgotten_request_has_no_value():
     state = after(RequestRecorded(1, "PUT", "news", b""), EpochOpened(2, 1), RequestForgotten(1))
     assert state.pending is None
     assert state.outcome == Outcome(1, "PUT", "news", None, FORGOTTEN)
@@ -93,7 +93,7 @@ def read_to(last: int) -> list[Event]:
     return [EpochOpened(5, 2), *put, MessageRead("news", last), MessageRead("new", 0)]
 
 
-def test_a_bus_that_gives_an_epoch_again_went_back():
+def test_repeated_epoch_means_restored_bus():
     for epoch in (4, 5):
         state = after(*read_to(9))
         assert state.is_restored_bus(EpochOpened(epoch, 3))
@@ -102,7 +102,7 @@ def test_a_bus_that_gives_an_epoch_again_went_back():
         assert state.epoch == epoch
 
 
-def test_a_bus_that_forgot_a_counter_went_back_and_counters_do_not():
+def test_lost_counter_means_restored_bus_and_counters_continue():
     state = after(*read_to(9))
     assert state.is_restored_bus(EpochOpened(6, 2))
     state.apply(EpochOpened(6, 2))
@@ -110,30 +110,30 @@ def test_a_bus_that_forgot_a_counter_went_back_and_counters_do_not():
     assert not state.is_restored_bus(EpochOpened(7, 2))  # said once
 
 
-def test_a_bus_that_goes_on_did_not_go_back():
+def test_newer_epoch_and_counter_raise_no_doubt():
     state = after(*read_to(9))
     assert not state.is_restored_bus(EpochOpened(6, 3))
     assert not state.is_behind(EpochOpened(6, 3))
     assert state.is_behind(EpochOpened(6, 4))
 
 
-def test_an_unanswered_request_that_the_bus_has_is_not_one_too_many():
+def test_stored_pending_request_does_not_mean_an_old_folder():
     state = after(EpochOpened(1, 0), RequestRecorded(1, "PUT", "news", b""))
     assert not state.is_behind(EpochOpened(2, 1))
     assert not state.is_restored_bus(EpochOpened(2, 0))
 
 
-def test_trust_reads_from_where_the_bus_says():
+def test_trusted_topics_start_at_the_position_of_the_bus():
     state = after(*read_to(9), EpochOpened(5, 3), PositionsTrusted())
     assert state.lasts == {"news": 0, "new": 0}
     assert state.doubted == set()
 
 
-def test_doubt_is_of_what_was_read():
+def test_only_read_topics_are_doubted():
     assert after(*read_to(9), PositionsDoubted()).doubted == {"news"}
 
 
-def test_unsubscribing_ends_the_doubt():
+def test_unsubscribe_ends_the_doubt():
     state = after(*read_to(9), EpochOpened(5, 3), RequestRecorded(4, "UNSUB", "news", b""))
     state.apply(RequestAnswered(4, 1, "", True))
     assert state.doubted == set()
@@ -178,7 +178,7 @@ def sensible(events: list[Event]) -> list[Event]:
 
 
 @given(EVENTS)
-def test_everything_in_one_event_is_the_same_state(events):
+def test_snapshot_restores_the_same_state(events):
     state = after(*sensible(events))
     whole = decode_event(encode_event(state.snapshot())[12:])
     assert isinstance(whole, StateSnapshot)
@@ -188,14 +188,14 @@ def test_everything_in_one_event_is_the_same_state(events):
 
 
 @given(EVENTS)
-def test_events_come_back_as_they_were_written(events):
+def test_events_round_trip(events):
     for event in events:
         assert decode_event(encode_event(event)[12:]) == event
         assert type(decode_event(encode_event(event)[12:])) is type(event)
 
 
 @given(EVENTS)
-def test_nothing_read_is_read_again_unless_the_bus_went_back(events):
+def test_positions_never_go_back_unless_the_bus_was_restored(events):
     state = JournalState()
     state.apply(IdAssigned(b"me"))
     for event in sensible(events):

@@ -1,4 +1,4 @@
-"""The traces of the seed, step by step. Its counters begin at 0, ours at 1."""
+"""The traces of the seed, step by step. Its counters start at 0, ours at 1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sent(gate, op, client):
 # --- "SUB -> ACK(2) -- client doesn't receive this ACK … SUB -> ACK(2) or ACK(4)"
 
 
-def test_the_lost_ack_of_a_sub_is_ack_2_again(gate, opening, keeper, topic):
+def test_repeated_sub_gets_its_first_answer(gate, opening, keeper, topic):
     assert [keeper.put(topic, body) for body in (b"mensagem1", b"mensagem2")] == [1, 2]
     client = opening("late", gate.endpoint)
     with pytest.raises(OutcomeUnknown, match="is unknown"), losing(gate, client):
@@ -37,7 +37,7 @@ def test_the_lost_ack_of_a_sub_is_ack_2_again(gate, opening, keeper, topic):
     assert [one.body for one in client.messages(topic, wait=False)] == [b"mensagem3", b"mensagem4"]
 
 
-def test_the_lost_ack_of_a_sub_within_one_call(gate, opening, keeper, topic):
+def test_lost_sub_answer_is_retried_within_one_call(gate, opening, keeper, topic):
     keeper.put(topic, b"mensagem1")
     client = opening("late", gate.endpoint)
     gate.lose_replies = 1
@@ -45,7 +45,7 @@ def test_the_lost_ack_of_a_sub_within_one_call(gate, opening, keeper, topic):
     assert set(sent(gate, codec.SUB, client)) == {1}
 
 
-def test_a_new_sub_while_subscribed_moves_nothing(gate, opening, keeper, topic):
+def test_second_sub_does_not_move_last(gate, opening, keeper, topic):
     keeper.put(topic, b"mensagem1")
     keeper.put(topic, b"mensagem2")
     client = opening("late", gate.endpoint)
@@ -61,9 +61,7 @@ def test_a_new_sub_while_subscribed_moves_nothing(gate, opening, keeper, topic):
 # --- PUT: the ACK that was not sent, and two clients with their counters
 
 
-def test_a_repeated_put_is_stored_once_and_counters_are_each_clients_own(
-    gate, opening, keeper, topic
-):
+def test_repeated_put_is_stored_once_per_client_counter(gate, opening, keeper, topic):
     a, b = opening("a", gate.endpoint), opening("b", gate.endpoint)
     gate.lose_replies = 1  # "server doesn't send ACK, so client tries again"
     assert a.put(topic, b"msg") == 1
@@ -79,14 +77,14 @@ def test_a_repeated_put_is_stored_once_and_counters_are_each_clients_own(
     assert read == [(1, b"msg"), (2, b"another_msg"), (3, b"another_another_msg")]
 
 
-def test_a_put_whose_request_is_lost_is_stored_once(gate, opening, keeper, topic):
+def test_put_with_a_lost_request_is_stored_once(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
     gate.lose_requests = 1
     assert client.put(topic, b"msg") == 1
     assert client.put(topic, b"more") == 2
 
 
-def test_a_copy_of_a_put_that_comes_late_changes_nothing(gate, opening, keeper, topic):
+def test_late_copy_of_a_put_changes_nothing(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
     client.put(topic, b"msg")
     late = gate.requests[-1]
@@ -101,7 +99,7 @@ def test_a_copy_of_a_put_that_comes_late_changes_nothing(gate, opening, keeper, 
 # --- GET: "Client sends new GET requests until NO_MESSAGES_LEFT_TO_READ is returned"
 
 
-def test_gets_carry_what_was_received_until_none_is_left(gate, opening, keeper, topic):
+def test_get_carries_last_until_no_message_is_left(gate, opening, keeper, topic):
     client = opening("b", gate.endpoint)
     client.subscribe(topic)
     for body in (b"one", b"two"):
@@ -111,7 +109,7 @@ def test_gets_carry_what_was_received_until_none_is_left(gate, opening, keeper, 
     assert gate.replies[-1] == [codec.NONE]
 
 
-def test_a_lost_answer_to_a_get_loses_no_message(gate, opening, keeper, topic):
+def test_lost_get_answer_loses_no_message(gate, opening, keeper, topic):
     client = opening("b", gate.endpoint)
     client.subscribe(topic)
     keeper.put(topic, b"one")

@@ -1,4 +1,4 @@
-"""How much of a connection waits in libzmq while nobody takes it."""
+"""How many messages of a connection libzmq queues while none is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST, MANY = router_listener.RECEIVE_HWM + 2, router_listener.RECEIVE_HWM + 5
 
 
 def taken_unread() -> int:
-    """How many large messages one peer can get rid of while nobody reads them."""
+    """Return the number of large messages that one peer can send while none is read."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     try:
@@ -37,9 +37,7 @@ def taken_unread() -> int:
 
 
 @pytest.mark.parametrize(("waiting", "most"), [(router_listener.RECEIVE_HWM, MOST), (0, MANY)])
-def test_some_whole_messages_wait_and_a_peer_that_sends_more_is_not_read_from(
-    monkeypatch, waiting, most
-):
+def test_unread_complete_messages_per_peer_are_bounded(monkeypatch, waiting, most):
     """Without the bound all of them are taken."""
     monkeypatch.setattr(router_listener, "RECEIVE_HWM", waiting)
     assert waiting <= taken_unread() <= most

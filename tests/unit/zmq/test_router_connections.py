@@ -1,4 +1,4 @@
-"""Whose messages are whose, though descriptors are used again."""
+"""Messages belong to their connections, although descriptors are reused."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Gate:
 
 
 class Monitor:
-    """What libzmq would tell, and real connections to be told of."""
+    """Events as libzmq reports them, and real connections."""
 
     def __init__(self, places: int = 10) -> None:
-        self.told: list[list[tuple[int, bool]]] = []
+        self.events: list[list[tuple[int, bool]]] = []
         self.now_s = 0.0
         self.gate = Gate(places)
         self.connections = RouterConnections(
@@ -43,17 +43,17 @@ class Monitor:
         self._server = self._stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 
     def _changes(self) -> list[tuple[int, bool]]:
-        return self.told.pop(0) if self.told else []
+        return self.events.pop(0) if self.events else []
 
     def accept(self) -> tuple[socket.socket, socket.socket]:
         client = self._stack.enter_context(socket.create_connection(self._server.getsockname()))
         ours, _ = self._server.accept()
         self._stack.enter_context(ours)
-        self.tell(ours.fileno(), True)
+        self.report(ours.fileno(), True)
         return ours, client
 
-    def tell(self, descriptor: int, begun: bool) -> None:
-        self.told.append([(descriptor, begun)])
+    def report(self, descriptor: int, begun: bool) -> None:
+        self.events.append([(descriptor, begun)])
 
     def close(self) -> None:
         self._stack.close()
@@ -66,7 +66,7 @@ def monitor() -> Iterator[Monitor]:
     one.close()
 
 
-def test_the_kernel_says_who_is_there(monitor):
+def test_identity_comes_from_the_kernel(monitor):
     ours, client = monitor.accept()
     found = monitor.connections.find(b"r", ours.fileno())
     assert found.identity.uid == os.getuid()
@@ -75,20 +75,20 @@ def test_the_kernel_says_who_is_there(monitor):
     assert monitor.connections.open() == [found]
 
 
-def test_each_has_its_own(monitor):
+def test_connections_have_their_own_identity(monitor):
     ones = [monitor.accept()[0].fileno() for _ in range(3)]
     found = [monitor.connections.find(b"%d" % fd, fd) for fd in reversed(ones)]
     assert len({one.peer_text for one in found}) == 3
 
 
-def test_of_two_that_had_a_descriptor_neither_is_vouched_for(monitor):
+def test_messages_of_a_reused_descriptor_are_anonymous(monitor):
     fd = in_doubt(monitor)
     # They may be the old one's or the new one's, whichever comes first and however many.
     for routing in (b"old or new", b"old or new", b"the other"):
         assert monitor.connections.find(routing, fd).identity == ANONYMOUS
 
 
-def test_once_all_was_read_that_came_before_it_the_new_one_is_in_no_doubt(monitor):
+def test_new_connection_is_identified_after_the_socket_was_empty(monitor):
     fd = in_doubt(monitor)
     (new,) = newest = monitor.connections.ambiguous()
     monitor.connections.resolve_ambiguous(newest)
@@ -98,11 +98,11 @@ def test_once_all_was_read_that_came_before_it_the_new_one_is_in_no_doubt(monito
     assert monitor.connections.find(b"new", fd) is new
 
 
-def test_whoever_comes_while_all_is_read_is_still_in_doubt(monitor):
+def test_connection_accepted_during_the_read_stays_ambiguous(monitor):
     fd = in_doubt(monitor)
     newest = monitor.connections.ambiguous()
-    monitor.tell(fd, False)
-    monitor.tell(fd, True)
+    monitor.report(fd, False)
+    monitor.report(fd, True)
     monitor.connections.read_events()
     monitor.connections.resolve_ambiguous(newest)
     assert monitor.connections.find(b"one of two", fd).identity == ANONYMOUS
@@ -111,30 +111,30 @@ def test_whoever_comes_while_all_is_read_is_still_in_doubt(monitor):
 
 
 def in_doubt(monitor) -> int:
-    """A descriptor that one has had without a word, and another has now."""
+    """Return a descriptor of a silent ended connection and a new one."""
     ours, _ = monitor.accept()
     monitor.connections.read_events()
-    monitor.tell(ours.fileno(), False)
-    monitor.tell(ours.fileno(), True)
+    monitor.report(ours.fileno(), False)
+    monitor.report(ours.fileno(), True)
     monitor.connections.read_events()
     return ours.fileno()
 
 
-def test_one_that_ended_without_a_word_is_forgotten_after_a_while(monitor):
+def test_silent_ended_connection_is_forgotten(monitor):
     ours, _ = monitor.accept()
     monitor.connections.read_events()
-    monitor.tell(ours.fileno(), False)
+    monitor.report(ours.fileno(), False)
     monitor.connections.tick()
     monitor.now_s += REMEMBERED_S + 1
     monitor.connections.tick()
-    monitor.tell(ours.fileno(), True)
+    monitor.report(ours.fileno(), True)
     assert monitor.connections.find(b"new", ours.fileno()).identity.uid == os.getuid()
 
 
-def test_messages_that_are_read_after_the_end_are_still_its_own(monitor):
+def test_messages_read_after_the_end_belong_to_the_connection(monitor):
     ours, _ = monitor.accept()
     found = monitor.connections.find(b"r", ours.fileno())
-    monitor.tell(ours.fileno(), False)
+    monitor.report(ours.fileno(), False)
     monitor.connections.tick()
     assert monitor.connections.find(b"r", ours.fileno()) is found
     monitor.now_s += REMEMBERED_S + 1
@@ -143,13 +143,13 @@ def test_messages_that_are_read_after_the_end_are_still_its_own(monitor):
     assert monitor.connections.open() == []
 
 
-def test_a_message_of_nobody_who_was_accepted_is_anonymous_and_remembered_by_nobody(monitor):
+def test_message_of_an_unknown_descriptor_is_anonymous(monitor):
     stranger = monitor.connections.find(b"x", 10_000)
     assert stranger.identity == ANONYMOUS
     assert monitor.connections.find(b"x", 10_000) is not stranger
 
 
-def test_one_too_many_is_cut():
+def test_connection_over_the_limit_is_cut():
     monitor = Monitor(places=1)
     _, first = monitor.accept()
     _, second = monitor.accept()
@@ -162,11 +162,11 @@ def test_one_too_many_is_cut():
     monitor.close()
 
 
-def test_places_are_given_back(monitor):
+def test_ended_connections_leave_the_gate(monitor):
     ours, _ = monitor.accept()
     monitor.connections.read_events()
     assert monitor.gate.places == 9
-    monitor.tell(ours.fileno(), False)
+    monitor.report(ours.fileno(), False)
     monitor.connections.read_events()
     assert monitor.gate.places == 10
     monitor.accept()
@@ -175,7 +175,7 @@ def test_places_are_given_back(monitor):
     assert monitor.gate.places == 10
 
 
-def test_the_kernels_counts(monitor):
+def test_byte_counts_come_from_the_kernel(monitor):
     ours, client = monitor.accept()
     found = monitor.connections.find(b"r", ours.fileno())
     client.sendall(b"x" * 1000)
@@ -185,10 +185,10 @@ def test_the_kernels_counts(monitor):
     assert not RouterConnection(10_000, 0.0).cut()
 
 
-def test_of_a_unix_socket_it_is_known_whether_something_waits(monitor):
+def test_byte_counts_of_a_unix_socket_are_guessed(monitor):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        monitor.tell(ours.fileno(), True)
+        monitor.report(ours.fileno(), True)
         found = monitor.connections.find(b"r", ours.fileno())
         assert found.identity.uid == os.getuid()
         found.sent_bytes = 100

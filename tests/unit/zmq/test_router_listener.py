@@ -1,4 +1,4 @@
-"""The kernel's way to a ROUTER, beside pyzmq's own."""
+"""The compiled ROUTER compared with pyzmq."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_MS = 20_000
 MANY, MUCH = 1000, 1 << 30
 SIZES = (0, 1, 8, 255, 256, 70_000)
 
-Came = tuple[int, str | None, int, list[bytes]]
+Received = tuple[int, str | None, int, list[bytes]]
 
 
 class Pair:
@@ -54,14 +54,14 @@ class Pair:
             one.close(0)
         self.context.term()
 
-    def receive(self, count: int, max_frames: int = 100) -> list[Came]:
-        found: list[Came] = []
+    def receive(self, count: int, max_frames: int = 100) -> list[Received]:
+        found: list[Received] = []
 
-        def came() -> bool:
+        def received() -> bool:
             found.extend(self.kernel.receive(MANY, MUCH, max_frames, self.keys is not None))
             return len(found) >= count
 
-        until(came, f"{count} messages have come")
+        until(received, f"{count} messages are received")
         return found
 
 
@@ -77,7 +77,7 @@ def on_wire(message: list[bytes]) -> int:
     return sum(len(frame) + (2 if len(frame) < 256 else 9) for frame in message[1:])
 
 
-def test_messages_come_as_pyzmq_has_them(pair):
+def test_router_receives_the_same_messages_as_pyzmq(pair):
     chance = random.Random(7)
     dealer = pair.dealer(b"d")
     sent = [
@@ -98,7 +98,7 @@ def test_messages_come_as_pyzmq_has_them(pair):
     assert by_pyzmq[0][0] == b"d"
 
 
-def test_the_descriptor_is_the_one_that_pyzmq_tells(pair):
+def test_descriptor_is_the_one_of_pyzmq(pair):
     first, second = pair.dealer(b"1"), pair.dealer(b"2")
     first.send(b"")
     second.send(b"")
@@ -110,11 +110,11 @@ def test_the_descriptor_is_the_one_that_pyzmq_tells(pair):
     assert frame.get(zmq.SRCFD) == found[b"1"]
 
 
-def test_nothing_to_receive_is_nothing(pair):
+def test_empty_socket_returns_no_messages(pair):
     assert pair.kernel.receive(MANY, MUCH, 10) == []
 
 
-def test_no_more_than_asked_for(pair):
+def test_number_of_received_messages_is_bounded(pair):
     dealer = pair.dealer(b"d")
     for number in range(10):
         dealer.send(b"%d" % number)
@@ -124,7 +124,7 @@ def test_no_more_than_asked_for(pair):
     assert [frames[1] for _, _, _, frames in found] == [b"%d" % number for number in range(10)]
 
 
-def test_large_messages_end_it_sooner(pair):
+def test_received_bytes_per_call_are_bounded(pair):
     dealer = pair.dealer(b"d")
     for _ in range(3):
         dealer.send(bytes(1000))
@@ -142,8 +142,8 @@ def any_pair(request) -> Iterator[Pair]:
     one.close()
 
 
-def test_what_came_is_counted_as_the_kernel_does(any_pair):
-    """To the byte: else what is held would seem more with each message."""
+def test_received_bytes_match_the_count_of_the_kernel(any_pair):
+    """To the byte: else the unfinished bytes would grow with each message."""
     pair = any_pair
     dealer = pair.dealer(b"d")
     dealer.send_multipart([b"", b"x"])
@@ -163,7 +163,7 @@ def received(fd: int) -> int:
     return tcp_info.read_byte_counts(info).received
 
 
-def test_frames_beyond_the_bound_are_passed_over_and_the_next_message_is_whole(pair):
+def test_frames_over_the_bound_are_dropped_and_the_next_message_is_complete(pair):
     dealer = pair.dealer(b"d")
     dealer.send_multipart([b"x"] * 5000)
     dealer.send_multipart([b"y", b"z"])
@@ -173,21 +173,21 @@ def test_frames_beyond_the_bound_are_passed_over_and_the_next_message_is_whole(p
     assert second[3] == [b"d", b"y", b"z"]
 
 
-def test_what_is_sent_arrives_and_who_is_not_there_is_told(pair):
+def test_sent_messages_arrive_and_unknown_peers_are_errors(pair):
     dealer = pair.dealer(b"d")
     dealer.send(b"hello")
     pair.receive(1)
     assert pair.kernel.send([b"d"], [b"answer", bytes(100_000)], MUCH) == 100_000 + 1 + 6 + 8
     assert dealer.poll(WAIT_MS)
     assert dealer.recv_multipart() == [b"", b"answer", bytes(100_000)]
-    assert pair.kernel.send([b"nobody"], [b"x"], MUCH) == -errno.EHOSTUNREACH
+    assert pair.kernel.send([b"unknown"], [b"x"], MUCH) == -errno.EHOSTUNREACH
     assert pair.kernel.send([b"d"], [bytes(100)], 100) == 0  # too large to be copied
     assert pair.kernel.send([b"d", b"hop"], [b"again"], MUCH)
     assert dealer.poll(WAIT_MS)
     assert dealer.recv_multipart() == [b"hop", b"", b"again"]
 
 
-def test_only_bytes_are_sent_and_nothing_is_begun_otherwise(pair):
+def test_frames_must_be_bytes_and_nothing_is_sent_otherwise(pair):
     dealer = pair.dealer(b"d")
     dealer.send(b"hello")
     pair.receive(1)
@@ -201,6 +201,6 @@ def test_only_bytes_are_sent_and_nothing_is_begun_otherwise(pair):
     assert dealer.recv_multipart() == [b"", b"whole"]
 
 
-def test_a_library_that_is_not_loaded_is_an_error():
+def test_unloaded_library_is_an_error():
     with pytest.raises(OSError, match="not loaded"):
         Router("/nowhere/libzmq.so", 0)

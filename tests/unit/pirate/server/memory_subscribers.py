@@ -1,4 +1,4 @@
-"""Subscribers on a store in memory, without a loop: every step is taken where the test says."""
+"""Subscribers on a store in memory, without a loop: the test runs every step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EMPTY = Commit()
 
 
 class Quiet:
-    """A log that nobody reads."""
+    """A log without output."""
 
     def debug(self, event: str, **fields: Any) -> None: ...
     def info(self, event: str, **fields: Any) -> None: ...
@@ -37,7 +37,7 @@ class Quiet:
 
 
 class MemorySubscribers:
-    """A bus as far as subscribers know it. `ask…` give what came of a request."""
+    """A bus with durable subscribers. `ask` returns the result of a request."""
 
     def __init__(self, store: Store | None = None, **limits: Any) -> None:
         self.store = store or MemoryStore()
@@ -66,7 +66,7 @@ class MemorySubscribers:
         self.settle()
 
     def again(self, **limits: Any) -> MemorySubscribers:
-        """The bus started anew on the same store."""
+        """Return the bus after a restart on the same store."""
         return MemorySubscribers(self.store, **limits)
 
     def _work(self, work: Callable[[], Any], then: Callable[[Future[Any]], None]) -> None:
@@ -78,7 +78,7 @@ class MemorySubscribers:
         self._steps.append(lambda: then(future))
 
     def settle(self) -> None:
-        """Takes all steps that are due, and those that follow."""
+        """Run all due steps, and those that follow."""
         while True:
             while self._steps:
                 self._steps.popleft()()
@@ -88,16 +88,16 @@ class MemorySubscribers:
                 return
 
     def send(self, request: Request, caller: Identity = ANONYMOUS) -> list[Any]:
-        """Asked for, and not waited for: what came of it will be in the list."""
-        came: list[Any] = []
-        self.bus.handlers[request.op](request, caller, came.append)
-        return came
+        """Send a request without waiting. Its result is appended to the returned list."""
+        results: list[Any] = []
+        self.bus.handlers[request.op](request, caller, results.append)
+        return results
 
     def ask(self, request: Request, caller: Identity = ANONYMOUS) -> Any:
-        came = self.send(request, caller)
+        results = self.send(request, caller)
         self.bus.on_turn_end()
         self.settle()
-        (answer,) = came
+        (answer,) = results
         return answer
 
     def subscriptions(self) -> list[Subscription]:
@@ -115,7 +115,7 @@ class MemorySubscribers:
         return Talker(self, name)
 
     def bodies(self, topic: str) -> list[int]:
-        """The ids that are there."""
+        """Return the ids of the stored messages."""
         known = self.durable.get(topic)
         rows = self.store.read(known.number, "all", 0)
         ids = memoryview(rows.ids).cast("B").cast("q")
@@ -123,7 +123,7 @@ class MemorySubscribers:
 
 
 class Talker:
-    """A client that counts as it should."""
+    """A client with correct counters."""
 
     def __init__(self, world: MemorySubscribers, name: bytes) -> None:
         self.world, self.name = world, name

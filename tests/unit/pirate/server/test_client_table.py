@@ -22,13 +22,13 @@ def test_epochs_start_at_1_and_rise_by_1(world):
     assert hello(world, 7, b"another") == (1, 0)
 
 
-def test_the_same_number_gets_the_same_epoch_and_fences_nobody(world):
+def test_repeated_hello_number_gets_the_same_epoch_and_fences_no_client(world):
     assert (hello(world, 7), hello(world, 8), hello(world, 7)) == ((1, 0), (2, 0), (1, 0))
     assert world.ask(Request(SUB, b"c", 2, 1, "t")) == 0
     assert hello(world, 8) == (2, 1)
 
 
-def test_numbers_are_kept_over_a_restart_and_so_is_the_counter(world):
+def test_hello_numbers_and_counter_survive_a_restart(world):
     hello(world, 7)
     world.ask(Request(SUB, b"c", 1, 5, "t"))
     again = world.again()
@@ -36,7 +36,7 @@ def test_numbers_are_kept_over_a_restart_and_so_is_the_counter(world):
     assert hello(again, 9) == (2, 5)
 
 
-def test_the_last_1024_numbers_are_told_apart():
+def test_hello_history_has_the_last_1024_numbers():
     known = HelloHistory()
     for number in range(MAX_HELLO_NUMBERS + 3):
         known = known.with_number(number)
@@ -50,7 +50,7 @@ def test_the_last_1024_numbers_are_told_apart():
             HelloHistory.decode(raw)
 
 
-def test_a_hello_that_ended_half_way_gives_its_epoch_to_its_copy(world):
+def test_copy_of_an_interrupted_hello_gets_its_epoch(world):
     hello(world, 7)
     found = world.store.get(subscriber_records.counter_key(b"c"))
     given = HelloHistory.decode(found.value).with_number(8)
@@ -63,7 +63,7 @@ def test_a_hello_that_ended_half_way_gives_its_epoch_to_its_copy(world):
 
 @pytest.mark.parametrize("op", [SUB, UNSUB, PUT, GET])
 @pytest.mark.parametrize("epoch", [0, 1, 3, 2**64 - 1])
-def test_any_other_epoch_is_fenced_in_every_operation(world, op, epoch):
+def test_other_epochs_are_fenced_in_every_operation(world, op, epoch):
     hello(world, 1)
     hello(world, 2)
     answer = world.ask(Request(op, b"c", epoch, 1, "t", (b"x",)))
@@ -72,13 +72,13 @@ def test_any_other_epoch_is_fenced_in_every_operation(world, op, epoch):
 
 
 @pytest.mark.parametrize("op", [SUB, UNSUB, PUT, GET])
-def test_without_a_hello_everything_is_fenced(world, op):
+def test_requests_without_hello_are_fenced(world, op):
     answer = world.ask(Request(op, b"c", 1, 1, "t", (b"x",)))
     assert isinstance(answer, Fenced)
     assert "HELLO" in str(answer)
 
 
-def test_the_text_of_a_fence_says_what_to_do(world):
+def test_fenced_text_names_the_cause(world):
     hello(world, 1)
     hello(world, 2)
     older = world.ask(Request(PUT, b"c", 1, 1, "t", (b"x",)))
@@ -87,7 +87,7 @@ def test_the_text_of_a_fence_says_what_to_do(world):
     assert "restored from a backup" in str(newer)
 
 
-def test_gaps_are_fine_lower_counters_and_other_requests_are_stale(world):
+def test_counter_gaps_are_allowed_and_used_counters_are_stale(world):
     client = world.client()
     client.sub("t")
     assert world.ask(Request(PUT, b"c", 1, 50, "t", (b"a",))) == 1
@@ -104,25 +104,25 @@ def test_gaps_are_fine_lower_counters_and_other_requests_are_stale(world):
     assert world.bodies("t") == [1]
 
 
-def test_the_same_body_in_other_frames_is_the_same_request(world):
+def test_body_in_other_frames_is_the_same_request(world):
     client = world.client()
     client.sub("t")
     assert world.ask(Request(PUT, b"c", 1, 2, "t", (b"ab", b"", b"c"))) == 1
     assert world.ask(Request(PUT, b"c", 1, 2, "t", (b"abc",))) == 1
 
 
-def test_refusals_that_are_stored_use_the_counter_up(world):
+def test_stored_refusals_use_up_the_counter(world):
     client = world.client()
     assert isinstance(client.put("t"), DoesNotExist)
     assert hello(world, hash(b"c") & 0xFFFF) == (1, 1)
     other = world.client(b"other")
     other.sub("t")
     again = world.ask(Request(PUT, b"c", 1, 1, "t", (b"x",)))
-    assert isinstance(again, DoesNotExist), "the repeat is answered as the first time"
+    assert isinstance(again, DoesNotExist), "a repeat gets the first answer"
     assert client.put("t") == 1
 
 
-def test_a_repeat_is_answered_though_its_topic_has_gone(world):
+def test_repeated_put_is_answered_after_its_topic_was_dropped(world):
     client = world.client()
     client.sub("t")
     assert client.put("t", b"a") == 1
@@ -134,20 +134,20 @@ def test_a_repeat_is_answered_though_its_topic_has_gone(world):
     assert world.again().ask(put) == 1
 
 
-def test_copies_that_come_at_once_are_done_once(world):
+def test_concurrent_copies_are_executed_once(world):
     client = world.client()
     client.sub("t")
     request = Request(PUT, b"c", 1, 2, "t", (b"a",))
-    came = [world.send(request) for _ in range(5)]
+    replies = [world.send(request) for _ in range(5)]
     world.bus.on_turn_end()
     world.settle()
-    assert came == [[1]] * 5
+    assert replies == [[1]] * 5
     assert world.bodies("t") == [1]
 
 
-def test_requests_of_one_client_take_effect_in_their_order(world):
+def test_requests_of_one_client_take_effect_in_order(world):
     world.client()
-    came = [
+    replies = [
         world.send(Request(SUB, b"c", 1, 1, "t")),
         world.send(Request(PUT, b"c", 1, 2, "t", (b"a",))),
         world.send(Request(GET, b"c", 1, 0, "t")),
@@ -157,23 +157,23 @@ def test_requests_of_one_client_take_effect_in_their_order(world):
     ]
     world.bus.on_turn_end()
     world.settle()
-    answers = [one for (one,) in came]
+    answers = [one for (one,) in replies]
     assert answers[:2] == [0, 1]
     assert answers[3] == 1
     assert isinstance(answers[4], DoesNotExist)
     assert isinstance(answers[5], DoesNotExist)
 
 
-def test_too_many_requests_of_one_client_are_told_to_come_again():
+def test_waiting_requests_of_a_client_are_bounded():
     world = MemorySubscribers(max_client_requests=3)
-    came = [world.send(Request(HELLO, b"c", 0, number)) for number in range(6)]
+    replies = [world.send(Request(HELLO, b"c", 0, number)) for number in range(6)]
     world.settle()
-    refused = [one for (one,) in came if isinstance(one, LimitReached)]
+    refused = [one for (one,) in replies if isinstance(one, LimitReached)]
     assert len(refused) == 3
     assert {one.limit for one in refused} == {"max_client_requests"}
 
 
-def test_too_many_clients_are_told_so_and_those_known_go_on():
+def test_number_of_clients_is_bounded_and_known_ones_continue():
     world = MemorySubscribers(max_clients=2)
     assert hello(world, 1, b"a") == hello(world, 1, b"b") == (1, 0)
     assert isinstance(world.ask(Request(HELLO, b"c", 0, 1)), LimitReached)
@@ -182,7 +182,7 @@ def test_too_many_clients_are_told_so_and_those_known_go_on():
     assert isinstance(again.ask(Request(HELLO, b"c", 0, 1)), LimitReached)
 
 
-def test_any_bytes_are_an_id_and_none_is_taken_for_another(world):
+def test_client_ids_are_any_bytes_and_never_mixed_up(world):
     ids = [b"a", b"a\0", b"\0", b"a/b", bytes(range(64)), b"\xff" * 64]
     for number, one in enumerate(ids):
         talker = world.client(one)
@@ -194,7 +194,7 @@ def test_any_bytes_are_an_id_and_none_is_taken_for_another(world):
 
 
 @pytest.mark.parametrize("size", [1, 4096, 4097, 300_000])
-def test_another_body_is_another_request_however_large(world, size):
+def test_other_body_with_the_same_counter_is_stale(world, size):
     client = world.client()
     client.sub("t")
     assert client.put("t", b"a" * size) == 1

@@ -1,4 +1,4 @@
-"""GET: what is answered, what is written down, and what is kept at hand."""
+"""GET: its answers, the stored LAST, and the message cache; bounds of PUT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polybus.testing.conformance.sample_blocks import block
 from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
 
-def test_the_first_message_above_last(world):
+def test_get_returns_the_first_message_above_last(world):
     client = world.client()
     client.sub("t")
     for body in (b"a", b"", b"c"):
@@ -23,17 +23,17 @@ def test_the_first_message_above_last(world):
     assert client.get("t", 3) is None
 
 
-def test_what_came_after_the_last_that_is_at_hand(world):
+def test_get_returns_messages_newer_than_the_cache(world):
     client = world.client()
     client.sub("t")
     client.put("t", b"a")
     client.put("t", b"b")
-    assert client.get("t", 0).body == b"a"  # both are at hand now
+    assert client.get("t", 0).body == b"a"  # both are cached now
     client.put("t", b"c")
     assert client.get("t", 2).body == b"c"
 
 
-def test_sending_is_not_reading_and_last_never_goes_back(world):
+def test_sent_messages_are_not_read_and_last_never_goes_back(world):
     client = world.client()
     client.sub("t")
     for _ in range(3):
@@ -46,11 +46,11 @@ def test_last_is_on_disk_before_the_answer(world):
     client.sub("t")
     for _ in range(3):
         client.put("t")
-    came = world.send(Request(GET, b"c", 1, 0, "t", (), 2))
-    assert came == []
+    replies = world.send(Request(GET, b"c", 1, 0, "t", (), 2))
+    assert replies == []
     world.bus.on_turn_end()
     world.settle()
-    assert came[0].id == 3
+    assert replies[0].id == 3
     number = world.durable.get("t").number
     raw = world.store.get(
         subscriber_records.record_key(subscriber_records.LASTS, SubscriptionKey(number, b"c"))
@@ -59,8 +59,8 @@ def test_last_is_on_disk_before_the_answer(world):
     assert world.again().ask(Request(GET, b"c", 1, 0, "t", (), 0)).id == 3
 
 
-def test_few_messages_are_read_at_once_whoever_asks(world, monkeypatch):
-    """Each may have 64 MiB, and is there until the loop has taken it."""
+def test_parallel_reads_are_bounded(world, monkeypatch):
+    """Each may have 64 MiB, and is in memory until the loop has taken it."""
     client = world.client()
     topics = [f"t{number}" for number in range(3 * get_handler.MAX_PARALLEL_READS)]
     for topic in topics:
@@ -71,26 +71,26 @@ def test_few_messages_are_read_at_once_whoever_asks(world, monkeypatch):
     begun: list[object] = []
     read = again.store.read
     monkeypatch.setattr(again.store, "read", lambda *a, **k: (begun.append(a), read(*a, **k))[1])
-    came = [again.send(Request(GET, b"c", epoch, 0, topic, (), 0)) for topic in topics]
+    replies = [again.send(Request(GET, b"c", epoch, 0, topic, (), 0)) for topic in topics]
     assert len(begun) == get_handler.MAX_PARALLEL_READS
     again.settle()
-    assert [one.body for (one,) in came] == [topic.encode() for topic in topics]
+    assert [one.body for (one,) in replies] == [topic.encode() for topic in topics]
     assert len(begun) == len(topics)
 
 
-def test_a_get_that_waited_for_its_client_is_answered_without_another_message(world):
+def test_get_that_waited_for_its_client_is_answered(world):
     client = world.client()
     client.sub("t")
     client.put("t")
     again = world.again()
-    came = again.send(Request(GET, b"c", 1, 0, "t", (), 1))  # its client is still to be loaded
+    replies = again.send(Request(GET, b"c", 1, 0, "t", (), 1))  # its client is not loaded yet
     again.settle()
-    assert came == [None]
+    assert replies == [None]
     put = again.again().send(Request(PUT, b"c", 1, 9, "t", (b"x",)))
     assert put == []
 
 
-def test_not_subscribed_comes_before_a_last_that_cannot_be(world):
+def test_not_subscribed_wins_over_invalid_last(world):
     client = world.client()
     assert isinstance(client.get("t", 99), DoesNotExist)
     client.sub("t")
@@ -101,7 +101,7 @@ def test_not_subscribed_comes_before_a_last_that_cannot_be(world):
     assert client.get("t", 0).id == 1, "nothing was stored"
 
 
-def test_messages_of_many_shards_come_in_the_order_of_their_ids(world):
+def test_messages_of_many_shards_are_in_id_order(world):
     topic = world.store.create("t", 16, {})
     world = world.again()
     client = world.client()
@@ -113,7 +113,7 @@ def test_messages_of_many_shards_come_in_the_order_of_their_ids(world):
     assert [(one.id, one.body) for one in found] == [(n + 1, b"%d" % n) for n in range(40)]
 
 
-def test_what_was_trimmed_is_passed_over(world):
+def test_trimmed_messages_are_skipped(world):
     client = world.client()
     client.sub("t")
     for _ in range(5):
@@ -122,7 +122,7 @@ def test_what_was_trimmed_is_passed_over(world):
     assert client.get("t", 0).id == 4
 
 
-def test_a_large_message_comes_whole_and_is_not_kept(world):
+def test_large_message_is_complete_and_not_cached(world):
     client = world.client()
     client.sub("t")
     body = [bytes([n]) * (1 << 20) for n in range(3)]
@@ -131,11 +131,11 @@ def test_a_large_message_comes_whole_and_is_not_kept(world):
     assert world.bus.stats()["shelf_bytes"] == 0
 
 
-def test_a_large_put_keeps_its_place_among_its_clients_requests(world):
+def test_large_put_keeps_its_order(world):
     client = world.client()
     client.sub("t")
     large = (b"x" * (1 << 20),)
-    came = [
+    replies = [
         world.send(Request(PUT, b"c", 1, 2, "t", (b"a",))),
         world.send(Request(PUT, b"c", 1, 3, "t", large)),
         world.send(Request(PUT, b"c", 1, 4, "t", (b"b",))),
@@ -143,18 +143,18 @@ def test_a_large_put_keeps_its_place_among_its_clients_requests(world):
     ]
     world.bus.on_turn_end()
     world.settle()
-    assert came == [[1], [2], [3], [3]]
+    assert replies == [[1], [2], [3], [3]]
     assert world.bus.stats()["uncommitted_bytes"] == 0
 
 
-def test_what_is_on_its_way_to_the_disk_is_bounded():
+def test_uncommitted_bytes_are_bounded():
     world = MemorySubscribers(max_uncommitted_bytes=1000)
     client = world.client()
     client.sub("t")
-    came = [world.send(Request(PUT, b"c", 1, n, "t", (bytes(400),))) for n in (2, 3, 4)]
+    replies = [world.send(Request(PUT, b"c", 1, n, "t", (bytes(400),))) for n in (2, 3, 4)]
     world.bus.on_turn_end()
     world.settle()
-    refused = [one for (one,) in came if isinstance(one, LimitReached)]
+    refused = [one for (one,) in replies if isinstance(one, LimitReached)]
     assert refused
     assert refused[0].limit == "max_uncommitted_bytes"
     client.counter = 9
@@ -163,38 +163,38 @@ def test_what_is_on_its_way_to_the_disk_is_bounded():
 
 
 @pytest.mark.parametrize("size", [1 << 10, 1 << 20], ids=["small", "large"])
-def test_what_waits_for_its_turn_is_bounded_as_well(size):
-    """Behind a HELLO, or one that is made ready: nothing is handed over yet."""
+def test_bytes_of_waiting_puts_are_bounded(size):
+    """They wait for a HELLO or for a large PUT in preparation, and are not submitted yet."""
     world = MemorySubscribers(max_uncommitted_bytes=2 * size + 1000)
     client = world.client()
     client.sub("t")
-    came = [world.send(Request(HELLO, b"c", 0, hash(b"c") & 0xFFFF))]
-    came += [world.send(Request(PUT, b"c", 1, n, "t", (bytes(size),))) for n in range(2, 12)]
-    assert all(isinstance(one, LimitReached) for (one,) in came[3:])  # at once: none is kept
+    replies = [world.send(Request(HELLO, b"c", 0, hash(b"c") & 0xFFFF))]
+    replies += [world.send(Request(PUT, b"c", 1, n, "t", (bytes(size),))) for n in range(2, 12)]
+    assert all(isinstance(one, LimitReached) for (one,) in replies[3:])  # at once: none is queued
     world.bus.on_turn_end()
     world.settle()
-    assert [one for (one,) in came[1:3]] == [1, 2]
+    assert [one for (one,) in replies[1:3]] == [1, 2]
     assert world.bus.stats()["uncommitted_bytes"] == 0
 
 
-def test_room_for_what_waits_is_given_back_whatever_becomes_of_it():
+def test_reserved_bytes_are_released_on_every_outcome():
     world = MemorySubscribers(max_uncommitted_bytes=4 << 20, max_client_requests=1)
     client = world.client()
     client.sub("t")
     large = (bytes(1 << 20),)
     fenced = Request(PUT, b"c", 7, 2, "t", large)
-    came = [world.send(fenced), world.send(Request(PUT, b"c", 1, 3, "t", large))]
-    world.send(Request(HELLO, b"c", 0, 5))  # waits, and then there is no place for another
-    came += [world.send(Request(PUT, b"c", 1, 4, "t", large))]
+    replies = [world.send(fenced), world.send(Request(PUT, b"c", 1, 3, "t", large))]
+    world.send(Request(HELLO, b"c", 0, 5))  # waits, and fills the queue
+    replies += [world.send(Request(PUT, b"c", 1, 4, "t", large))]
     world.bus.on_turn_end()
     world.settle()
-    assert isinstance(came[0][0], Fenced)
-    assert came[1] == [1]
-    assert isinstance(came[2][0], LimitReached)
+    assert isinstance(replies[0][0], Fenced)
+    assert replies[1] == [1]
+    assert isinstance(replies[2][0], LimitReached)
     assert world.bus.stats()["uncommitted_bytes"] == 0
 
 
-def test_a_topic_over_its_own_bound_refuses_and_uses_no_counter(world):
+def test_put_over_max_bytes_uses_no_counter(world):
     world.store.create("t", 1, {"max_bytes": 1000})
     world = world.again()
     client = world.client()
@@ -205,7 +205,7 @@ def test_a_topic_over_its_own_bound_refuses_and_uses_no_counter(world):
     assert client.put("t", bytes(10)) == 2
 
 
-def test_what_is_at_hand_is_bounded_and_right_whatever_was_let_go(world, monkeypatch):
+def test_cache_is_bounded_and_correct_after_eviction(world, monkeypatch):
     monkeypatch.setattr(get_handler, "MAX_BYTES", 2000)
     monkeypatch.setattr(get_handler, "READ_ROWS", 4)
     client = world.client()
@@ -228,7 +228,7 @@ def test_what_is_at_hand_is_bounded_and_right_whatever_was_let_go(world, monkeyp
     assert all(place[0] != world.durable.get("t0").number for place in world.bus._cache._ranges)
 
 
-def test_messages_that_others_wrote_are_read_as_well(world):
+def test_messages_of_other_producers_are_read(world):
     client = world.client()
     client.sub("t")
     topic = world.durable.get("t")

@@ -1,4 +1,4 @@
-"""The short path of puts beside the long one: whatever comes, both do and say the same."""
+"""The fast path of PUT compared with the slow path: same results, same replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polybus.model.access_rule import Rule
 from polybus.model.identity import ANONYMOUS
 from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
-OFF = -1  # so many bytes may be on their way by the short path: none goes by it
+OFF = -1  # the most uncommitted bytes of the fast path: it takes no PUT
 CLIENT, TOPIC = b"client", "topic"
 
 
@@ -27,45 +27,45 @@ class Peer:
     key: bytes | None = None
 
     def __init__(self) -> None:
-        self.told: list[list[bytes]] = []
+        self.sent: list[list[bytes]] = []
 
     def is_full(self) -> bool:
         return False
 
     def send(self, envelope: list[bytes], frames: list[bytes]) -> None:
-        self.told.append([*envelope, b"", *frames])
+        self.sent.append([*envelope, b"", *frames])
 
 
 class Side:
-    """A bus with one client that has subscribed and put once, by one path or by both."""
+    """A bus with a client that has subscribed and put once, on the slow path or on both."""
 
-    def __init__(self, *, short: bool = True, **limits: Any) -> None:
+    def __init__(self, *, fast: bool = True, **limits: Any) -> None:
         self.world = MemorySubscribers(**limits)
         self.session = PirateSession(self.world.bus, self.world.counters)
         self.peer = Peer()
         self.client = self.world.client(CLIENT)
         self.client.sub(TOPIC)
         self.puts = self.world.bus._put_handler.fast_path
-        if not short:
+        if not fast:
             self.puts.max_uncommitted = OFF
-        self.say([b"r", b"", *put(2)])
+        self.receive([b"r", b"", *put(2)])
 
-    def say(self, *messages: list[bytes]) -> list[list[bytes]]:
-        """What is answered to messages of one turn."""
-        self.peer.told = []
+    def receive(self, *messages: list[bytes]) -> list[list[bytes]]:
+        """Return the replies to messages of one turn."""
+        self.peer.sent = []
         for message in messages:
             self.session.receive(self.peer, list(message))
         self.session.on_turn_end()
         self.world.settle()
-        return self.peer.told
+        return self.peer.sent
 
-    def goes_short(self, message: list[bytes], only: bytes | None = None) -> bool:
-        before = len(self.peer.told)
+    def takes_fast_path(self, message: list[bytes], only: bytes | None = None) -> bool:
+        before = len(self.peer.sent)
         taken = self.puts.take(self.session, self.peer, message, only)
         self.session.unanswered += taken
         self.session.on_turn_end()
         self.world.settle()
-        assert len(self.peer.told) == before + taken
+        assert len(self.peer.sent) == before + taken
         return taken
 
     def state(self) -> tuple[Any, ...]:
@@ -98,7 +98,7 @@ ODD: dict[str, list[bytes]] = {
     "no body": [b"r", b"", *put(3)[:-1]],
     "another version": [b"r", b"", *put(3, version=b"PIR2")],
     "another op": [b"r", b"", *put(3, op=b"GET")],
-    "somebody unknown": [b"r", b"", *put(3, client=b"x")],
+    "an unknown client": [b"r", b"", *put(3, client=b"x")],
     "an old epoch": [b"r", b"", *put(3, epoch=u64(0))],
     "an epoch to come": [b"r", b"", *put(3, epoch=u64(2))],
     "the highest epoch": [b"r", b"", *put(3, epoch=b"\xff" * 8)],
@@ -111,60 +111,60 @@ ODD: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("message", ODD.values(), ids=list(ODD))
-def test_whatever_is_not_plain_goes_the_long_way_and_nothing_is_done(message):
+def test_fast_path_leaves_unusual_messages_untouched(message):
     side = Side()
     before = side.state()
-    assert not side.goes_short(message)
+    assert not side.takes_fast_path(message)
     assert side.state() == before
 
 
 @pytest.mark.parametrize("envelope", [[], [b"r"], [b"r", b"hop"], [b"r" * 255] * 8])
-def test_a_plain_one_goes_by_it_and_is_told_its_id(envelope):
+def test_fast_path_takes_a_plain_put_and_answers_its_id(envelope):
     side = Side()
-    side.peer.told = []
-    assert side.goes_short([*envelope, b"", *put(2**64 - 1)])
-    assert side.peer.told == [[*envelope, b"", b"OK", u64(2**64 - 1), u64(2)]]
+    side.peer.sent = []
+    assert side.takes_fast_path([*envelope, b"", *put(2**64 - 1)])
+    assert side.peer.sent == [[*envelope, b"", b"OK", u64(2**64 - 1), u64(2)]]
     assert side.world.bodies(TOPIC) == [1, 2]
 
 
-def test_only_the_owner_of_a_key_goes_by_it():
+def test_fast_path_requires_the_id_of_the_key():
     side = Side()
-    assert not side.goes_short([b"r", b"", *put(3)], b"somebody")
-    assert side.goes_short([b"r", b"", *put(3)], CLIENT)
+    assert not side.takes_fast_path([b"r", b"", *put(3)], b"another")
+    assert side.takes_fast_path([b"r", b"", *put(3)], CLIENT)
     side.peer.key = b"k" * 32
-    (told,) = side.say([b"r", b"", *put(4)])
-    assert told[2:4] == [b"ERR", b"DENIED"]
+    (reply,) = side.receive([b"r", b"", *put(4)])
+    assert reply[2:4] == [b"ERR", b"DENIED"]
     assert fingerprint(side.peer.key) != CLIENT
 
 
-def test_rules_a_topic_that_leaves_and_a_client_that_is_busy_are_the_long_ways():
+def test_rules_and_busy_clients_take_the_slow_path():
     side = Side()
     known = side.world.bus.clients.find(CLIENT)
     assert known is not None
     known.alone = True
-    assert not side.goes_short([b"r", b"", *put(3)])
+    assert not side.takes_fast_path([b"r", b"", *put(3)])
     known.alone = False
     side.world.policy.replace([PlacedRule(Rule.parse("deny user:1 produce x"), "test", 1)])
-    assert not side.goes_short([b"r", b"", *put(3)])
+    assert not side.takes_fast_path([b"r", b"", *put(3)])
 
 
-def test_a_topic_that_was_made_again_is_another():
+def test_recreated_topic_takes_the_slow_path_once():
     side = Side()
     assert side.client.world.ask(codec.Request(codec.UNSUB, CLIENT, 1, 3, TOPIC)) == 1
     side.world.settle()
-    assert not side.goes_short([b"r", b"", *put(4)])
-    (told,) = side.say([b"r", b"", *put(4)])
-    assert told[2:4] == [b"ERR", b"NO_TOPIC"]
+    assert not side.takes_fast_path([b"r", b"", *put(4)])
+    (reply,) = side.receive([b"r", b"", *put(4)])
+    assert reply[2:4] == [b"ERR", b"NO_TOPIC"]
     side.client.world.ask(codec.Request(codec.SUB, CLIENT, 1, 5, TOPIC))
-    assert not side.goes_short([b"r", b"", *put(6)])
-    side.say([b"r", b"", *put(6)])
-    assert side.goes_short([b"r", b"", *put(7)])
+    assert not side.takes_fast_path([b"r", b"", *put(6)])
+    side.receive([b"r", b"", *put(6)])
+    assert side.takes_fast_path([b"r", b"", *put(7)])
 
 
-def test_what_is_on_its_way_is_bounded_on_both_ways():
+def test_uncommitted_bytes_are_bounded_on_both_paths():
     side = Side(max_uncommitted_bytes=600)
-    told = side.say(*[[b"r", b"", *put(number, bytes(100))] for number in range(3, 8)])
-    words = sorted(one[2:4] if one[2] == b"ERR" else one[2:3] for one in told)
+    replies = side.receive(*[[b"r", b"", *put(number, bytes(100))] for number in range(3, 8)])
+    words = sorted(one[2:4] if one[2] == b"ERR" else one[2:3] for one in replies)
     assert words.count([b"ERR", b"BUSY"]) > 0
     assert words.count([b"OK"]) > 0
     assert side.puts.uncommitted_bytes == 0
@@ -178,9 +178,9 @@ odd = st.sampled_from(list(ODD.values()))
 
 
 @given(st.lists(st.lists(st.one_of(plain, plain, odd), max_size=5), max_size=5))
-def test_both_ways_do_and_say_the_same(turns):
+def test_both_paths_have_the_same_results_and_replies(turns):
     """Counters repeat, with other bodies and with the same, in one turn and in several."""
-    both, long_alone = Side(), Side(short=False)
+    both, slow_only = Side(), Side(fast=False)
     for turn in turns:
-        assert sorted(both.say(*turn)) == sorted(long_alone.say(*turn))
-        assert both.state() == long_alone.state()
+        assert sorted(both.receive(*turn)) == sorted(slow_only.receive(*turn))
+        assert both.state() == slow_only.state()

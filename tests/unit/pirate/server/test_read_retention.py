@@ -1,4 +1,4 @@
-"""Collection: what everyone has read goes, and nothing that somebody has still to read."""
+"""Retention trims messages that every reader has read, and no others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
 
 def group(world: MemorySubscribers, topic: str, name: str, lows: dict[int, int]) -> None:
-    """A group that is so far in each shard."""
+    """Create a group with these low marks by shard."""
     number = world.durable.get(topic).number
     changes = [RecordChange(groups.roster_key(number, name), b"{}")]
     for shard, low in lows.items():
@@ -20,7 +20,7 @@ def group(world: MemorySubscribers, topic: str, name: str, lows: dict[int, int])
     world.store.commit(Commit(changes=tuple(changes))).result(20)
 
 
-def test_what_every_subscriber_has_read_goes(world):
+def test_messages_read_by_every_subscriber_are_trimmed(world):
     first, second = world.client(b"a"), world.client(b"b")
     first.sub("t")
     second.sub("t")
@@ -40,7 +40,7 @@ def test_what_every_subscriber_has_read_goes(world):
     assert first.put("t") == 7
 
 
-def test_who_leaves_holds_nothing_back(world):
+def test_unsubscribed_client_holds_back_no_messages(world):
     first, second = world.client(b"a"), world.client(b"b")
     first.sub("t")
     second.sub("t")
@@ -52,7 +52,7 @@ def test_who_leaves_holds_nothing_back(world):
     assert world.bodies("t") == []
 
 
-def test_collection_goes_on_after_a_restart(world):
+def test_retention_continues_after_a_restart(world):
     client = world.client()
     client.sub("t")
     for _ in range(3):
@@ -64,7 +64,7 @@ def test_collection_goes_on_after_a_restart(world):
 
 
 @pytest.mark.parametrize("shards", [1, 5])
-def test_nothing_goes_that_a_group_still_needs(world, shards):
+def test_messages_unread_by_a_group_are_kept(world, shards):
     world.store.create("t", shards, {"keep": "read"})
     world = world.again()
     client = world.client()
@@ -74,7 +74,7 @@ def test_nothing_goes_that_a_group_still_needs(world, shards):
     group(world, "t", "g", {})
     client.get("t", 30)
     world.collect()
-    assert len(world.bodies("t")) == 30, "a group without a word on a shard holds all of it"
+    assert len(world.bodies("t")) == 30, "a group without progress in a shard has read none of it"
     bounds = world.store.bounds(world.durable.get("t").number).shards
     group(world, "t", "g", {number: one.end - 1 for number, one in enumerate(bounds)})
     world.collect()
@@ -86,7 +86,7 @@ def test_nothing_goes_that_a_group_still_needs(world, shards):
 
 @pytest.mark.parametrize("shards", [1, 2, 7])
 @pytest.mark.parametrize("read", [0, 1, 13, 39, 40])
-def test_the_cut_is_right_in_every_shard(world, shards, read):
+def test_trim_offset_is_correct_in_every_shard(world, shards, read):
     world.store.create("t", shards, {"keep": "read"})
     world = world.again()
     client = world.client()
@@ -98,8 +98,8 @@ def test_the_cut_is_right_in_every_shard(world, shards, read):
     assert world.bodies("t") == list(range(read + 1, 41))
 
 
-def test_offsets_need_not_go_in_step_with_ids(world):
-    """A name that had more shards before: its ids are ahead of its one shard's offsets."""
+def test_offsets_may_differ_from_ids(world):
+    """The ids of a name that had more shards before are ahead of its offsets."""
     world.store.create("t", 4, {"keep": "read"})
     before = world.again()
     writer = before.client()
@@ -117,7 +117,7 @@ def test_offsets_need_not_go_in_step_with_ids(world):
     assert world.bodies("t") == [13, 14]
 
 
-def test_a_topic_that_keeps_all_keeps_all(world):
+def test_topic_without_keep_read_is_not_trimmed(world):
     world.store.create("t", 1, {})
     world = world.again()
     client = world.client()
@@ -128,7 +128,7 @@ def test_a_topic_that_keeps_all_keeps_all(world):
     assert world.bodies("t") == [1]
 
 
-def test_a_topic_that_nobody_reads_keeps_all_and_one_that_a_group_reads_does_not(world):
+def test_topic_without_readers_keeps_all_until_a_group_reads_it(world):
     world.store.create("t", 1, {"keep": "read"})
     world = world.again()
     client = world.client()
@@ -141,7 +141,7 @@ def test_a_topic_that_nobody_reads_keeps_all_and_one_that_a_group_reads_does_not
     assert world.bodies("t") == [4]
 
 
-def test_a_topic_that_goes_meanwhile_harms_nobody(world):
+def test_topic_dropped_during_retention_does_not_stop_others(world):
     client = world.client()
     client.sub("t")
     client.sub("u")
@@ -153,7 +153,7 @@ def test_a_topic_that_goes_meanwhile_harms_nobody(world):
     assert world.bodies("u") == []
 
 
-def test_what_could_not_be_trimmed_is_tried_again(world, monkeypatch):
+def test_failed_trim_is_retried(world, monkeypatch):
     client = world.client()
     client.sub("t")
     client.put("t")

@@ -1,4 +1,4 @@
-"""Pirate's session on a world without a loop."""
+"""The pirate session without a loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOM = 3
 
 
 class Lazy:
-    """A peer that takes nothing of what it is sent, and has room for some of it."""
+    """A peer that reads nothing, with room for a few replies."""
 
     identity, key = ANONYMOUS, None
 
@@ -28,7 +28,7 @@ class Lazy:
 
 
 class Hops:
-    """A peer behind some hops, which takes all."""
+    """A peer behind proxies, which reads all replies."""
 
     identity, key = ANONYMOUS, None
 
@@ -52,7 +52,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("word", "request_"), REFUSED.items(), ids=list(REFUSED))
-def test_refusals_have_their_word_are_counted_and_go_back_by_their_envelope(world, word, request_):
+def test_refusals_have_a_code_a_counter_and_the_envelope(world, word, request_):
     client, peer = world.client(), Hops()
     client.sub("t")
     session = PirateSession(world.bus, world.counters)
@@ -69,7 +69,7 @@ def test_refusals_have_their_word_are_counted_and_go_back_by_their_envelope(worl
 
 
 @pytest.mark.parametrize("op", [SUB, UNSUB, PUT, GET])
-def test_answers_go_back_by_their_envelope(world, op):
+def test_replies_have_the_envelope_of_the_request(world, op):
     client, peer = world.client(), Hops()
     client.sub("t")
     session = PirateSession(world.bus, world.counters)
@@ -82,7 +82,7 @@ def test_answers_go_back_by_their_envelope(world, op):
     assert isinstance(reply, codec.EmptyReply if op == GET else codec.OkReply)
 
 
-def test_what_has_no_envelope_is_dropped_and_counted(world):
+def test_message_without_envelope_is_dropped_and_counted(world):
     peer = Hops()
     session = PirateSession(world.bus, world.counters)
     session.receive(peer, [b"routing", b"PIR1"])
@@ -90,7 +90,7 @@ def test_what_has_no_envelope_is_dropped_and_counted(world):
     assert not peer.got
 
 
-def test_gets_that_were_asked_for_at_once_are_bounded_when_they_are_answered(world):
+def test_concurrent_gets_are_bounded_when_answered(world):
     client, peer = world.client(), Lazy()
     client.sub("t")
     client.put("t", b"x")

@@ -1,4 +1,4 @@
-"""SUB and UNSUB: where a subscriber begins, and topics that live as long as it does."""
+"""SUB and UNSUB: start positions, and topics that exist as long as their subscribers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stored(world: MemorySubscribers, family: bytes) -> int:
     return len(world.store.scan(family))
 
 
-def test_the_first_sub_makes_the_topic_with_one_shard_that_keeps_what_is_unread(world):
+def test_first_sub_creates_a_topic_with_keep_read(world):
     caller = Identity(uid=1000)
     assert world.client().sub("t", caller) == 0
     topic = world.durable.get("t")
@@ -29,7 +29,7 @@ def test_the_first_sub_makes_the_topic_with_one_shard_that_keeps_what_is_unread(
     assert topic.settings[CREATOR]["uid"] == 1000
 
 
-def test_a_subscriber_begins_at_the_newest_id_and_a_new_sub_does_not_move_it(world):
+def test_sub_starts_at_the_newest_id_and_a_second_sub_does_not_move_it(world):
     first, second = world.client(b"a"), world.client(b"b")
     first.sub("t")
     first.put("t")
@@ -41,7 +41,7 @@ def test_a_subscriber_begins_at_the_newest_id_and_a_new_sub_does_not_move_it(wor
     assert second.sub("t") == 3
 
 
-def test_a_lost_answer_to_a_sub_is_given_again(world):
+def test_repeated_sub_after_a_lost_answer_gets_it_again(world):
     first, second = world.client(b"a"), world.client(b"b")
     first.sub("t")
     first.put("t")
@@ -54,7 +54,7 @@ def test_a_lost_answer_to_a_sub_is_given_again(world):
     assert second.get("t").id == 3
 
 
-def test_unsub_tells_whether_it_was_subscribed(world):
+def test_unsub_returns_whether_it_was_subscribed(world):
     client = world.client()
     assert client.unsub("t") == 0
     client.sub("t")
@@ -67,7 +67,7 @@ def test_unsub_tells_whether_it_was_subscribed(world):
     )
 
 
-def test_the_topic_goes_with_its_last_subscriber_and_its_ids_go_on(world):
+def test_topic_is_removed_with_its_last_subscriber_and_ids_continue(world):
     first, second = world.client(b"a"), world.client(b"b")
     first.sub("t")
     second.sub("t")
@@ -82,21 +82,21 @@ def test_the_topic_goes_with_its_last_subscriber_and_its_ids_go_on(world):
     assert second.get("t").id == 2
 
 
-def test_who_subscribes_while_it_goes_gets_a_new_one(world):
+def test_sub_during_removal_gets_a_new_topic(world):
     first, second = world.client(b"a"), world.client(b"b")
     first.sub("t")
     number = world.durable.get("t").number
     left = world.send(Request(b"UNSUB", b"a", 1, first.next(), "t"))
-    came = world.send(Request(SUB, b"b", 1, second.next(), "t"))
+    reply = world.send(Request(SUB, b"b", 1, second.next(), "t"))
     world.settle()
-    assert (left, came) == ([1], [0])
+    assert (left, reply) == ([1], [0])
     assert second.put("t") == 1
-    # Whoever of the two was first: it is there, and has a subscriber.
+    # In either order: the topic exists and has a subscriber.
     assert world.durable.get("t").number >= number
     assert [one.key.client for one in world.subscriptions()] == [b"b"]
 
 
-def test_a_topic_that_a_group_reads_stays_and_goes_after_it(world):
+def test_topic_read_by_a_group_is_removed_after_the_group(world):
     client = world.client()
     client.sub("t")
     topic = world.durable.get("t")
@@ -113,7 +113,7 @@ def test_a_topic_that_a_group_reads_stays_and_goes_after_it(world):
     assert world.store.topics() == []
 
 
-def test_a_topic_that_others_made_stays(world):
+def test_topic_of_another_creator_is_not_removed(world):
     world.store.create("t", 2, {"keep": "read"})
     world = world.again()
     client = world.client()
@@ -122,7 +122,7 @@ def test_a_topic_that_others_made_stays(world):
     assert world.durable.find("t") is not None
 
 
-def test_subscriptions_are_found_again_after_a_restart(world):
+def test_subscriptions_survive_a_restart(world):
     client = world.client()
     client.sub("t")
     client.put("t")
@@ -133,14 +133,14 @@ def test_subscriptions_are_found_again_after_a_restart(world):
     assert (found.key.client, found.last, found.saved) == (b"c", 1, 1)
 
 
-def test_a_topic_whose_maker_died_before_it_was_subscribed_goes(world):
+def test_topic_created_without_a_subscription_is_removed_at_start(world):
     world.store.create("t", 1, {"keep": "read", "with_subscribers": True})
     again = world.again()
     again.collect()
     assert again.durable.find("t") is None
 
 
-def test_subscriptions_of_a_dropped_topic_are_gone_and_so_are_their_records(world):
+def test_dropped_topic_removes_subscriptions_and_records(world):
     client = world.client()
     client.sub("t")
     topic = world.durable.get("t")
@@ -156,7 +156,7 @@ def test_subscriptions_of_a_dropped_topic_are_gone_and_so_are_their_records(worl
     assert client.sub("t") == 0
 
 
-def test_records_of_a_topic_that_was_dropped_behind_our_back_are_swept(world):
+def test_records_of_a_topic_dropped_while_stopped_are_removed(world):
     world.client().sub("t")
     world.store.drop("t")
     again = world.again()
@@ -168,7 +168,7 @@ def test_records_of_a_topic_that_was_dropped_behind_our_back_are_swept(world):
     )
 
 
-def test_an_ephemeral_topic_is_denied_and_that_is_stored(world):
+def test_ephemeral_topic_is_denied_and_the_denial_stored(world):
     client = world.client()
     world.ephemeral.add(b"t")
     assert isinstance(client.sub("t"), WrongKind)
@@ -179,7 +179,7 @@ def test_an_ephemeral_topic_is_denied_and_that_is_stored(world):
     assert client.unsub("t").__class__.__name__ == "Stale"  # its counter is behind 9
 
 
-def test_what_the_policy_denies_is_stored(world):
+def test_policy_denials_are_stored(world):
     eve, bob = Identity(uid=1), Identity(uid=2)
     client = world.client()
     client.sub("t", bob)
@@ -191,7 +191,7 @@ def test_what_the_policy_denies_is_stored(world):
     assert client.put("t", caller=bob) == 1
 
 
-def test_too_many_subscriptions_are_told_so():
+def test_subscriptions_are_bounded_per_bus_and_user():
     world = MemorySubscribers(max_subscriptions=2, max_user_subscriptions=1)
     one, two = Identity(uid=1), Identity(uid=2)
     client = world.client()
@@ -208,7 +208,7 @@ def test_too_many_subscriptions_are_told_so():
     assert client.sub("c", one) == 0
 
 
-def test_what_could_not_be_written_uses_no_counter(world, monkeypatch):
+def test_failed_commit_uses_no_counter(world, monkeypatch):
     client = world.client()
     client.sub("t")
     kept = world.store.commit
@@ -231,45 +231,45 @@ def test_what_could_not_be_written_uses_no_counter(world, monkeypatch):
     assert [one.key.client for one in world.subscriptions()] == []
 
 
-def test_a_dead_subscriber_can_be_dropped(world):
+def test_subscription_can_be_dropped_by_an_admin(world):
     client = world.client()
     client.sub("t")
     client.sub("u")
-    told: list[object] = []
+    results: list[object] = []
     gone = [one for one in world.subscriptions() if one.key.topic == 1]
-    world.bus.drop(gone, told.append)
+    world.bus.drop(gone, results.append)
     world.settle()
-    assert told == [[]]
+    assert results == [[]]
     assert len(world.subscriptions()) == 1
     assert world.durable.find("t") is None
 
 
-def test_all_that_a_dead_subscriber_has_can_be_dropped_at_once():
+def test_all_subscriptions_of_a_client_can_be_dropped_at_once():
     world = MemorySubscribers(max_client_requests=2)
     client = world.client()
     for number in range(5):
         client.sub(f"t{number}")
-    told: list[object] = []
-    world.bus.drop(world.subscriptions(), told.append)
+    results: list[object] = []
+    world.bus.drop(world.subscriptions(), results.append)
     world.settle()
-    assert told == [[]]
+    assert results == [[]]
     assert world.subscriptions() == []
     assert world.durable.topics() == []
 
 
-def test_what_a_subscriber_asks_for_while_it_is_dropped_waits_for_that(world):
-    """Else it would be written down what it has read, of a subscription that is gone."""
+def test_requests_wait_while_their_subscription_is_dropped(world):
+    """Else LAST of a removed subscription would be stored."""
     client = world.client()
     client.sub("t")
     client.put("t")
-    told: list[object] = []
-    world.bus.drop(world.subscriptions(), told.append)
-    came = world.send(Request(GET, b"c", client.epoch, 0, "t", (), 1))
+    results: list[object] = []
+    world.bus.drop(world.subscriptions(), results.append)
+    reply = world.send(Request(GET, b"c", client.epoch, 0, "t", (), 1))
     again = world.send(Request(SUB, b"c", client.epoch, client.next(), "t"))
     world.bus.on_turn_end()
     world.settle()
-    assert told == [[]]
-    assert isinstance(came[0], DoesNotExist)
+    assert results == [[]]
+    assert isinstance(reply[0], DoesNotExist)
     assert again == [1]
     assert (
         stored(world, subscriber_records.SUBSCRIPTIONS)
@@ -278,17 +278,17 @@ def test_what_a_subscriber_asks_for_while_it_is_dropped_waits_for_that(world):
     )
 
 
-def test_a_subscription_that_ended_before_it_was_dropped_takes_no_other_with_it(world):
+def test_drop_does_not_affect_a_newer_subscription(world):
     world.client(b"keeper").sub("t")  # else the topic would go, too
     client = world.client()
     client.sub("t")
     gone = [one for one in world.subscriptions() if one.key.client == b"c"]
     world.send(Request(UNSUB, b"c", client.epoch, client.next(), "t"))
     world.send(Request(SUB, b"c", client.epoch, client.next(), "t"))
-    told: list[object] = []
-    world.bus.drop(gone, told.append)
+    results: list[object] = []
+    world.bus.drop(gone, results.append)
     world.settle()
-    assert told == [[]]
+    assert results == [[]]
     assert client.get("t") is None
     assert (
         stored(world, subscriber_records.SUBSCRIPTIONS)
@@ -297,8 +297,8 @@ def test_a_subscription_that_ended_before_it_was_dropped_takes_no_other_with_it(
     )
 
 
-def test_a_copy_of_a_sub_that_was_dropped_since_subscribes_nobody(world):
-    """It gets its answer again, and that is all."""
+def test_copy_of_a_sub_after_its_drop_does_not_subscribe(world):
+    """It gets its first answer again and has no effect."""
     world.client(b"keeper").sub("t")
     client = world.client()
     assert client.sub("t") == 0
@@ -309,7 +309,7 @@ def test_a_copy_of_a_sub_that_was_dropped_since_subscribes_nobody(world):
     assert isinstance(client.get("t"), DoesNotExist)
 
 
-def test_a_subscriber_that_is_away_for_too_long_is_dropped_and_counted():
+def test_idle_subscription_is_dropped_and_counted():
     world = MemorySubscribers(subscriber_ttl_s=60.0)
     idle, busy = world.client(b"idle"), world.client(b"busy")
     idle.sub("t")
