@@ -23,7 +23,7 @@ TRIAL_TURNS = 16
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request of a client, by its name and a number, and what the answer is like."""
+    """A request of a client, by its name and a number, and the form of its answer."""
 
     request: Callable[[bytes, int], bytes]
     answer: Callable[[bytes], bytes]  # to a client's request with MARK
@@ -55,7 +55,7 @@ def get(topic: str) -> Exchange:
 
 
 def get_again(topic: str) -> Exchange:
-    """The same message each time: what rises is the counter, which a GET is not asked for."""
+    """The same message each time. The rising number is the counter, which a GET ignores."""
 
     def request(client: bytes, number: int) -> bytes:
         return message(*wire.get(client, EPOCH, topic, 0, wire.number(number)))
@@ -65,13 +65,13 @@ def get_again(topic: str) -> Exchange:
 
 
 def echo() -> Exchange:
-    """A PUT as it is, sent back as it came."""
+    """A PUT that is echoed."""
     same = put("echo").request
     return Exchange(same, lambda client: same(client, MARK), same(b"", 0)[:8])
 
 
 class Clients:
-    """So many of them, at one server; `ready` gets the highest number before each run."""
+    """Clients of one server; `ready` gets the highest number before each run."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Clients:
         return {RATE.key: len(self._clients) * self._turns / seconds}
 
     def do(self, turns: int) -> int:
-        """So much of it, whatever it takes; how many requests that were."""
+        """Run this many turns without measuring. Returns the number of requests."""
         self._turns = turns
         self._run()
         return len(self._clients) * turns
@@ -108,13 +108,13 @@ class Clients:
         self._ready(self._next)
         plan = Plan(
             "numbered",
-            tuple(self._party(client, first) for client in self._clients),
+            tuple(
+                Party(self._port, zmtp.hello(), self._exchange.request(client, first))
+                for client in self._clients
+            ),
             (),
             beginning=self._exchange.beginning,
             settings=self._exchange.settings(self._clients[0]),
         )
         seconds: float = run(plan, self._turns)["seconds"]
         return seconds
-
-    def _party(self, client: bytes, first: int) -> Party:
-        return Party(self._port, zmtp.hello(), self._exchange.request(client, first))

@@ -1,4 +1,4 @@
-"""A bus with a pirate's listener, and what must be there before it is measured."""
+"""A bus with a pirate listener, its clients and subscriptions before a measurement."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -34,13 +34,13 @@ def greet(bus: Bus, clients: Sequence[bytes]) -> None:
 
 
 def subscribe(bus: Bus, clients: Sequence[bytes], topic: str, counter: int = 1) -> None:
-    """Whatever comes later in the topic is theirs to read; this counter goes to it."""
+    """Subscribe clients to a topic, each with this counter."""
     greet(bus, clients)
     _demand(bus, [wire.counted(wire.SUB, one, EPOCH, counter, topic) for one in clients])
 
 
 def _demand(bus: Bus, requests: Sequence[wire.Frames]) -> None:
-    """Has all of them done, a number of them at once."""
+    """Execute all requests, at most AT_ONCE in flight."""
     with Bare(endpoint(bus), b"") as bare:
         for number, request in enumerate(requests):
             bare.send([b"", *request])
@@ -52,11 +52,11 @@ def _demand(bus: Bus, requests: Sequence[wire.Frames]) -> None:
 
 def _check(message: wire.Frames | None) -> None:
     if message is None or wire.read_answer(message[1:])[0] != "OK":
-        raise LoadFailed(f"the bus was asked for what comes before, and said {message}")
+        raise LoadFailed(f"preparing a measurement failed: the bus answered {message}")
 
 
 class Collecting:
-    """One that follows a topic's end while others write: all before it has been read.
+    """A subscriber that follows the end of a topic, so that all messages are trimmed.
 
     It puts a message to learn the newest id, and gets with that as its LAST.
     """

@@ -142,7 +142,7 @@ def _step(reader: Reader, one: Operation, seen: Seen) -> Iterator[str]:
     elif one.kind == DRAINED and topic in seen and topic in cursors:
         last, newest = cursors[topic].last, len(seen[topic])
         if last != newest:
-            yield f"{reader.history.name}: {topic} ended at {last}; the end is {newest}"
+            yield f"{reader.history.name}: {topic} ended at {last}; it is at {newest}"
 
 
 def _sub(reader: Reader, topic: str, last: int) -> Iterator[str]:

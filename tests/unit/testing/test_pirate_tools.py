@@ -78,10 +78,10 @@ def test_an_honest_server_passes_and_all_harm_is_done(tmp_path):
     ("model", "sign"),
     [
         (RepeatsAreDone, "doubled"),
-        (RepliesAreLost, "told STALE"),
+        (RepliesAreLost, "received STALE"),
         (SendingIsReading, "a gap"),
         (SubMovesTheCursor, "moved"),
-        (AnswersBeforeItIsDone, "it is"),
+        (AnswersBeforeItIsDone, "; it is"),
     ],
 )
 def test_one_that_does_wrong_is_found_out(model, sign, tmp_path):

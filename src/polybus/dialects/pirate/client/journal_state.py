@@ -179,7 +179,7 @@ class JournalState:
     def _opened(self, event: EpochOpened) -> None:
         if self.is_restored_bus(event):
             self._doubt()
-            self.known = event.highest
+            self.known = event.highest  # the only way down: the bus has lost the rest
         self.epoch = event.epoch
         self.known = max(self.known, event.highest)
         self.counter = max(self.counter, event.highest)

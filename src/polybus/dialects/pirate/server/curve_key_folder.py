@@ -112,7 +112,7 @@ class CurveKeyFolder:
         """Return the pair of the bus. Creates it if there is none."""
         secret = self.folder / (SERVER_KEY_NAME + SECRET)
         if not os.path.lexists(secret):
-            self.own_public.unlink(missing_ok=True)
+            self.own_public.unlink(missing_ok=True)  # useless without its secret
             make_pair(self.folder, SERVER_KEY_NAME)
         if secret.stat().st_mode & NOT_FOR_OTHERS:
             raise ConfigError(f"{secret} is readable by other users; run: chmod 600 {secret}")
