@@ -28,16 +28,16 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 STATE = mutants(
     "dialects/pirate/client/journal_state.py",
-    ("an epoch may come again", "opened.epoch <= self.epoch or", ""),
-    ("the same epoch is a new one", "opened.epoch <= self.epoch", "opened.epoch < self.epoch"),
-    ("counters may be forgotten", " or opened.highest < self.known", ""),
+    ("an earlier epoch is accepted", "opened.epoch <= self.epoch or", ""),
+    ("a repeated epoch is accepted", "opened.epoch <= self.epoch", "opened.epoch < self.epoch"),
+    ("a lost counter is accepted", " or opened.highest < self.known", ""),
     (
-        "the bus's counter is not taken",
+        "the bus's counter is ignored",
         "        self.counter = max(self.counter, event.highest)\n",
         "",
     ),
     (
-        "what is known never goes back",
+        "the known counter never goes back",
         "            self._doubt()\n            self.known = event.highest\n",
         "            self._doubt()\n",
     ),
@@ -47,15 +47,15 @@ STATE = mutants(
         "self.lasts[topic] = last",
     ),
     (
-        "SUB's answer is LAST",
+        "SUB may move LAST back",
         "self.lasts[topic] = max(value, self.lasts.get(topic, 0))",
         "self.lasts[topic] = value",
     ),
-    ("UNSUB forgets nothing", "            self.lasts.pop(topic, None)\n", ""),
+    ("UNSUB keeps LAST", "            self.lasts.pop(topic, None)\n", ""),
     ("doubt outlives UNSUB", "            self.doubted.discard(topic)\n", ""),
-    ("trust leaves the doubt", "                self.doubted.clear()\n", ""),
+    ("trust keeps the doubt", "                self.doubted.clear()\n", ""),
     (
-        "what was not read is doubted",
+        "unread topics are doubted",
         "for topic, last in self.lasts.items() if last)",
         "for topic in self.lasts)",
     ),
@@ -63,41 +63,49 @@ STATE = mutants(
 
 JOURNAL = mutants(
     "dialects/pirate/client/client_journal.py",
-    ("any payload will do", "if not whole or crc32(payload) != of_payload:", "if not whole:"),
-    ("any length will do", "whole = of_length == _length_checksum(length) and", "whole ="),
     (
-        "any tail is torn",
+        "payload checksums are ignored",
+        "if not whole or crc32(payload) != of_payload:",
+        "if not whole:",
+    ),
+    (
+        "length checksums are ignored",
+        "whole = of_length == _length_checksum(length) and",
+        "whole =",
+    ),
+    (
+        "any tail counts as torn",
         "        if not events or not _is_torn(data[end:], end):",
         "        if not events:",
     ),
     (
-        "what is torn stays",
+        "a torn event is not cut off",
         "        os.ftruncate(descriptor, end)\n        os.fsync(descriptor)\n",
         "        pass\n",
     ),
     (
-        "it knows before the disk",
+        "the state changes before the disk",
         "        data = encode_event(event)\n",
         "        data = encode_event(event)\n        self.state.apply(event)\n",
     ),
     (
-        "half stays after no room",
+        "a partial event is not cut off",
         "                os.ftruncate(self._descriptor, self._end)\n",
         "                pass\n",
     ),
-    ("a broken journal goes on", "        if self._broken:\n", "        if False:\n"),
+    ("a broken journal is used", "        if self._broken:\n", "        if False:\n"),
     (
-        "an unsynced name is good",
+        "an unsynced new journal is used",
         "            if not _is_same_file(self._folder / NAME, self._descriptor):\n",
         "            if False:\n",
     ),
     (
-        "the old one is written on",
+        "the replaced journal is written",
         "        self._descriptor, self._end, self._compacted_bytes = descriptor, size, size\n",
         "        self._end, self._compacted_bytes = size, size\n",
     ),
     (
-        "a new one that never was stays",
+        "an interrupted rewrite is not removed",
         "        (folder / NEW).unlink()  # an interrupted rewrite\n",
         "        pass\n",
     ),
@@ -106,14 +114,14 @@ JOURNAL = mutants(
 
 FOLDER = mutants(
     "dialects/pirate/client/state_folder.py",
-    ("no peer locks", "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
+    ("the folder is not locked", "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
     (
-        "any id will do",
+        "the folder's id is not checked",
         "elif client_id is not None and journal.state.id != client_id:",
         "elif False:",
     ),
-    ("reading again is written again", "if last > self.state.lasts.get(topic, 0):", "if True:"),
-    ("made folders are not synced", "        client_journal.sync_folder(path.parent)\n", ""),
+    ("a lower position is written", "if last > self.state.lasts.get(topic, 0):", "if True:"),
+    ("new folders are not synced", "        client_journal.sync_folder(path.parent)\n", ""),
     (
         "a closed folder is written",
         "        if self._closed:\n            raise NotConnected",
@@ -124,51 +132,51 @@ FOLDER = mutants(
 ASKING = mutants(
     "dialects/pirate/client/requester.py",
     (
-        "what was left is not sent first",
+        "the pending request is not sent first",
         "            left = await self._settle_pending()\n",
         "            left = None\n",
     ),
     (
-        "forgetting keeps the epoch",
+        "forget keeps the epoch",
         "            opened = await self._hello()\n",
         "            opened = Opened(1, 0)\n",
     ),
-    ("refusals are not kept", "        if reply.code in FINAL_CODES:\n", "        if False:\n"),
+    ("refusals are not recorded", "        if reply.code in FINAL_CODES:\n", "        if False:\n"),
     (
-        "doubt is not looked at",
+        "doubt is ignored",
         "            if topic in self.state.doubted:\n",
         "            if False:\n",
     ),
-    ("the order is not kept", "            if record:\n", "            if not record:\n"),
+    ("the order is reversed", "            if record:\n", "            if not record:\n"),
     (
-        "a cancelled reader misses it",
+        "a cancelled reader loses a message",
         "self._undelivered[message.topic] = message\n",
         "pass\n",
     ),
     (
-        "UNSUB keeps what was not delivered",
+        "UNSUB keeps an undelivered message",
         "                self._undelivered.pop(topic, None)\n",
         "                pass\n",
     ),
     ("fenced is forgotten", "        if self._fenced is not None:\n", "        if False:\n"),
-    ("any counter is the answer", " and reply.first != counter:", " and False:"),
+    ("the counter of a reply is not checked", " and reply.first != counter:", " and False:"),
     (
-        "an id again is fine",
+        "a reused id is accepted",
         "            if op == codec.PUT and value <= last and",
         "            if False and",
     ),
     ("a LAST too high is malformed", "reply.code == codec.MALFORMED and last:", "False:"),
     (
-        "busy is an answer",
+        "BUSY is not retried",
         "            if not busy or attempt == self._options.tries:",
         "            if True:",
     ),
     (
-        "old messages are read again",
+        "old messages are accepted",
         "            if reply.id <= last:\n",
         "            if False:\n",
     ),
-    ("HELLO has one number for all", "int.from_bytes(os.urandom(8))", "7"),
+    ("every HELLO has the same number", "int.from_bytes(os.urandom(8))", "7"),
     (
         "reread does nothing",
         "        if self._options.reread and self.state.doubted:\n",
@@ -178,21 +186,25 @@ ASKING = mutants(
 
 LANE = mutants(
     "dialects/pirate/client/request_channel.py",
-    ("any reply will do", '            if reply[:2] == [number, b""]:\n', "            if True:\n"),
-    ("one try is enough", "range(self._options.tries):", "range(1):"),
     (
-        "other mechanisms are silent",
+        "the number of a reply is not checked",
+        '            if reply[:2] == [number, b""]:\n',
+        "            if True:\n",
+    ),
+    ("a request has one try", "range(self._options.tries):", "range(1):"),
+    (
+        "another mechanism is not reported",
         "            self._rejection.set_result(rejection)\n",
         "            pass\n",
     ),
-    ("sealed frames are too large", "MAX_FRAME_BYTES + codec.SEALED_BYTES", "MAX_FRAME_BYTES"),
+    ("the client refuses sealed frames", "MAX_FRAME_BYTES + codec.SEALED_BYTES", "MAX_FRAME_BYTES"),
     (
-        "what moves is not waited for",
+        "moving bytes do not extend the timeout",
         "            if has_moved(before, mark):\n",
         "            if False:\n",
     ),
     (
-        "sending has all the time there is",
+        "sending has no timeout",
         "        if not await self._wait_done(timeout_s, sending):\n            return None\n",
         "        await sending\n",
     ),
@@ -201,12 +213,16 @@ LANE = mutants(
 # The bus's end of CURVE: whose tests are the client's.
 LISTENER = mutants(
     "dialects/pirate/server/router_listener.py",
-    ("a revoked key is heard", "        if curve.is_allowed(key):\n", "        if True:\n"),
-    ("a key keeps its name", "connection.identity = self._curve.identify(connection.key)", "pass"),
-    ("sealed frames are cut", "MAX_FRAME_BYTES + codec.SEALED_BYTES", "MAX_FRAME_BYTES"),
-    ("room for one alone", "RECEIVE_HWM + COUNTED_USER_ID", "RECEIVE_HWM"),
+    ("a revoked key is accepted", "        if curve.is_allowed(key):\n", "        if True:\n"),
     (
-        "doubt has no end",
+        "a renamed key keeps its name",
+        "connection.identity = self._curve.identify(connection.key)",
+        "pass",
+    ),
+    ("the bus refuses sealed frames", "MAX_FRAME_BYTES + codec.SEALED_BYTES", "MAX_FRAME_BYTES"),
+    ("the User-Id leaves no room for a message", "RECEIVE_HWM + COUNTED_USER_ID", "RECEIVE_HWM"),
+    (
+        "ambiguous connections stay ambiguous",
         "            self.connections.resolve_ambiguous(in_doubt)\n",
         "            pass\n",
     ),
@@ -219,14 +235,18 @@ CLIENT = mutants(
         "                    await self.record(message)\n",
         "                    pass\n",
     ),
-    ("messages never end", "            elif not wait:\n", "            elif False:\n"),
     (
-        "a failed opening keeps the folder",
+        "messages never ends without wait",
+        "            elif not wait:\n",
+        "            elif False:\n",
+    ),
+    (
+        "a failed open keeps the folder",
         "            await self.close()\n            raise\n",
         "            raise\n",
     ),
     (
-        "a body may be too large",
+        "bodies may be too large",
         "        if len(raw) > codec.MAX_MESSAGE_BYTES:\n",
         "        if False:\n",
     ),
