@@ -178,8 +178,9 @@ class JournalState:
 
     def _opened(self, event: EpochOpened) -> None:
         if self.is_restored_bus(event):
+            # The only way down for `known`: the bus has lost the counters above.
             self._doubt()
-            self.known = event.highest  # the only way down: the bus has lost the rest
+            self.known = event.highest
         self.epoch = event.epoch
         self.known = max(self.known, event.highest)
         self.counter = max(self.counter, event.highest)
