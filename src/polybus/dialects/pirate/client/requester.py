@@ -127,6 +127,8 @@ class Requester:
         self._on_notice = on_notice
         self._counted_channel = RequestChannel(server, options, keys)
         self._read_channel = RequestChannel(server, options, keys)
+        # At most one counted request is unsettled. GETs have their own lock and channel, so that
+        # reading continues while a request waits for its answer.
         self._count_turn, self._read_turn = asyncio.Lock(), asyncio.Lock()
         self._fenced: Fenced | None = None
         # Recorded for a reader that was cancelled before delivery, by topic.

@@ -147,6 +147,8 @@ class PutHandler:
         digest: bytes,
         block: Block,
     ) -> None:
+        # Checked again for a PUT that has waited: its reservation was released, and the block is
+        # larger than the body.
         size = len(block.data)
         if not self._has_room(size, then):
             return

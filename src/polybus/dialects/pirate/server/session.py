@@ -81,6 +81,7 @@ class PirateSession:
             text = "the client id must be the fingerprint of the key"
             self._refuse(peer, envelope, codec.DENIED, text)
             return
+        # A GET of a peer that leaves its replies unread is refused before the log is read for it.
         if request.op == codec.GET and peer.is_full():
             self._refuse(peer, envelope, codec.BUSY, OUTBOX_FULL_TEXT)
             return
