@@ -457,8 +457,8 @@ CLIENT = [
         "transports/stream_listener.py",
         (
             "hang-ups are not watched",
-            "        connection.hangups = self._options.hangups\n",
-            "",
+            "self._lost, options.hangups)",
+            "self._lost, None)",
         ),
     ),
 ]

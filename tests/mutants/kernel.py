@@ -288,7 +288,7 @@ COPYING = mutants(
 )
 
 INBOX = mutants(
-    "kernel/receive_buffer.pyx",
+    "kernel/stream_io.pyx",
     ("half a frame is dropped", "self.hold(self.shared.view[consumed:end])", 'self.tail = b""'),
     (
         "what is held is not put in front",
@@ -318,9 +318,9 @@ INBOX = mutants(
 )
 
 OUTLET = mutants(
-    "kernel/socket_writer.pyx",
+    "kernel/stream_io.pyx",
     ("the queue is jumped", " and not self.queued_bytes()", ""),
-    ("closed, and it sends", "not self.is_closing() and ", ""),
+    ("closed, and it sends", "not self.has_failed() and ", ""),
     ("the rest is lost", "if sent < size:", "if sent <= 0:"),
     ("sent twice", "memoryview(data)[sent:] if sent > 0 else data", "data"),
 )

@@ -12,8 +12,7 @@ Fan-out:
     fanout            the hot loop: one received buffer in, one output per subscriber out
 
 Stream I/O:
-    receive_buffer    received bytes: one shared buffer for all connections
-    socket_writer     writes to a socket directly while the event loop has no queue for it
+    stream_io         received bytes in one buffer for all connections; writes straight to a socket
     flight_port       the Arrow Flight service of the native port
 
 Blocks:

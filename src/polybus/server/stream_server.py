@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.quotas import ConnectionQuota
-from polybus.kernel.receive_buffer import SharedBuffer
+from polybus.kernel.stream_io import SharedBuffer
 from polybus.server import folders
 from polybus.server.certificates import Certificates
 from polybus.transports.hangup_monitor import HangupMonitor

@@ -1,4 +1,12 @@
-"""One stream connection: asyncio's protocol on one side, a session on the other."""
+"""One stream connection: asyncio's protocol on one side, a session on the other.
+
+`State` and `_NEXT_STATE` are the life of a connection:
+
+    ACCEPTED ─▶ (HANDSHAKE) ─▶ READING ──pause──▶ PAUSED
+                                  ▲ ▲               │ resume
+                                  │ └─ REDELIVERING ◀┘
+    this side closes: ─▶ CLOSING ─▶ ENDED      the peer closes: ─▶ BROKEN ─▶ ENDED
+"""
 
 from __future__ import annotations
 
@@ -6,10 +14,10 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
-from polybus.kernel.receive_buffer import ReceiveBuffer, SharedBuffer
-from polybus.kernel.socket_writer import SocketWriter
+from polybus.kernel.stream_io import SharedBuffer, StreamIO
 from polybus.transports.peer_identity import describe_peer, identify_peer, keep_alive, unsent_bytes
 
 if TYPE_CHECKING:
@@ -21,14 +29,64 @@ if TYPE_CHECKING:
 LINGER_S = 5.0
 
 
-class StreamConnection(asyncio.BufferedProtocol):
-    """Connects a session to a socket. The listener counts connections by `admit` and `lost`."""
+class State(IntEnum):
+    ACCEPTED = 0  # no session; with TLS, the peer has not sent a byte
+    HANDSHAKE = 1  # TLS only: the peer has sent bytes, there is no session yet
+    READING = 2
+    PAUSED = 3  # the session has stopped reading
+    REDELIVERING = 4  # the session resumed: it gets the held bytes before the socket is read
+    CLOSING = 5  # this side has closed the connection; written bytes still go out
+    BROKEN = 6  # the peer has closed; the socket may hold bytes that it sent before
+    ENDED = 7
+
+
+class Event(IntEnum):
+    BEGIN_HANDSHAKE = 0
+    OPEN = 1
+    PAUSE = 2
+    RESUME = 3
+    REDELIVERED = 4
+    CLOSE = 5  # also: abort
+    LOST = 6  # the event loop reports the end of the connection
+    DRAIN = 7  # the last read of the socket, or the end of the time for it
+
+
+# States in which the session may read and write.
+OPEN_STATES = frozenset({State.READING, State.PAUSED, State.REDELIVERING})
+_LIVE_STATES = (State.ACCEPTED, State.HANDSHAKE, *OPEN_STATES)
+
+_NEXT_STATE: dict[tuple[State, Event], State] = {
+    (State.ACCEPTED, Event.BEGIN_HANDSHAKE): State.HANDSHAKE,
+    (State.ACCEPTED, Event.OPEN): State.READING,
+    (State.HANDSHAKE, Event.OPEN): State.READING,
+    (State.READING, Event.PAUSE): State.PAUSED,
+    (State.PAUSED, Event.RESUME): State.REDELIVERING,
+    (State.REDELIVERING, Event.PAUSE): State.PAUSED,
+    (State.REDELIVERING, Event.REDELIVERED): State.READING,
+    **{(state, Event.CLOSE): State.CLOSING for state in _LIVE_STATES},
+    **{(state, Event.LOST): State.BROKEN for state in _LIVE_STATES},
+    (State.CLOSING, Event.LOST): State.ENDED,
+    (State.BROKEN, Event.DRAIN): State.ENDED,
+}
+
+
+class Slot(IntEnum):
+    """The connection's place among those that the listener counts."""
+
+    NONE = 0
+    COUNTED = 1
+    RETAINED = 2  # the connection has ended, but its session has not finished
+
+
+class StreamConnection(StreamIO, asyncio.BufferedProtocol):
+    """Connects a session to a socket. The listener counts connections by `admit` and `lost`.
+
+    The receive methods of the protocol and `write` are those of `StreamIO`, compiled.
+    """
 
     peer: str
     identity: Identity
     is_unix: bool
-    hangups: HangupMonitor | None = None  # set by the listener
-    _session: StreamSession
     _transport: asyncio.Transport
 
     def __init__(
@@ -37,29 +95,28 @@ class StreamConnection(asyncio.BufferedProtocol):
         shared: SharedBuffer,
         admit: Callable[[StreamConnection], bool],
         lost: Callable[[StreamConnection], None],
+        hangups: HangupMonitor | None = None,
     ) -> None:
+        super().__init__(shared)
         self._open_session = open_session
-        self._inbox = ReceiveBuffer(shared)
-        # Bound directly to the receive buffer: a client that waits for each answer pays for
-        # every call in between.
-        self.get_buffer = self._inbox.get_buffer  # type: ignore[method-assign]
-        self.buffer_updated = self._inbox.buffer_updated  # type: ignore[method-assign]
         self._admit = admit
         self._on_lost = lost
-        self._admitted = False
-        self._opened = False  # a session exists
-        self._paused = False  # as the session requested
-        self._reading = True  # as the transport was set
-        self._closing = False
-        self._broken = False  # the peer has closed; the socket may hold bytes sent before
-        self._holds_slot = False  # the peer is gone, but the session has not finished
+        self._hangups = hangups
+        self._session: StreamSession | None = None
+        self._state = State.ACCEPTED
+        self._slot = Slot.NONE
         self._watched: int | None = None  # the descriptor in the hang-up monitor
         self._linger: asyncio.TimerHandle | None = None
 
-    # --- called by the session (bus.connection.Pipe)
+    def _apply(self, event: Event) -> bool:
+        """Change the state. Returns False if the event changes nothing in this state."""
+        state = _NEXT_STATE.get((self._state, event))
+        if state is None:
+            return False
+        self._state = state
+        return True
 
-    def write(self, data: bytes) -> None:
-        self._transport.write(data)
+    # --- called by the session (bus.connection.ConnectionIO)
 
     def write_many(self, chunks: list[bytes]) -> None:
         self._transport.writelines(chunks)
@@ -71,122 +128,125 @@ class StreamConnection(asyncio.BufferedProtocol):
         return unsent_bytes(self._transport.get_extra_info("socket"))
 
     def pause_reading(self) -> None:
-        self._paused = True
-        if self._reading and not self._closing:
-            self._reading = False
+        # In REDELIVERING the transport is still paused.
+        must_pause = self._state is State.READING
+        self._apply(Event.PAUSE)
+        if must_pause:
             self._transport.pause_reading()
 
     def watch_hangup(self, hung_up: Callable[[], None]) -> None:
-        if self.hangups is not None and self._watched is None and not self._closing:
+        if self._hangups is not None and self._watched is None and self._state in OPEN_STATES:
             self._watched = self._transport.get_extra_info("socket").fileno()
-            self.hangups.watch(self._watched, hung_up)
+            self._hangups.watch(self._watched, hung_up)
 
     def resume_reading(self) -> None:
-        if not self._paused or self._closing:
+        if not self._apply(Event.RESUME):
             return
         self._stop_watching()
-        self._paused = False
-        self._offer_again()
-        # The session may have paused or closed the connection during the delivery.
-        if not self._paused and not self._closing:
-            self._reading = True
+        self.redeliver_held()
+        # Not if the session has paused or closed the connection during the delivery.
+        if self._apply(Event.REDELIVERED):
             self._transport.resume_reading()
 
     def _stop_watching(self) -> None:
-        if self.hangups is not None and self._watched is not None:
-            self.hangups.forget(self._watched)
+        if self._hangups is not None and self._watched is not None:
+            self._hangups.forget(self._watched)
             self._watched = None
 
     def redeliver(self) -> None:
-        if self._opened:
-            self._offer_again()
-        if self._broken:
-            self._broken = False  # read once: the descriptor may be reused soon
+        if self._session is not None:
+            self.redeliver_held()
+        if self._apply(Event.DRAIN):
             self._read_rest()
 
     def retain_slot(self) -> None:
-        self._holds_slot = True
+        self._slot = Slot.RETAINED
 
     def release_slot(self) -> None:
-        if self._holds_slot:
-            self._holds_slot = False
-            self._on_lost(self)
-
-    def has_failed(self) -> bool:
-        return self._transport.is_closing()
+        if self._slot is Slot.RETAINED:
+            self._free_slot()
 
     def close(self) -> None:
-        if self._closing:
-            return
-        self._closing = True
-        self._stop_watching()
-        self._transport.close()
-        self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
+        if self._apply(Event.CLOSE):
+            self._stop_watching()
+            self._transport.close()
+            # A peer that does not read would keep the connection open forever.
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
 
     def abort(self) -> None:
-        self._closing = True
+        self._apply(Event.CLOSE)
         self._stop_watching()
         self._transport.abort()
+        # A stopping bus aborts sessions that have not finished; nothing else frees their slots.
         self.release_slot()
 
     # --- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if self._identify_and_admit(transport):
-            descriptor = transport.get_extra_info("socket").fileno()
-            self.write = SocketWriter(descriptor, self._transport).write  # type: ignore[method-assign]
-            self.has_failed = self._transport.is_closing  # type: ignore[method-assign]
             self._open()
 
+    def pause_writing(self) -> None:
+        if self._session is not None:
+            self._session.on_stalled()
+
+    def resume_writing(self) -> None:
+        if self._session is not None:
+            self._session.on_writable()
+
     def eof_received(self) -> bool:
-        return self._opened and not self._closing and self._session.on_half_closed()
+        session = self._session
+        return session is not None and self._state in OPEN_STATES and session.on_half_closed()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._broken = not self._closing
-        self._closing = True
+        self._apply(Event.LOST)
         self._stop_watching()
         if self._linger is not None:
             self._linger.cancel()
-        if self._opened:
+        if self._session is not None:
             self._session.on_ended()
-        if self._admitted and not self._holds_slot:
-            self._on_lost(self)
+        # The session has read the rest within `on_ended`, or never: the descriptor may be
+        # that of another connection soon.
+        self._apply(Event.DRAIN)
+        if self._slot is Slot.COUNTED:
+            self._free_slot()
+
+    def _free_slot(self) -> None:
+        self._slot = Slot.NONE
+        self._on_lost(self)
 
     def _identify_and_admit(self, transport: asyncio.BaseTransport) -> bool:
         """Identify the peer. Returns False if the connection limit is reached."""
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
+        self.attach(sock.fileno(), self._transport)
         self.identity = identify_peer(sock)
         self.is_unix = sock.family == socket.AF_UNIX
         self.peer = describe_peer(transport.get_extra_info("peername"), self.identity)
-        self._admitted = self._admit(self)
-        if self._admitted:
-            keep_alive(sock)
-        else:
+        if not self._admit(self):
             self.abort()
-        return self._admitted
+            return False
+        self._slot = Slot.COUNTED
+        keep_alive(sock)
+        return True
 
     def _open(self) -> None:
         # High-water mark 0: no second queue below the outbox, so the session notices every stall.
         self._transport.set_write_buffer_limits(high=0)
+        # Before the session exists: it may pause or close the connection while it is made.
+        self._apply(Event.OPEN)
         try:
             self._session = self._open_session(self)
         except BaseException:
             self.abort()
             raise
-        self._opened = True
-        self._inbox.receive = self._session.receive
-        self.pause_writing = self._session.on_stalled  # type: ignore[method-assign]
-        self.resume_writing = self._session.on_writable  # type: ignore[method-assign]
-
-    def _offer_again(self) -> None:
-        self._inbox.redeliver()
+        self.receive = self._session.receive
 
     def _read_rest(self) -> None:
         """Read the bytes that the peer sent before a write found the connection broken."""
         descriptor = self._transport.get_extra_info("socket").fileno()
         try:
-            while count := os.readv(descriptor, [self._inbox.get_buffer()]):
-                self._inbox.buffer_updated(count)
+            while count := os.readv(descriptor, [self.get_buffer()]):
+                self.buffer_updated(count)
         except OSError:
             pass  # everything has been read

@@ -1,8 +1,8 @@
 """Listeners for TCP, Unix sockets and TLS, with a limit of connections.
 
-A *gate* counts connections for all listeners that share it. A connection over the limit is
-closed right after it is accepted, which the peer notices at once. Not accepting it would
-leave the peer without an answer and the backlog full.
+A `ConnectionLimit` counts connections for all listeners that share it. A connection over the
+limit is closed right after it is accepted, which the peer notices at once. Not accepting it
+would leave the peer without an answer and the backlog full.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from polybus.errors import AddressError, AddressInUse
-from polybus.kernel.receive_buffer import SharedBuffer
+from polybus.kernel.stream_io import SharedBuffer
 from polybus.model.address import Address
 from polybus.model.identity import Identity
 from polybus.transports.hangup_monitor import HangupMonitor
@@ -52,7 +53,7 @@ class ConnectionLimit:
 
 
 class CallerLimit(Protocol):
-    """Counts connections per caller; the gate counts all of them."""
+    """Counts connections per caller; `ConnectionLimit` counts all of them."""
 
     def acquire(self, identity: Identity) -> bool:
         """Count a connection. Returns False if the caller has reached its limit."""
@@ -100,27 +101,12 @@ class StreamListener:
             connection.abort()
         await self._empty.wait()
 
-    def _make(self) -> StreamConnection:
-        return self._watched(
-            StreamConnection(self._open_session, self._options.shared, self._admit, self._lost)
-        )
-
-    def _makes_encrypted(self, context: ssl.SSLContext) -> Callable[[], StreamConnection]:
-        sealed = SharedBuffer(SEALED_BYTES)
-        common = (self._open_session, self._options.shared, self._admit, self._lost)
-        last = (context, sealed, self._options.on_handshake_failed)
-        return lambda: self._watched(TlsConnection(*common, *last))
-
-    def _watched(self, connection: StreamConnection) -> StreamConnection:
-        connection.hangups = self._options.hangups
-        return connection
-
     def _admit(self, connection: StreamConnection) -> bool:
-        gate, places = self._options.connection_limit, self._options.caller_limit
-        if not gate.enter(connection.peer):
+        limit, caller_limit = self._options.connection_limit, self._options.caller_limit
+        if not limit.enter(connection.peer):
             return False
-        if places is not None and not places.acquire(connection.identity):
-            gate.leave()
+        if caller_limit is not None and not caller_limit.acquire(connection.identity):
+            limit.leave()
             return False
         self._connections.add(connection)
         self._empty.clear()
@@ -136,21 +122,25 @@ class StreamListener:
 
     async def _open(self, address: Address) -> None:
         loop = asyncio.get_running_loop()
+        options = self._options
+        common = (self._open_session, options.shared, self._admit, self._lost, options.hangups)
+        make: Callable[[], StreamConnection] = partial(StreamConnection, *common)
         if address.is_unix:
-            sock = _bind_unix(address, self._options.unix_mode)
-            self._server = await loop.create_unix_server(self._make, sock=sock, backlog=BACKLOG)
+            sock = _bind_unix(address, options.unix_mode)
+            self._server = await loop.create_unix_server(make, sock=sock, backlog=BACKLOG)
             self.address = address
             return
-        make = self._make
         if address.is_encrypted:
-            if self._options.tls is None:
+            if options.tls is None:
                 raise AddressError(
                     f"{address}: a TLS listener must have a certificate;"
                     " set certificate and key in [tls]"
                 )
-            make = self._makes_encrypted(self._options.tls)
+            sealed = SharedBuffer(SEALED_BYTES)
+            make = partial(TlsConnection, *common, options.tls, sealed, options.on_handshake_failed)
         sock = await _bind_tcp(address)
         self._server = await loop.create_server(make, sock=sock, backlog=BACKLOG)
+        # Port 0 asks the kernel for a free one.
         self.address = address.with_port(sock.getsockname()[1])
 
 
@@ -162,20 +152,24 @@ async def listen(
     try:
         await listener._open(address)
     except OSError as error:
-        raise _bind_error(address, error) from error
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"{address} is in use by another listener") from error
+        reason = error.strerror or str(error)
+        raise AddressError(f"{address}: cannot be listened on: {reason}") from error
     return listener
 
 
 async def _bind_tcp(address: Address) -> socket.socket:
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(
+    resolved = await loop.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
-    family, kind, protocol, _, where = found[0]
+    family, kind, protocol, _, endpoint = resolved[0]
     sock = socket.socket(family, kind, protocol)
     try:
+        # A restarted bus binds its port again while old connections are in TIME_WAIT.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(where)
+        sock.bind(endpoint)
         sock.setblocking(False)
     except BaseException:
         sock.close()
@@ -197,10 +191,3 @@ def _bind_unix(address: Address, mode: int) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def _bind_error(address: Address, error: OSError) -> AddressError | AddressInUse:
-    if error.errno == errno.EADDRINUSE:
-        return AddressInUse(f"{address} is in use by another listener")
-    reason = error.strerror or str(error)
-    return AddressError(f"{address}: cannot be listened on: {reason}")

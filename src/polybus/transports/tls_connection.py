@@ -18,13 +18,16 @@ import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from polybus.transports.stream_connection import StreamConnection
+from polybus.kernel.stream_io import SharedBuffer
+from polybus.transports.stream_connection import OPEN_STATES, Event, State, StreamConnection
 
 if TYPE_CHECKING:
-    from polybus.kernel.receive_buffer import SharedBuffer
+    from polybus.transports.hangup_monitor import HangupMonitor
     from polybus.transports.stream_session import StreamSession
 
 HANDSHAKE_TIMEOUT_S = 10.0  # bounds how long an unfinished handshake holds a descriptor
+# States in which the session accepts decrypted bytes.
+DELIVERING = frozenset({State.READING, State.REDELIVERING})
 
 
 class TlsConnection(StreamConnection):
@@ -36,25 +39,23 @@ class TlsConnection(StreamConnection):
         shared: SharedBuffer,
         admit: Callable[[StreamConnection], bool],
         lost: Callable[[StreamConnection], None],
+        hangups: HangupMonitor | None,
         context: ssl.SSLContext,
         sealed: SharedBuffer,
         failed: Callable[[str, str], None],
     ) -> None:
-        super().__init__(open_session, shared, admit, lost)
+        super().__init__(open_session, shared, admit, lost, hangups)
         self._encrypted = sealed
         self._failed = failed  # called with peer and reason of a failed handshake
-        self._begun = False  # the peer has sent bytes
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._timer: asyncio.TimerHandle | None = None
-        self.get_buffer = self._sealed_space  # type: ignore[method-assign]
-        self.buffer_updated = self._sealed_filled  # type: ignore[method-assign]
+        self._handshake_timer: asyncio.TimerHandle | None = None
 
     # --- called by the session
 
     def write(self, data: bytes) -> None:
-        if self._closing:
+        if self._state not in OPEN_STATES:
             return
         rest = memoryview(data)
         try:
@@ -68,64 +69,19 @@ class TlsConnection(StreamConnection):
         self.write(b"".join(chunks))
 
     def close(self) -> None:
-        if self._opened and not self._closing:
-            self._send_close_notify()
+        if self._state in OPEN_STATES:
+            # close_notify lets the peer tell the end from a cut. Its own is not awaited:
+            # without it `unwrap` raises.
+            try:
+                self._tls.unwrap()
+            except ssl.SSLError:
+                pass
+            self._send()
         super().close()
 
-    # --- called by the event loop
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._identify_and_admit(transport):
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._on_handshake_timeout)
-
-    def _sealed_filled(self, nbytes: int) -> None:
-        if not self._admitted or self._closing:
-            return
-        self._begun = True
-        self._incoming.write(self._encrypted.view[:nbytes])
-        try:
-            if not self._opened:
-                self._do_handshake()
-            self._decrypt()
-        except ssl.SSLWantReadError:
-            self._send()
-        except ssl.SSLError as error:
-            self._send()  # the TLS alert with the reason
-            if not self._opened:
-                self._failed(self.peer, (error.reason or "unknown").lower())
-            super().close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        if self._begun and not self._opened and not self._closing:
-            self._failed(self.peer, "hung_up")
-        super().connection_lost(exc)
-
-    def _on_handshake_timeout(self) -> None:
-        self._failed(self.peer, "timeout")
-        self.abort()
-
-    def _do_handshake(self) -> None:
-        self._tls.do_handshake()
-        self._stop_timer()
-        self._send()
-        self._open()
-
-    def _decrypt(self) -> None:
-        """Decrypt and deliver received bytes until none are left or the session pauses."""
-        while not self._paused and not self._closing:
-            space = self._inbox.get_buffer()
-            count = cast(
-                int, self._tls.read(len(space), space)
-            )  # with a buffer it returns the count
-            if not count:
-                self._on_close_notify()
-                return
-            self._inbox.buffer_updated(count)
-
-    def _offer_again(self) -> None:
-        super()._offer_again()
+    def redeliver_held(self) -> None:
+        super().redeliver_held()
+        # Bytes that arrived with the held ones may still be encrypted.
         try:
             self._decrypt()
         except ssl.SSLWantReadError:
@@ -133,28 +89,69 @@ class TlsConnection(StreamConnection):
         except ssl.SSLError:
             self.abort()
 
+    # --- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._identify_and_admit(transport):
+            loop = asyncio.get_running_loop()
+            self._handshake_timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._on_handshake_timeout)
+
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        return self._encrypted.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._apply(Event.BEGIN_HANDSHAKE)
+        if self._state is not State.HANDSHAKE and self._state not in OPEN_STATES:
+            return
+        self._incoming.write(self._encrypted.view[:nbytes])
+        try:
+            if self._state is State.HANDSHAKE:
+                self._tls.do_handshake()
+                self._stop_handshake_timer()
+                self._send()
+                self._open()
+            self._decrypt()
+        except ssl.SSLWantReadError:
+            self._send()
+        except ssl.SSLError as error:
+            self._send()  # the TLS alert with the reason
+            if self._state is State.HANDSHAKE:
+                self._failed(self.peer, (error.reason or "unknown").lower())
+            # Not self.close(): after a TLS error there is no close_notify to send.
+            super().close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_handshake_timer()
+        # A peer that sent nothing, such as a port scanner, is not a failed handshake.
+        if self._state is State.HANDSHAKE:
+            self._failed(self.peer, "hung_up")
+        super().connection_lost(exc)
+
+    def _on_handshake_timeout(self) -> None:
+        self._failed(self.peer, "timeout")
+        self.abort()
+
+    def _stop_handshake_timer(self) -> None:
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+
+    def _decrypt(self) -> None:
+        """Decrypt and deliver received bytes until none are left or the session pauses."""
+        while self._state in DELIVERING:
+            space = super().get_buffer()
+            # With a buffer, `read` returns the count.
+            count = cast(int, self._tls.read(len(space), space))
+            if count:
+                super().buffer_updated(count)
+                continue
+            # The peer's close_notify.
+            if not self.eof_received():
+                self.close()
+            return
+
     def _read_rest(self) -> None:
         """Discard the undecrypted rest: TLS cannot proceed without the peer."""
-
-    def _sealed_space(self, sizehint: int) -> memoryview:
-        return self._encrypted.view
 
     def _send(self) -> None:
         if self._outgoing.pending:
             self._transport.write(self._outgoing.read())
-
-    def _on_close_notify(self) -> None:
-        if not self.eof_received():
-            self.close()
-
-    def _send_close_notify(self) -> None:
-        """Send close_notify, so that the peer can tell the end from a cut. Await no reply."""
-        try:
-            self._tls.unwrap()
-        except ssl.SSLError:
-            pass
-        self._send()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()

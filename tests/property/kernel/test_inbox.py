@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from polybus.kernel.receive_buffer import ReceiveBuffer, SharedBuffer
+from polybus.kernel.stream_io import ReceiveBuffer, SharedBuffer
 from tests.rig.oracle import inbox as oracle
 
 SHARED = 16
@@ -36,7 +36,7 @@ def test_programs(program: list[bytes | None], appetites: list[int]):
     kernel.receive, plain.receive = sessions[0].receive, sessions[1].receive
     for data in program:
         if data is None:
-            kernel.redeliver()
+            kernel.redeliver_held()
             plain.redeliver()
         while data:
             space = kernel.get_buffer()

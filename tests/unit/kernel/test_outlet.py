@@ -1,4 +1,4 @@
-"""The way out: into the socket if nothing is in the way, else to the loop, and all in order."""
+"""Direct writes: into the socket if the loop has no queue, else to the loop, in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.kernel.socket_writer import SocketWriter
+from polybus.kernel.stream_io import SharedBuffer, StreamIO
 
 
 class Loop:
@@ -40,51 +40,57 @@ def ends() -> Iterator[Ends]:
         yield near, far
 
 
-def test_what_the_socket_takes_is_not_queued(ends: Ends):
+def attached(near: socket.socket, loop: Loop) -> StreamIO:
+    stream = StreamIO(SharedBuffer(64))
+    stream.attach(near.fileno(), loop)  # type: ignore[arg-type]
+    return stream
+
+
+def test_bytes_that_fit_the_socket_are_not_queued(ends: Ends):
     near, far = ends
     loop = Loop()
-    SocketWriter(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
+    attached(near, loop).write(b"abc")
     assert (far.recv(9), loop.queue) == (b"abc", b"")
 
 
-def test_what_it_does_not_take_is_queued_and_so_is_all_that_follows(ends: Ends):
+def test_rest_and_later_writes_are_queued_in_order(ends: Ends):
     near, far = ends
     loop = Loop()
-    outlet = SocketWriter(near.fileno(), loop)  # type: ignore[arg-type]
+    stream = attached(near, loop)
     data = bytes(range(256)) * 16384
-    outlet.write(data)
+    stream.write(data)
     assert 0 < len(loop.queue) < len(data)
     sent = len(data) - len(loop.queue)
     got = far.recv(sent)  # there is room again, but bytes must not overtake the queue
-    outlet.write(b"last")
+    stream.write(b"last")
     while len(got) < sent:
         got += far.recv(sent)
     assert got + loop.queue == data + b"last"
 
 
-def test_a_socket_without_room_takes_nothing(ends: Ends):
+def test_write_to_a_full_socket_is_queued(ends: Ends):
     near, _ = ends
     with contextlib.suppress(BlockingIOError):
         while True:
             near.send(bytes(65536))
     loop = Loop()
-    SocketWriter(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
+    attached(near, loop).write(b"abc")
     assert loop.queue == b"abc"
 
 
-def test_a_broken_socket_is_the_loops_to_find(ends: Ends):
+def test_write_to_a_broken_socket_is_left_to_the_loop(ends: Ends):
     near, far = ends
     far.close()
     loop = Loop()
-    SocketWriter(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
+    attached(near, loop).write(b"abc")
     assert loop.queue == b"abc"
 
 
-def test_a_closing_transports_descriptor_may_be_anybodys(ends: Ends):
+def test_closing_transport_is_not_written_to_directly(ends: Ends):
     near, far = ends
     loop = Loop()
     loop.closing = True
-    SocketWriter(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
+    attached(near, loop).write(b"abc")
     assert loop.queue == b"abc"
     with pytest.raises(BlockingIOError):
         far.recv(9)

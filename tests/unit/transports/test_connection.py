@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from typing_extensions import Buffer
 
-from polybus.kernel.receive_buffer import SharedBuffer
+from polybus.kernel.stream_io import SharedBuffer
 from polybus.transports import stream_connection as module
 from polybus.transports.stream_connection import StreamConnection
 from tests.rig.observer import eventually

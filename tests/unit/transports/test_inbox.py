@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from polybus.kernel.receive_buffer import ReceiveBuffer, SharedBuffer
+from polybus.kernel.stream_io import ReceiveBuffer, SharedBuffer
 from tests.rig.byte_feeder import cut, feed, one_by_one
 
 SHARED = 64  # tiny, so that frames are larger than it
@@ -92,9 +92,9 @@ def test_a_session_may_stop_anywhere_and_go_on(
         session.budget = budgets.pop() if budgets else None
         arrive(inbox, session, piece)
         session.budget = budgets.pop() if budgets else None
-        inbox.redeliver()
+        inbox.redeliver_held()
     session.budget = None
-    inbox.redeliver()
+    inbox.redeliver_held()
     assert session.bodies == bodies
     assert inbox.held_bytes == 0
 
@@ -111,7 +111,7 @@ def test_a_held_tail_stands_before_what_comes_next():
 
 def test_nothing_held_is_not_offered():
     inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
-    inbox.redeliver()
+    inbox.redeliver_held()
     assert session.offers == []
 
 
@@ -151,7 +151,7 @@ def test_a_blocked_session_is_not_offered_more_and_more_memory():
     arrive(inbox, session, framed(b"x" * 40))
     before = len(inbox.get_buffer())
     for _ in range(100):
-        inbox.redeliver()
+        inbox.redeliver_held()
     assert len(inbox.get_buffer()) == before
 
 

@@ -18,7 +18,7 @@ import uvloop
 from typing_extensions import Buffer
 
 from polybus.errors import AddressError, AddressInUse
-from polybus.kernel.receive_buffer import SharedBuffer
+from polybus.kernel.stream_io import SharedBuffer
 from polybus.model.address import Address
 from polybus.transports import tls_connection as tls_module
 from polybus.transports.stream_connection import StreamConnection
