@@ -21,7 +21,7 @@ FRAMING = mutants(
     ("payload one byte short", "if left < HEADER + length:", "if left < HEADER + length - 1:"),
     ("type 6 is known", "or kind == 4 or kind == 6:", "or kind == 4:"),
     ("deregister may have a payload", "kind == DEREGISTER and length != 0", "False"),
-    ("inner length may be less", "read_u32(at) != inner:", "read_u32(at) > inner:"),
+    ("inner length may be less", "load_u32_be(at) != inner:", "read_u32(at) > inner:"),
     ("publish without a header", "if inner < 0 or", "if"),
     ("any inner type", "if at[4] != NOTIFICATION and at[4] != PART:", "if at[4] < NOTIFICATION:"),
     ("topic as long as the payload", "topic_size > inner - 1:", "topic_size > inner:"),
@@ -30,8 +30,8 @@ FRAMING = mutants(
     ("short part", "if frame.body_size < PART_HEADER:", "if frame.body_size < PART_HEADER - 1:"),
     (
         "index as large as count",
-        "read_u16(frame.body + 16) >= read_u16(frame.body + 18)",
-        "read_u16(frame.body + 16) > read_u16(frame.body + 18)",
+        "load_u16_be(frame.body + 16) >= load_u16_be(frame.body + 18)",
+        "load_u16_be(frame.body + 16) > load_u16_be(frame.body + 18)",
     ),
     ("part taken for a message", "frame.kind = FRAGMENT\n", "frame.kind = MESSAGE\n"),
 )

@@ -13,6 +13,7 @@ Fan-out:
 
 Stream I/O:
     stream_io         received bytes in one buffer for all connections; writes straight to a socket
+    client_batch      scanner and encoder of the stream clients: length-prefixed frames
     flight_port       the Arrow Flight service of the native port
 
 Blocks:

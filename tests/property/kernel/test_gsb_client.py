@@ -131,5 +131,5 @@ def test_a_size_that_cannot_be(size):
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 2), (3, 2), (0, 99)])
 def test_a_region_outside_of_the_buffer(start, end):
-    with pytest.raises(ValueError, match="region"):
+    with pytest.raises(ValueError, match="within the buffer"):
         kernel.scan(bytearray(10), start, end, False, CAP)

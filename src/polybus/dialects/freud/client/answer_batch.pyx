@@ -1,30 +1,26 @@
-"""Freud's wire as its clients see it: many requests out, many answers in, one call each.
+"""Freud's wire for its clients: many requests out, many answers in, one call each.
 
-Going out, `encode_run` writes the Produce requests of many messages into one
-buffer, and `encode_gets` writes many equal Gets.
+`encode_run` writes the Produce requests of many messages into one buffer, and `encode_gets`
+writes many equal Gets.
 
-Coming in, `scan_answers` walks a received buffer once and returns an AnswerBatch:
-one copy of the bytes, and for each answer its code and where its payload lies. No
-Python object is made per answer until someone asks for it. Answers come in the order
-of the requests, so a client counts them off against what it has sent.
-
-Every length is checked against the end of the buffer before it is believed. Places
-in a batch are 32 bits, so a region over 4 GiB is refused.
+`scan_answers` walks a received buffer once and returns an AnswerBatch: one copy of the bytes,
+and for each answer its code and the offset of its payload. A Python object per answer is made
+only on access. Answers arrive in the order of the requests, so a client matches them by
+counting.
 """
 cimport cython
-from cpython.bytes cimport (
-    PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
-)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_New, PyList_SET_ITEM
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.mem cimport PyMem_Free
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from polybus.kernel.byte_order cimport load_length, load_u32, load_u64, store_u32
-
-cdef extern from "bytes_inline.h":
-    void copy "polybus_copy"(unsigned char* out, const unsigned char* source, size_t size) noexcept nogil
+from polybus.kernel.byte_order cimport load_u32, load_u64, store_u32
+from polybus.kernel.client_batch cimport (
+    NO_MARK, TOO_LARGE, FrameBatch, FrameFormat, LengthField, Scan,
+    encode_all, encode_run as encode_contents, grow,
+)
 
 cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
@@ -32,13 +28,11 @@ cdef extern from "Python.h":
 cdef enum:
     HEADER = 8  # type or code 4, length 4
     PRODUCE_HEADER = 12  # the header and the name's length
-    NAME_LENGTH = 4
     MAX_NAME = 255
     SUBSCRIBER_ID = 16
     GET_FRAME = 28
     MESSAGE_ID = 8
     RECORD_HEADER = 20  # message id 8, timestamp 8, flags 4
-    FIRST_CAPACITY = 32  # entries of a fresh table; it doubles as it fills
     NOTICE_FLAG = 1
 
 cdef enum Type:
@@ -48,7 +42,10 @@ cdef enum Type:
 
 cdef int64_t MAX_U32 = 0xFFFFFFFF
 
-# Roughly what the objects of one batch weigh besides its bytes and its table.
+# header 8, of which the length is the second half, little-endian
+cdef FrameFormat ANSWER = FrameFormat(HEADER, 4, 4, False, NO_MARK)
+
+# The approximate size of a batch's objects besides its bytes and its table.
 cdef Py_ssize_t BATCH_OVERHEAD_BYTES = 192
 
 cdef struct Entry:
@@ -58,7 +55,7 @@ cdef struct Entry:
 
 
 cdef inline void put(list found, Py_ssize_t place, object item) noexcept:
-    Py_INCREF(item)  # the place takes over a reference
+    Py_INCREF(item)  # SET_ITEM takes a reference of its own
     PyList_SET_ITEM(found, place, item)
 
 
@@ -68,7 +65,7 @@ cdef inline void put(list found, Py_ssize_t place, object item) noexcept:
 @cython.final
 @cython.freelist(256)
 cdef class Answer:
-    """One answer, as it came."""
+    """One answer, as received."""
 
     cdef readonly uint32_t code
     cdef readonly bytes payload
@@ -96,7 +93,7 @@ cdef class Answer:
 @cython.final
 @cython.freelist(256)
 cdef class Record:
-    """A message with its id and its time, as Get Record answers it."""
+    """A message with its id and timestamp: the answer to Get Record."""
 
     cdef readonly uint64_t message_id
     cdef readonly uint64_t timestamp_ns
@@ -115,7 +112,7 @@ cdef class Record:
 
     @property
     def is_notice(self):
-        """Is this the notice that the topic was deleted, and no message?"""
+        """Return True for the notice that the topic was deleted."""
         return bool(self.flags & NOTICE_FLAG)
 
     cdef tuple fields(self):
@@ -137,43 +134,29 @@ cdef class Record:
 
 
 @cython.final
-cdef class AnswerBatch:
-    """The answers of one received buffer, in their order; it never changes.
+cdef class AnswerBatch(FrameBatch):
+    """The answers of one received buffer, in order; immutable.
 
-    `len`, indexing and iteration give answers one by one. The other methods work
-    on answers `start` to `end` at once; `run_end` says how far a code reaches.
+    `len`, indexing and iteration return single answers. The other methods work on answers
+    `start` to `end` at once; `run_end` returns how far a code reaches.
     """
 
-    cdef bytes region
     cdef Entry* entries
-    cdef Py_ssize_t count
     cdef Py_ssize_t capacity
-
-    def __cinit__(self):
-        self.region = b""
 
     def __dealloc__(self):
         PyMem_Free(self.entries)
 
-    # Filling: only inside this file, before anyone else sees the batch.
-
-    cdef int add(self, uint32_t code, Py_ssize_t start, Py_ssize_t size) except -1:
+    cdef int add_frame(
+        self, const unsigned char* start, Py_ssize_t at, Py_ssize_t size, const unsigned char* header
+    ) except -1:
         if self.count == self.capacity:
-            self.widen()
-        self.entries[self.count] = Entry(code, <uint32_t>start, <uint32_t>size)
+            self.entries = <Entry*>grow(self.entries, &self.capacity, sizeof(Entry))
+        self.entries[self.count] = Entry(load_u32(header), <uint32_t>at, <uint32_t>size)
         self.count += 1
         return 0
 
-    cdef int widen(self) except -1:
-        cdef Py_ssize_t wider = max(<Py_ssize_t>FIRST_CAPACITY, 2 * self.capacity)
-        cdef void* grown = PyMem_Realloc(self.entries, wider * sizeof(Entry))
-        if grown is NULL:
-            raise MemoryError
-        self.entries = <Entry*>grown
-        self.capacity = wider
-        return 0
-
-    # Making objects, only when asked.
+    # --- objects, made on access
 
     cdef inline const unsigned char* payload_at(self, const Entry* entry) noexcept:
         return <const unsigned char*>PyBytes_AS_STRING(self.region) + entry.start
@@ -207,21 +190,14 @@ cdef class AnswerBatch:
         return 0
 
     cdef list places(self, Py_ssize_t start, Py_ssize_t end):
-        """A list with a place for each; `put` fills it. (It never grows: an append may fail.)"""
+        """Return a list that `put` fills. It never grows, because an append may fail."""
         self.check(start, end)
         return PyList_New(end - start)
 
-    # The public face.
-
-    def __len__(self):
-        return self.count
+    # --- the public interface
 
     def __getitem__(self, Py_ssize_t place):
-        if place < 0:
-            place += self.count
-        if not 0 <= place < self.count:
-            raise IndexError("batch index out of range")
-        return self.answer(place)
+        return self.answer(self.index(place))
 
     def __iter__(self):
         cdef Py_ssize_t place
@@ -233,18 +209,18 @@ cdef class AnswerBatch:
 
     @property
     def memory_bytes(self):
-        """About how much memory the batch holds."""
+        """Return the approximate memory of the batch."""
         cdef Py_ssize_t table = self.capacity * <Py_ssize_t>sizeof(Entry)
         return BATCH_OVERHEAD_BYTES + PyBytes_GET_SIZE(self.region) + table
 
     def code(self, Py_ssize_t place):
-        """The code of one answer."""
+        """Return the code of one answer."""
         if not 0 <= place < self.count:
             raise IndexError("answers out of range")
         return self.entries[place].code
 
     def run_end(self, Py_ssize_t start, Py_ssize_t end):
-        """The end of the run of equal codes that begins with answer `start`, at most `end`."""
+        """Return the end of the run of equal codes that begins with `start`, at most `end`."""
         cdef Py_ssize_t place = start + 1
         self.check(start, end)
         if start == end:
@@ -254,7 +230,7 @@ cdef class AnswerBatch:
         return place
 
     def payloads(self, Py_ssize_t start, Py_ssize_t end):
-        """The payloads, as a list of bytes: message bodies, where Gets were answered Ok."""
+        """Return the payloads: message bodies, if Gets were answered Ok."""
         cdef Py_ssize_t place
         cdef list found = self.places(start, end)
         for place in range(start, end):
@@ -262,7 +238,7 @@ cdef class AnswerBatch:
         return found
 
     def message_ids(self, Py_ssize_t start, Py_ssize_t end):
-        """The ids in Ok answers to Produce; ValueError if one is none."""
+        """Return the ids in Ok answers to Produce. Raises ValueError if one is not an id."""
         cdef Py_ssize_t place
         cdef list found = self.places(start, end)
         for place in range(start, end):
@@ -272,7 +248,7 @@ cdef class AnswerBatch:
         return found
 
     def records(self, Py_ssize_t start, Py_ssize_t end):
-        """The records in Ok answers to Get Record; ValueError if one is none."""
+        """Return the records in Ok answers to Get Record. Raises ValueError if one is invalid."""
         cdef Py_ssize_t place
         cdef list found = self.places(start, end)
         for place in range(start, end):
@@ -286,52 +262,43 @@ def scan_answers(
     Py_ssize_t end,
     Py_ssize_t max_frame_bytes,
 ):
-    """Reads the whole answers in buffer[start:end].
+    """Read the complete answers in buffer[start:end].
 
-    Returns (bytes consumed, AnswerBatch, whether the next answer's length is over
-    the cap). An unfinished answer at the end is left unconsumed.
+    Returns (bytes consumed, AnswerBatch, whether the next answer's length exceeds
+    `max_frame_bytes`). An incomplete answer at the end is left unconsumed.
     """
     cdef AnswerBatch batch = AnswerBatch.__new__(AnswerBatch)
-    cdef const unsigned char* at
-    cdef Py_ssize_t size, consumed = 0
-    cdef int64_t length
-    cdef bint too_large = False
-    if not 0 <= start <= end <= buffer.shape[0]:
-        raise ValueError("start and end must lie within the buffer")
-    size = end - start
-    if size > MAX_U32:
-        raise ValueError("a scanned region is at most 4 GiB")
-    if size < HEADER:
-        return 0, batch, False
-    at = &buffer[start]
-    while size - consumed >= HEADER:
-        length = load_length(at + consumed + 4)
-        too_large = length > max_frame_bytes
-        if too_large or length > size - consumed - HEADER:
-            break
-        batch.add(load_u32(at + consumed), consumed + HEADER, <Py_ssize_t>length)
-        consumed += HEADER + <Py_ssize_t>length
+    cdef Scan scan = batch.scan(buffer, start, end, &ANSWER, max(0, max_frame_bytes))
     if batch.count:
-        batch.region = PyBytes_FromStringAndSize(<const char*>at, consumed)
-    return consumed, batch, too_large
+        batch.region = PyBytes_FromStringAndSize(<const char*>&buffer[start], scan.consumed)
+    return scan.consumed, batch, scan.reason == TOO_LARGE
 
 
 # --- requests ------------------------------------------------------------------
 
 
-def encode_produces(bytes topic not None, contents, Py_ssize_t max_frame_bytes):
-    """One buffer with a Produce request for each of `contents` (any bytes-like objects).
+cdef bytes produce_prefix(bytes topic, Py_ssize_t max_frame_bytes, LengthField* length):
+    """Return the bytes of a Produce request before its body; `length` becomes its length field."""
+    cdef unsigned char[PRODUCE_HEADER] header
+    cdef Py_ssize_t topic_size = PyBytes_GET_SIZE(topic)
+    if not 1 <= topic_size <= MAX_NAME:
+        raise ValueError(f"a topic has 1 to {MAX_NAME} bytes, not {topic_size}")
+    if not 0 <= max_frame_bytes <= MAX_U32:
+        raise ValueError("max_frame_bytes must fit 32 bits")
+    store_u32(&header[0], PRODUCE)
+    store_u32(&header[HEADER], <uint32_t>topic_size)
+    length[0] = LengthField(4, PRODUCE_HEADER - HEADER + topic_size, False)
+    return PyBytes_FromStringAndSize(<const char*>&header[0], PRODUCE_HEADER) + topic
 
-    OverflowError names the first that is too large for one frame.
+
+def encode_produces(bytes topic not None, contents, Py_ssize_t max_frame_bytes):
+    """Return one buffer with a Produce request for each of `contents` (bytes-like objects).
+
+    Raises OverflowError that names the first content that is too large for one frame.
     """
-    cdef list items = list(contents)
-    data, after = encode_run(topic, items, 0, max_frame_bytes, PY_SSIZE_T_MAX)
-    if after != len(items):
-        raise OverflowError(
-            f"content {after} has {memoryview(items[after]).nbytes} bytes, at most"
-            f" {max(0, max_frame_bytes - NAME_LENGTH - len(topic))} fit one frame"
-        )
-    return data
+    cdef LengthField length
+    cdef bytes prefix = produce_prefix(topic, max_frame_bytes, &length)
+    return encode_all(prefix, &length, 1, contents, max_frame_bytes - length.empty)
 
 
 def encode_run(
@@ -341,61 +308,22 @@ def encode_run(
     Py_ssize_t max_frame_bytes,
     Py_ssize_t max_bytes,
 ):
-    """Produce requests for a run of contents[first:]: (the buffer, the place after the run).
+    """Return (Produce requests for a run of contents[first:], the place after the run).
 
-    The run ends at the end of the list, before a content that is too large for
-    one frame, or before the buffer would grow past `max_bytes`; a single request
-    may pass that mark, so there is always progress.
+    The run ends at the end of the list, before a content that is too large for one frame, or
+    before the buffer would exceed `max_bytes`; a single request may exceed that.
     """
-    cdef Py_ssize_t head = PRODUCE_HEADER + len(topic)
-    cdef Py_ssize_t room = max_frame_bytes - (head - HEADER)
-    cdef Py_ssize_t total = 0
-    cdef Py_ssize_t size
-    cdef Py_ssize_t place = first
-    # Holds what the second pass reads, whatever becomes of the caller's list meanwhile.
-    cdef list run = []
-    if not 1 <= len(topic) <= MAX_NAME:
-        raise ValueError(f"a topic has 1 to {MAX_NAME} bytes, not {len(topic)}")
-    if not 0 <= max_frame_bytes <= MAX_U32:
-        raise ValueError("max_frame_bytes must fit 32 bits")
-    if first < 0 or max_bytes < 0:
-        raise ValueError("first and max_bytes are not negative")
-    while place < len(contents):
-        content = contents[place]
-        if not PyBytes_Check(content):
-            content = memoryview(content).tobytes()
-        size = PyBytes_GET_SIZE(content)
-        if size > room or (run and size > max_bytes - head - total):
-            break
-        run.append(content)
-        total += head + size
-        place += 1
-    return write_run(topic, run, total), place
-
-
-cdef bytes write_run(bytes topic, list run, Py_ssize_t total):
-    cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
-    cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(data)
-    cdef unsigned char[PRODUCE_HEADER + MAX_NAME] prefix
-    cdef Py_ssize_t topic_size = PyBytes_GET_SIZE(topic)
-    cdef Py_ssize_t head = PRODUCE_HEADER + topic_size
-    cdef Py_ssize_t size
-    store_u32(&prefix[0], PRODUCE)
-    store_u32(&prefix[HEADER], <uint32_t>topic_size)
-    memcpy(&prefix[PRODUCE_HEADER], PyBytes_AS_STRING(topic), topic_size)
-    for content in run:
-        size = PyBytes_GET_SIZE(content)
-        store_u32(&prefix[4], <uint32_t>(head - HEADER + size))
-        copy(out, &prefix[0], head)
-        copy(out + head, <const unsigned char*>PyBytes_AS_STRING(content), size)
-        out += head + size
-    return data
+    cdef LengthField length
+    cdef bytes prefix = produce_prefix(topic, max_frame_bytes, &length)
+    return encode_contents(
+        prefix, &length, 1, contents, first, max_frame_bytes - length.empty, max_bytes
+    )
 
 
 def encode_gets(
     bytes subscriber not None, Py_ssize_t count, int32_t max_blocking_s, bint records=False
 ):
-    """One buffer with `count` equal Get Message requests, or Get Record if `records`."""
+    """Return a buffer with `count` equal Get Message requests, or Get Record if `records`."""
     cdef unsigned char[GET_FRAME] frame
     cdef bytes data
     cdef unsigned char* out

@@ -2,8 +2,6 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-TOO_LARGE: str
-NO_MESSAGE: str
 OTHER: int
 REPLY: int
 REQUEST: int

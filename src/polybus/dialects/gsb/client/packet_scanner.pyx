@@ -24,6 +24,9 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from polybus.kernel.byte_order cimport store_u64_be
+from polybus.kernel.client_batch cimport BAD_MARK, NO_MARK, TOO_LARGE, FrameBatch, FrameFormat, Scan
+
 cdef enum:
     LENGTH = 8
     IPC_MARK = 1
@@ -35,8 +38,9 @@ cdef enum:
     REQUEST_TAG_LOW = 0x82
     REQUEST_TAG_HIGH = 0x01
 
-TOO_LARGE = "packet_too_large"
-NO_MESSAGE = "ipc_mark"
+# nng's SP framing over tcp and over ipc
+cdef FrameFormat TCP_FRAME = FrameFormat(LENGTH, 0, LENGTH, True, NO_MARK)
+cdef FrameFormat IPC_FRAME = FrameFormat(1 + LENGTH, 1, LENGTH, True, IPC_MARK)
 
 REPLY = 7
 REQUEST = 16
@@ -49,20 +53,6 @@ cdef Py_ssize_t LARGE = 65536
 cdef struct Slice:
     Py_ssize_t start
     Py_ssize_t size
-
-
-cdef inline uint64_t load_u64(const unsigned char* at) noexcept nogil:
-    cdef uint64_t value = 0
-    cdef int place
-    for place in range(LENGTH):
-        value = (value << 8) | at[place]
-    return value
-
-
-cdef inline void store_u64(unsigned char* out, uint64_t value) noexcept nogil:
-    cdef int place
-    for place in range(LENGTH):
-        out[place] = (value >> (56 - 8 * place)) & 0xFF
 
 
 cdef inline int read_varint(
@@ -192,6 +182,19 @@ cdef object read(const unsigned char* data, Py_ssize_t start, Py_ssize_t end, ob
     return found
 
 
+cdef class PacketBatch(FrameBatch):
+    cdef list packets
+
+    def __cinit__(self):
+        self.packets = []
+
+    cdef int add_frame(
+        self, const unsigned char* start, Py_ssize_t at, Py_ssize_t size, const unsigned char* header
+    ) except -1:
+        self.packets.append(read(start, at, at + size, None))
+        return 0
+
+
 def scan(const unsigned char[::1] buffer not None, Py_ssize_t start, Py_ssize_t end, bint is_ipc,
          uint64_t max_packet_bytes):
     """Return (consumed bytes, packets, wanted).
@@ -199,26 +202,15 @@ def scan(const unsigned char[::1] buffer not None, Py_ssize_t start, Py_ssize_t 
     `wanted` is the size of the incomplete last frame with its header, or 0 if it is unknown.
     Raises ValueError with the reason if the bytes are not frames; earlier packets are lost.
     """
-    cdef Py_ssize_t at = start, header = LENGTH + is_ipc
-    cdef uint64_t size
-    cdef list packets = []
-    cdef const unsigned char* data
-    if not 0 <= start <= end <= buffer.shape[0]:
-        raise ValueError("region")
-    if start == end:
-        return 0, packets, 0
-    data = &buffer[0]
-    while end - at >= header:
-        if is_ipc and data[at] != IPC_MARK:
-            raise ValueError(NO_MESSAGE)
-        size = load_u64(data + at + header - LENGTH)
-        if size > max_packet_bytes:
-            raise ValueError(TOO_LARGE)
-        if size > <uint64_t> (end - at - header):
-            return at - start, packets, <Py_ssize_t> size + header
-        packets.append(read(data, at + header, at + header + <Py_ssize_t> size, None))
-        at += header + <Py_ssize_t> size
-    return at - start, packets, 0
+    cdef PacketBatch batch = PacketBatch.__new__(PacketBatch)
+    cdef Scan scan = batch.scan(
+        buffer, start, end, &IPC_FRAME if is_ipc else &TCP_FRAME, max_packet_bytes
+    )
+    if scan.reason == BAD_MARK:
+        raise ValueError("ipc_mark")
+    if scan.reason == TOO_LARGE:
+        raise ValueError("packet_too_large")
+    return scan.consumed, batch.packets, scan.wanted
 
 
 def read_packet(const unsigned char[::1] frame not None, bint is_ipc):
@@ -270,7 +262,7 @@ cdef inline unsigned char* write_head(
     if is_ipc:
         out[0] = IPC_MARK
         out += 1
-    store_u64(out, 1 + varint_size(message) + message)
+    store_u64_be(out, 1 + varint_size(message) + message)
     out[LENGTH] = tag
     return write_varint(out + LENGTH + 1, message)
 

@@ -10,6 +10,7 @@ anything is allocated for it.
 """
 from libc.string cimport memcpy
 
+from polybus.kernel.byte_order cimport load_u16_be, load_u32_be, store_u16_be, store_u32_be
 from polybus.kernel.framing cimport BAD, CONTROL, FRAGMENT, INCOMPLETE, MESSAGE, Encoding, Frame, FrameKind, Framing
 
 import os
@@ -54,32 +55,10 @@ REASONS = (
 )
 
 
-cdef inline Py_ssize_t read_u32(const unsigned char* at) noexcept nogil:
-    return (<Py_ssize_t>at[0] << 24) | (at[1] << 16) | (at[2] << 8) | at[3]
-
-
-cdef inline int read_u16(const unsigned char* at) noexcept nogil:
-    return (at[0] << 8) | at[1]
-
-
-cdef inline unsigned char* write_u32(unsigned char* out, Py_ssize_t value) noexcept nogil:
-    out[0] = (value >> 24) & 0xFF
-    out[1] = (value >> 16) & 0xFF
-    out[2] = (value >> 8) & 0xFF
-    out[3] = value & 0xFF
-    return out + 4
-
-
-cdef inline unsigned char* write_u16(unsigned char* out, Py_ssize_t value) noexcept nogil:
-    out[0] = (value >> 8) & 0xFF
-    out[1] = value & 0xFF
-    return out + 2
-
-
 cdef inline unsigned char* write_head(
     unsigned char* out, Py_ssize_t length, int kind, const Frame* frame
 ) noexcept nogil:
-    out = write_u32(out, length)
+    out = store_u32_be(out, length)
     out[0] = kind
     out[1] = frame.topic_size
     memcpy(out + 2, frame.topic, frame.topic_size)
@@ -105,7 +84,7 @@ cdef class RqueueFraming(Framing):
         frame.kind = INCOMPLETE
         if left < HEADER:
             return INCOMPLETE
-        length = read_u32(at)
+        length = <Py_ssize_t>load_u32_be(at)
         kind = at[4]
         if length > self.max_payload:
             return bad(frame, PAYLOAD_TOO_LARGE)
@@ -139,7 +118,7 @@ cdef class RqueueFraming(Framing):
     cdef FrameKind publish(self, const unsigned char* at, Py_ssize_t length, Frame* frame) noexcept nogil:
         cdef Py_ssize_t inner = length - HEADER
         cdef Py_ssize_t topic_size
-        if inner < 0 or read_u32(at) != inner:
+        if inner < 0 or <Py_ssize_t>load_u32_be(at) != inner:
             return bad(frame, INNER_LENGTH)
         if at[4] != NOTIFICATION and at[4] != PART:
             return bad(frame, INNER_TYPE)
@@ -160,7 +139,7 @@ cdef class RqueueFraming(Framing):
         frame.kind = FRAGMENT
         if frame.body_size < PART_HEADER:
             return bad(frame, PART_LENGTH)
-        if read_u16(frame.body + 16) >= read_u16(frame.body + 18):
+        if load_u16_be(frame.body + 16) >= load_u16_be(frame.body + 18):
             return bad(frame, PART_INDEX)
         return FRAGMENT
 
@@ -171,7 +150,7 @@ cdef bint is_early_part(const unsigned char* frame, Py_ssize_t size) noexcept no
     if frame[4] != PART or size <= HEADER:
         return False
     at = HEADER + 1 + frame[HEADER]
-    return at + PART_HEADER <= size and read_u16(frame + at + 16) + 1 < read_u16(frame + at + 18)
+    return at + PART_HEADER <= size and load_u16_be(frame + at + 16) + 1 < load_u16_be(frame + at + 18)
 
 
 cdef class RqueueEncoding(Encoding):
@@ -199,7 +178,7 @@ cdef class RqueueEncoding(Encoding):
         cdef Py_ssize_t end
         cdef Py_ssize_t messages = 0
         while size - at >= HEADER:
-            end = at + HEADER + read_u32(start + at)
+            end = at + HEADER + <Py_ssize_t>load_u32_be(start + at)
             if end > size:
                 break
             messages += end > sent and not is_early_part(start + at, end - at)
@@ -249,7 +228,7 @@ cdef class RqueueEncoding(Encoding):
             size = min(chunk, frame.body_size - index * chunk)
             out = write_head(out, 1 + frame.topic_size + PART_HEADER + size, PART, frame)
             memcpy(out, message_id, 16)
-            out = write_u16(write_u16(out + 16, index), parts)
+            out = store_u16_be(store_u16_be(out + 16, index), parts)
             memcpy(out, frame.body + index * chunk, size)
             out += size
         return out
