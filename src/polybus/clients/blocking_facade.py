@@ -66,9 +66,17 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the loop and return its result to the calling thread."""
         try:
-            self._check()
+            if self.pid != os.getpid():
+                raise UsageError("the client was opened before a fork; open one in this process")
+            if threading.current_thread() is self._thread:
+                raise UsageError(
+                    "a blocking call on the background loop would deadlock;"
+                    " use the async client there"
+                )
+            if not self._thread.is_alive():
+                raise UsageError("the process is ending")
         except UsageError:
-            work.close()
+            work.close()  # else Python warns of a coroutine that was never awaited
             raise
         assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -82,6 +90,17 @@ class LoopThread:
             future.cancel()  # no effect if it is done
             raise
 
+    def next(self, items: AsyncIterator[R]) -> R:
+        """Return the next item of an async iterator. Raises StopIteration at its end."""
+
+        async def next_item() -> R:
+            return await anext(items)
+
+        try:
+            return self.run(next_item())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
     def stop(self) -> None:
         """Stop all tasks and the thread. Waits up to EXIT_TIMEOUT_S."""
         self._ending = True
@@ -89,31 +108,17 @@ class LoopThread:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(EXIT_TIMEOUT_S)
 
-    def _check(self) -> None:
-        if self.pid != os.getpid():
-            raise UsageError("the client was opened before a fork; open one in this process")
-        if threading.current_thread() is self._thread:
-            raise UsageError(
-                "a blocking call on the background loop would deadlock; use the async client there"
-            )
-        if not self._thread.is_alive():
-            raise UsageError("the process is ending")
-
     def _main(self, started: threading.Event) -> None:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(self._wait(started))
+        import uvloop
 
-    async def _wait(self, started: threading.Event) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        started.set()
-        await self._stop.wait()
+        async def wait() -> None:
+            self._loop = asyncio.get_running_loop()
+            self._stop = asyncio.Event()
+            started.set()
+            await self._stop.wait()
 
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    import uvloop
-
-    return uvloop.new_event_loop()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(wait())
 
 
 _lock = threading.Lock()
@@ -171,13 +176,21 @@ class BlockingFacade(Generic[C]):
 
     def __init__(self, make: Callable[[], C]) -> None:
         self._background = get_loop_thread()
-        self._async = self._background.run(_made(make))
+
+        async def made() -> C:
+            return make()
+
+        # On the loop, because a client creates asyncio objects.
+        self._async = self._background.run(made())
 
     def __init_subclass__(cls, of: type | None = None, **more: Any) -> None:
         super().__init_subclass__(**more)
         if of is None:
             return
-        missing = sorted(name for name in _public_names(of) if not hasattr(cls, name))
+        names = {name for name in dir(of) if not name.startswith("_")}
+        if hasattr(of, "__aiter__"):
+            names.add("__iter__")
+        missing = sorted(name for name in names if not hasattr(cls, name))
         if missing:
             raise TypeError(f"{cls.__name__} leaves out of {of.__name__}: {', '.join(missing)}")
 
@@ -205,10 +218,7 @@ class BlockingIterator(Generic[R]):
         return self
 
     def __next__(self) -> R:
-        try:
-            return self._background.run(_next(self._steps))
-        except StopAsyncIteration:
-            raise StopIteration from None
+        return self._background.next(self._steps)
 
 
 def blocking_method(
@@ -273,19 +283,3 @@ def _copy_signature(model: Callable[..., Any], function: Callable[..., Any]) -> 
     del function.__dict__["__wrapped__"]  # else inspect takes it for a coroutine function
     vars(function)["__signature__"] = inspect.signature(model)
     return function
-
-
-def _public_names(of: type) -> Iterator[str]:
-    for name in dir(of):
-        if not name.startswith("_"):
-            yield name
-    if hasattr(of, "__aiter__"):
-        yield "__iter__"
-
-
-async def _made(make: Callable[[], C]) -> C:
-    return make()
-
-
-async def _next(steps: AsyncIterator[R]) -> R:
-    return await anext(steps)

@@ -57,12 +57,15 @@ class ClientConnection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close the connection at once."""
         self._closing = True
-        self._drop()
+        if self._transport is not None:
+            self._transport.abort()
 
     def abort_with(self, error: PolybusError) -> None:
         """Close the connection at once because of an error in received data."""
+        # The first error is the cause; later frames of the same buffer may fail after it.
         self.error = self.error or error
-        self._drop()
+        if self._transport is not None:
+            self._transport.abort()
 
     def make_loss_error(self) -> PolybusError:
         """Return the error for calls that waited on the connection."""
@@ -86,14 +89,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.ended.set()
         self.on_ended()
 
-    # --- helpers
-
     def _hung_up(self) -> str:
         return f"{self.address}: {self.closed_by_peer}"
-
-    def _drop(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
 
 async def connect(connection: ClientConnection, tls: ssl.SSLContext | None) -> None:

@@ -25,6 +25,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
+from polybus.clients.async_client import AsyncClient
 from polybus.errors import ConnectionLost, Denied, NotConnected, PolybusError, UsageError
 from polybus.model.address import Address
 
@@ -79,7 +80,7 @@ class Reconnector(Generic[L]):
         on_end: Callable[[L], None],
         on_failure: Callable[[PolybusError], None],
     ) -> None:
-        self.link: L | None = None  # the one that is up
+        self.connection: L | None = None  # the one that is up
         self.reconnects = 0
         self.last_loss: str | None = None
         self._address = address
@@ -100,15 +101,15 @@ class Reconnector(Generic[L]):
         """Connect. Raises NotConnected if no bus answers, UsageError at a second call."""
         if self._reconnect_task is not None or self._failure is not None:
             raise UsageError("a client can be opened only once; create another one")
-        link = await self._dial()
+        connection = await self._dial()
         self._reconnect_task = asyncio.get_running_loop().create_task(
-            self._maintain_connection(link)
+            self._maintain_connection(connection)
         )
 
     async def wait_connected(self) -> L:
         """Return the connection that is up, or wait for it up to `wait_timeout_s`."""
-        if self.link is not None:
-            return self.link
+        if self.connection is not None:
+            return self.connection
         if self._failure is not None:
             raise self._failure
         if self._reconnect_task is None:
@@ -123,44 +124,44 @@ class Reconnector(Generic[L]):
 
     async def close(self) -> None:
         """Close the connection and stop reconnecting."""
-        link = self.link
+        connection = self.connection
         self._fail(NotConnected("the client is closed"))
         if self._reconnect_task is not None:
             await asyncio.wait([self._reconnect_task])
-        if link is not None:
-            link.close()
-            await wait_closed(link, CLOSE_TIMEOUT_S)
+        if connection is not None:
+            connection.close()
+            await wait_closed(connection, CLOSE_TIMEOUT_S)
 
-    def on_connection_ended(self, link: L) -> None:
+    def on_connection_ended(self, connection: L) -> None:
         """Handle the end of a connection that `dial` returned."""
-        if link is not self.link:
+        if connection is not self.connection:
             return  # it ended during the handshake, which raises
-        self.link = None
+        self.connection = None
         if self._failure is None:
             self._changed.clear()
-        self._on_end(link)
-        if link.error is None:
+        self._on_end(connection)
+        if connection.error is None:
             return
-        self.last_loss = str(link.error)
-        if not self._options.reconnect or not isinstance(link.error, ConnectionLost):
-            self._fail(link.error)
+        self.last_loss = str(connection.error)
+        if not self._options.reconnect or not isinstance(connection.error, ConnectionLost):
+            self._fail(connection.error)
         else:
-            self._log.warning("connection lost, reconnecting: %s", link.error)
+            self._log.warning("connection lost, reconnecting: %s", connection.error)
 
     async def _dial(self) -> L:
-        link = self.link = await self._make()
+        connection = self.connection = await self._make()
         self._changed.set()
-        return link
+        return connection
 
-    async def _maintain_connection(self, link: L) -> None:
+    async def _maintain_connection(self, connection: L) -> None:
         attempt = 0
         clock = asyncio.get_running_loop().time
         try:
             while True:
                 began = clock()
-                await link.ended.wait()
+                await connection.ended.wait()
                 attempt = 0 if clock() - began > STABLE_S else attempt + 1
-                link, attempt = await self._redial(attempt)
+                connection, attempt = await self._redial(attempt)
                 self.reconnects += 1
                 self._log.info("reconnected to %s", self._address)
         except PolybusError as error:
@@ -186,36 +187,58 @@ class Reconnector(Generic[L]):
         if self._failure is None:
             self._failure = error
             self._on_failure(error)
+        # The reconnect task itself fails when a new connection is refused for good.
         if self._reconnect_task is not None and self._reconnect_task is not asyncio.current_task():
             self._reconnect_task.cancel()
+        # Set last: a waiter that wakes up must find the failure.
         self._changed.set()
 
 
+class ReconnectingClient(AsyncClient, Generic[L]):
+    """A client whose connection is replaced when it ends."""
+
+    _reconnector: Reconnector[L]
+
+    @property
+    def is_connected(self) -> bool:
+        return self._reconnector.connection is not None
+
+    @property
+    def reconnects(self) -> int:
+        """Number of reconnects; messages of others may have been missed at each."""
+        return self._reconnector.reconnects
+
+    @property
+    def last_loss(self) -> str | None:
+        """The error of the last connection or attempt that failed."""
+        return self._reconnector.last_loss
+
+
 async def complete_handshake(
-    link: ReconnectableConnection, handshake: Awaitable[None], timeout_s: float, peer: str
+    connection: ReconnectableConnection, handshake: Awaitable[None], timeout_s: float, peer: str
 ) -> None:
     """Await the handshake. Raises NotConnected if it fails or takes too long, or Denied."""
     try:
         async with asyncio.timeout(timeout_s):
             await handshake
-        if link.ended.is_set():
-            raise link.make_loss_error()
+        if connection.ended.is_set():
+            raise connection.make_loss_error()
     except PermissionError:
-        link.abort()
-        raise Denied(f"access to {link.address} denied for this user") from None
+        connection.abort()
+        raise Denied(f"access to {connection.address} denied for this user") from None
     except (OSError, ConnectionLost) as error:  # TimeoutError is an OSError
-        link.abort()
+        connection.abort()
         reason = str(error) or f"no {peer} answered within {timeout_s:g} s"
-        raise NotConnected(f"cannot connect to {link.address}: {reason}") from error
+        raise NotConnected(f"cannot connect to {connection.address}: {reason}") from error
     except BaseException:
-        link.abort()
+        connection.abort()
         raise
 
 
-async def wait_closed(link: ReconnectableConnection, timeout_s: float) -> None:
+async def wait_closed(connection: ReconnectableConnection, timeout_s: float) -> None:
     """Wait for the end of a closed connection. Aborts it after the timeout."""
     try:
         async with asyncio.timeout(timeout_s):
-            await link.ended.wait()
+            await connection.ended.wait()
     except TimeoutError:
-        link.abort()
+        connection.abort()

@@ -128,7 +128,7 @@ class TestDeletion:
             dead = await freud.connect(strict_address).__aenter__()
             reader = await dead.subscribe(topic)
             assert await client.count_subscribers(topic) == 1
-            reader.inbox._link.abort()
+            reader.inbox._connection.abort()
             dead._require_connection().abort()
 
             async def reaped() -> bool:

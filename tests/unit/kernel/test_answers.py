@@ -58,7 +58,7 @@ def seen(future: Future[Any]) -> list[object]:
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("end", ENDS)
-def test_every_state_looks_as_that_of_a_future(begun: bool, end: str) -> None:
+def test_every_state_equals_that_of_a_standard_future(begun: bool, end: str) -> None:
     stories = []
     for make in (Answer, Future[Any]):
         future, called = make(), []
@@ -77,7 +77,7 @@ def test_every_state_looks_as_that_of_a_future(begun: bool, end: str) -> None:
 
 
 @KINDS
-def test_an_answer_is_given_once(make: Make) -> None:
+def test_result_can_be_set_only_once(make: Make) -> None:
     for end in ENDS.values():
         future = make()
         end(future)
@@ -88,7 +88,7 @@ def test_an_answer_is_given_once(make: Make) -> None:
 
 
 @KINDS
-def test_what_was_cancelled_is_not_begun(make: Make) -> None:
+def test_cancelled_task_does_not_start(make: Make) -> None:
     future = make()
     assert future.cancel()
     assert future.cancel()
@@ -97,7 +97,7 @@ def test_what_was_cancelled_is_not_begun(make: Make) -> None:
 
 
 @KINDS
-def test_what_runs_is_not_begun_again(make: Make) -> None:
+def test_running_task_does_not_start_again(make: Make) -> None:
     future = make()
     assert future.set_running_or_notify_cancel()
     with pytest.raises(RuntimeError):
@@ -106,7 +106,7 @@ def test_what_runs_is_not_begun_again(make: Make) -> None:
 
 @KINDS
 @pytest.mark.parametrize("end", ENDS)
-def test_many_who_sleep_are_woken(make: Make, end: str) -> None:
+def test_completion_wakes_all_waiting_threads(make: Make, end: str) -> None:
     future, asleep = make(), threading.Barrier(9)
 
     def sleep() -> object:
@@ -125,7 +125,7 @@ def test_many_who_sleep_are_woken(make: Make, end: str) -> None:
 
 
 @KINDS
-def test_who_waited_too_long_can_wait_again(make: Make) -> None:
+def test_wait_after_a_timeout_succeeds(make: Make) -> None:
     future = make()
     for ask in (future.result, future.exception):
         with pytest.raises(TimeoutError):
@@ -135,7 +135,9 @@ def test_who_waited_too_long_can_wait_again(make: Make) -> None:
 
 
 @KINDS
-def test_a_callback_that_fails_spoils_nothing(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_callback_does_not_stop_the_others(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     future, called = make(), []
 
     def fail(_: Future[Any]) -> None:
@@ -151,7 +153,7 @@ def test_a_callback_that_fails_spoils_nothing(make: Make, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_several_can_be_waited_for(end: str) -> None:
+def test_concurrent_futures_wait_accepts_it(end: str) -> None:
     early, late = Answer(), Answer()
     ENDS[end](early)
     early.cancelled() and early.set_running_or_notify_cancel()
@@ -166,7 +168,7 @@ def test_several_can_be_waited_for(end: str) -> None:
         assert sorted(map(id, each.result(WAIT_S))) == sorted([id(early), id(late)])
 
 
-def test_a_loop_can_wait_for_it() -> None:
+def test_asyncio_can_await_it() -> None:
     async def ask() -> object:
         answer = Answer()
         threading.Thread(target=answer.set_result, args=(5,)).start()
@@ -175,7 +177,7 @@ def test_a_loop_can_wait_for_it() -> None:
     assert asyncio.run(ask()) == 5
 
 
-def test_carrying_out_keeps_the_outcome_until_it_is_told() -> None:
+def test_run_keeps_results_until_they_are_published() -> None:
     def add(books: list[object], subject: int, now_ns: int) -> int:
         if subject < 0:
             raise KeyError(subject)
@@ -199,7 +201,7 @@ def test_carrying_out_keeps_the_outcome_until_it_is_told() -> None:
     assert {one.task for one in group} == {None}  # what it holds is let go
 
 
-def test_a_fault_ends_it_all_and_it_can_be_carried_out_again() -> None:
+def test_error_stops_the_run_and_it_can_be_run_again() -> None:
     faults = [OSError("disk")]
 
     def work(_books: object, subject: int, _now_ns: int) -> int:
@@ -215,14 +217,14 @@ def test_a_fault_ends_it_all_and_it_can_be_carried_out_again() -> None:
     assert [one.result(0) for one in group] == [1, 2, 3]
 
 
-def test_telling_passes_over_what_was_answered_already() -> None:
+def test_publishing_skips_finished_futures() -> None:
     answer = Answer()
     answer.set_result(1)
     task_future.resolve_all([answer])
     assert answer.result(0) == 1
 
 
-def test_what_is_no_answer_is_refused() -> None:
+def test_other_objects_are_rejected() -> None:
     for bad in ([Future()], [None]):
         with pytest.raises((TypeError, AttributeError)):
             task_future.resolve_all(bad)  # type: ignore[misc]
@@ -247,7 +249,7 @@ def test_no_callback_is_lost_between_threads() -> None:
     assert sorted(called) == sorted(list(range(40)) * 50)
 
 
-def test_an_error_does_not_hold_its_answer() -> None:
+def test_exception_does_not_keep_its_future_alive() -> None:
     """No cycle: it goes at once, without the collector."""
     answer = Answer()
     answer.set_exception(KeyError("x"))

@@ -24,7 +24,7 @@ BAD = [one for one in vectors() if one.bad is not None]
 
 
 @pytest.mark.parametrize("vector", GOOD, ids=str)
-def test_a_golden_block_is_built_and_opened(vector: Vector):
+def test_golden_block_is_encoded_and_opened(vector: Vector):
     messages = vector.messages or []
     made = block(
         *(one["body"] for one in messages),
@@ -39,7 +39,7 @@ def test_a_golden_block_is_built_and_opened(vector: Vector):
 
 
 @pytest.mark.parametrize("vector", GOOD, ids=str)
-def test_every_flipped_bit_of_a_golden_block_is_noticed(vector: Vector):
+def test_every_flipped_bit_of_a_golden_block_is_detected(vector: Vector):
     for bit in range(len(vector.data) * 8):
         broken = bytearray(vector.data)
         broken[bit // 8] ^= 1 << bit % 8
@@ -48,20 +48,20 @@ def test_every_flipped_bit_of_a_golden_block_is_noticed(vector: Vector):
 
 
 @pytest.mark.parametrize("vector", BAD, ids=str)
-def test_a_bad_block_is_bad_for_its_reason(vector: Vector):
+def test_invalid_vector_is_rejected_with_its_reason(vector: Vector):
     with pytest.raises(kernel.BadBlock, match=f"^{vector.bad}$"):
         kernel.Layout(vector.data)
     with pytest.raises(WrongFormat if vector.bad == "version" else Damaged):
         Block.open(vector.data)
 
 
-def test_the_vectors_know_every_reason():
+def test_vectors_cover_every_reason():
     reasons = {"size", "magic", "checksum", "version", "flags", "sizes"}
     reasons |= {"padding", "offsets", "validity", "utf8"}
     assert {one.bad for one in BAD} == reasons
 
 
-def test_without_the_checksum_only_the_structure_is_looked_at():
+def test_open_without_checksum_checks_the_structure_only():
     made = block(b"body")
     data = bytes(made.data)
     body = data.index(b"body")
@@ -75,14 +75,14 @@ def test_without_the_checksum_only_the_structure_is_looked_at():
 
 
 @pytest.mark.parametrize("size", [*range(70), 1000, 4096, 100_003])
-def test_the_checksum_is_xxh64_at_every_length_and_alignment(size):
+def test_checksum_is_xxh64_at_every_length_and_alignment(size):
     data = bytes(number * 37 & 0xFF for number in range(size + 8))
     for skipped in range(8):
         view = memoryview(data)[skipped : skipped + size]
         assert kernel.xxh64(view) == xxhash.xxh64_intdigest(view)
 
 
-def test_a_layout_at_any_alignment_reads_the_same():
+def test_layout_reads_the_same_at_any_alignment():
     made = block(b"a", b"bc", keys=["k", None], headers=[None, {"n": b"v"}])
     for skipped in range(8):
         view = memoryview(bytes(skipped) + made.data)[skipped:]
@@ -90,7 +90,7 @@ def test_a_layout_at_any_alignment_reads_the_same():
             assert kernel.cut(layout, 0, 2) == made.data
 
 
-def test_a_layout_is_not_closed_under_its_reader():
+def test_layout_in_use_cannot_be_closed():
     """The second piece, when it is looked at, closes the layout of the first."""
     layout, other = block(b"a").layout(), block(b"b").layout()
 
@@ -105,7 +105,7 @@ def test_a_layout_is_not_closed_under_its_reader():
     layout.close()
 
 
-def test_a_layout_let_go_after_a_read_can_be_closed():
+def test_layout_can_be_closed_after_a_read():
     layout = block(b"a").layout()
     block_gather.gather([(layout, run_table.make_table(1, 0, 1), 0, 0, 0, 1)], 0, 9, 9, 9)
     kernel.concat([layout, layout])
@@ -121,7 +121,7 @@ def test_a_layout_let_go_after_a_read_can_be_closed():
         (0, 0, 1, 0),
     ],
 )
-def test_a_piece_lies_in_its_block_and_a_refused_one_is_not_held(piece):
+def test_piece_outside_its_block_is_rejected_and_not_held(piece):
     layout = block(b"a").layout()
     table = bytearray(run_table.make_table(1, 0, 1))
     with pytest.raises(IndexError):
@@ -130,7 +130,7 @@ def test_a_piece_lies_in_its_block_and_a_refused_one_is_not_held(piece):
     table.append(0)  # a held buffer could not grow
 
 
-def test_a_cut_is_not_empty_and_lies_in_its_block():
+def test_empty_or_outside_cut_is_rejected():
     with block(b"a", b"b").layout() as layout:
         for start, end in ((0, 0), (1, 1), (2, 1), (-1, 1), (0, 3)):
             with pytest.raises(IndexError):
@@ -140,7 +140,7 @@ def test_a_cut_is_not_empty_and_lies_in_its_block():
 @pytest.mark.parametrize(
     ("max_bytes", "expected"), [(1, 1), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3)]
 )
-def test_bytes_are_bounded_over_all_runs_and_blocks(max_bytes, expected):
+def test_max_bytes_bounds_all_runs_and_blocks_together(max_bytes, expected):
     """The messages weigh four bytes each: a body; a body and a key; a body and a header."""
     one = block(b"aaaa", b"bb", keys=[None, "kk"]).layout()
     table = run_table.join_tables(run_table.make_table(1, 0, 1), run_table.make_table(2, 5, 1))
@@ -150,7 +150,7 @@ def test_bytes_are_bounded_over_all_runs_and_blocks(max_bytes, expected):
 
 
 @pytest.mark.parametrize("max_rows", range(1, 5))
-def test_rows_are_bounded_over_all_runs_and_blocks(max_rows):
+def test_max_rows_bounds_all_runs_and_blocks_together(max_rows):
     one, other = block(b"a", b"b", b"c").layout(), block(b"d").layout()
     table = run_table.join_tables(run_table.make_table(1, 0, 1), run_table.make_table(2, 5, 2))
     pieces = [(one, table, 0, 0, 0, 3), (other, run_table.make_table(4, 5, 1), 3, 0, 0, 1)]
@@ -158,7 +158,7 @@ def test_rows_are_bounded_over_all_runs_and_blocks(max_rows):
     assert (count, bodies) == (max_rows, b"abcd"[:max_rows])
 
 
-def test_pieces_with_fitting_places_of_other_blocks_are_not_neighbours():
+def test_pieces_of_different_blocks_are_not_joined():
     one, other = block(b"a", b"b").layout(), block(b"x", b"y").layout()
     pieces = [
         (one, run_table.make_table(1, 0, 2), 0, 0, 0, 1),
@@ -167,25 +167,25 @@ def test_pieces_with_fitting_places_of_other_blocks_are_not_neighbours():
     assert block_gather.gather(pieces, 0, 9, 9, 9)[7] == b"ay"
 
 
-def test_pieces_of_one_block_with_a_gap_are_not_neighbours():
+def test_pieces_with_a_gap_are_not_joined():
     layout, table = block(b"a", b"b", b"c").layout(), run_table.make_table(1, 0, 3)
     pieces = [(layout, table, 0, 0, 0, 1), (layout, table, 0, 0, 2, 3)]
     assert block_gather.gather(pieces, 0, 9, 9, 9)[7] == b"ac"
 
 
-def test_counts_that_add_up_only_by_wrapping_round_are_refused():
+def test_counts_that_overflow_are_rejected():
     table = run_table.make_table(0, 0, 2**62) * 4 + run_table.make_table(1, 0, 1)
     with pytest.raises(block_gather.BadPiece):
         block_gather.gather([(block(b"a").layout(), table, 0, 0, 0, 1)], 0, 9, 9, 9)
 
 
-def test_a_table_with_bytes_behind_is_refused():
+def test_table_with_trailing_bytes_is_rejected():
     table = run_table.make_table(1, 0, 1) + b"x"
     with pytest.raises(block_gather.BadPiece):
         block_gather.gather([(block(b"a").layout(), table, 0, 0, 0, 1)], 0, 9, 9, 9)
 
 
-def test_a_refused_read_holds_nothing():
+def test_rejected_read_holds_no_reference():
     good, bad = block(b"a").layout(), block(b"b").layout()
     table, torn = bytearray(run_table.make_table(1, 0, 1)), bytearray(run_table.make_table(2, 0, 2))
     pieces = [(good, table, 0, 0, 0, 1), (bad, torn, 1, 0, 0, 1)]
@@ -197,7 +197,7 @@ def test_a_refused_read_holds_nothing():
     torn.append(0)
 
 
-def test_a_closed_layout_is_not_gathered():
+def test_closed_layout_is_rejected():
     open_one, closed = block(b"a").layout(), block(b"b").layout()
     closed.close()
     table = bytearray(run_table.make_table(1, 0, 1))
@@ -211,20 +211,20 @@ def test_a_closed_layout_is_not_gathered():
 @pytest.mark.parametrize(
     "run", [(-1, 0, 1), (1, 0, 0), (1, 0, -1), (2**63 - 1, 0, 1), (1, 0, 2**63 - 1)]
 )
-def test_runs_that_make_no_sense_are_refused(run):
+def test_invalid_runs_are_rejected(run):
     piece = (block(b"a").layout(), run_table.make_table(*run), 0, 0, 0, 1)
     with pytest.raises(block_gather.BadPiece):
         block_gather.gather([piece], 0, 2**63 - 1, 9, 9)
 
 
-def test_the_largest_ids_and_offsets_are_read():
+def test_largest_ids_and_offsets_are_read():
     piece = (block(b"a", b"b").layout(), run_table.make_table(2**63 - 3, 0, 2), 2**63 - 3, 0, 0, 2)
     count, ids, _, offsets, *_ = block_gather.gather([piece], 0, 2**63 - 1, 9, 9)
     largest = (2**63 - 3).to_bytes(8, "little") + (2**63 - 2).to_bytes(8, "little")
     assert (count, bytes(ids), bytes(offsets)) == (2, largest, largest)
 
 
-def test_bytes_between_forbidden_pages_are_read_within_their_ends():
+def test_no_byte_outside_the_block_is_read():
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.kernel.block_forbidden_pages"],
         capture_output=True,
@@ -236,7 +236,7 @@ def test_bytes_between_forbidden_pages_are_read_within_their_ends():
     assert done.stdout.startswith("looked at ")
 
 
-def test_a_block_is_at_most_its_limit():
+def test_block_size_limit_is_exact():
     room = kernel.MAX_BYTES - kernel.HEADER_BYTES - 16
     body = bytes(room + 1)
     offsets = (0).to_bytes(4, "little") + room.to_bytes(4, "little")
@@ -249,7 +249,7 @@ def test_a_block_is_at_most_its_limit():
         kernel.concat([layout, layout])
 
 
-def test_a_larger_block_is_not_opened_even_if_all_else_is_right():
+def test_valid_block_over_the_limit_is_not_opened():
     size = kernel.MAX_BYTES + 8
     body = size - kernel.HEADER_BYTES - 16
     data = bytearray(size)
@@ -259,6 +259,6 @@ def test_a_larger_block_is_not_opened_even_if_all_else_is_right():
         kernel.Layout(data, checksum=False)
 
 
-def test_the_oracle_s_limits_are_the_kernel_s():
+def test_oracle_and_kernel_have_the_same_limits():
     assert (oracle.MAX_BYTES, oracle.MAGIC) == (kernel.MAX_BYTES, kernel.MAGIC)
     assert oracle.HEADER.size == kernel.HEADER_BYTES

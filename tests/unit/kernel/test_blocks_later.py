@@ -27,7 +27,9 @@ def piece(data: bytes, at: int, start: int, end: int, *, later: bool) -> BlockSl
 
 
 @given(st.lists(BODIES, min_size=1, max_size=4), st.data())
-def test_what_is_gathered_is_the_same(groups: list[list[bytes]], data: st.DataObject) -> None:
+def test_deferred_check_gathers_the_same_rows(
+    groups: list[list[bytes]], data: st.DataObject
+) -> None:
     pieces: dict[bool, list[BlockSlice]] = {False: [], True: []}
     at = 0
     for bodies in groups:
@@ -42,7 +44,7 @@ def test_what_is_gathered_is_the_same(groups: list[list[bytes]], data: st.DataOb
 
 
 @given(st.integers(0, 2000), st.integers(0, 64), st.integers(0, 64), st.data())
-def test_every_flipped_bit_is_found(
+def test_every_flipped_bit_is_detected(
     size: int, before: int, behind: int, data: st.DataObject
 ) -> None:
     """Wherever the copied part begins and ends, beside stripes of the checksum."""
@@ -58,7 +60,7 @@ def test_every_flipped_bit_is_found(
     assert whole.count == 1
 
 
-def test_one_damaged_block_among_good_ones_is_found() -> None:
+def test_one_damaged_block_among_intact_ones_is_detected() -> None:
     good = block(b"x" * 300)
     bad = bytearray(good.data)
     bad[-20] ^= 1
@@ -67,7 +69,7 @@ def test_one_damaged_block_among_good_ones_is_found() -> None:
         kernel_gather(pieces, 0, 1 << 60, 100, 1 << 20)
 
 
-def test_a_block_in_several_runs_is_compared_once_and_copied_whole() -> None:
+def test_block_in_several_runs_gathers_the_same_rows() -> None:
     made = block(*[b"%d" % number * 40 for number in range(6)])
     runs = b"".join(pack("<qqq", first, 5, 1) for first in (1, 3, 5, 7, 9, 11))
     other = block(*[b"o%d" % number for number in range(6)])
@@ -80,7 +82,7 @@ def test_a_block_in_several_runs_is_compared_once_and_copied_whole() -> None:
     assert gather(both(later=True), **EVERYTHING) == gather(both(later=False), **EVERYTHING)
 
 
-def test_what_is_not_compared_yet_is_good_for_nothing_else() -> None:
+def test_unchecked_layout_rejects_every_other_use() -> None:
     data = block(b"x").data
     for use in (
         lambda layout: concat([layout]),

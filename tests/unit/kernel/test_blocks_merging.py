@@ -37,7 +37,7 @@ BLOCKS = st.builds(
 
 
 @given(st.lists(BLOCKS, min_size=1, max_size=6), st.binary(max_size=80))
-def test_many_become_the_block_that_concat_makes(blocks: list[bytes], before: bytes) -> None:
+def test_merge_equals_concat(blocks: list[bytes], before: bytes) -> None:
     merged = BlockMerger(blocks)
     wanted = concat(map(Layout, blocks))
     assert merged.size_bytes == len(wanted)
@@ -45,14 +45,14 @@ def test_many_become_the_block_that_concat_makes(blocks: list[bytes], before: by
     assert merged.write(b"") == wanted  # as often as one likes
 
 
-def test_large_ones_too() -> None:
+def test_merge_of_large_blocks_equals_concat() -> None:
     """Written without the interpreter's lock."""
     blocks = [block([bytes([at]) * 30_000], False, False) for at in range(9)]
     assert BlockMerger(blocks).write(b"head") == b"head" + concat(map(Layout, blocks))
     assert BlockMerger(blocks[:1]).write(b"head") == b"head" + blocks[0]
 
 
-def test_what_cannot_be_merged() -> None:
+def test_invalid_merges_are_rejected() -> None:
     good = block([b"x"], False, False)
     with pytest.raises(BadColumns):
         BlockMerger([])
@@ -64,7 +64,7 @@ def test_what_cannot_be_merged() -> None:
             BlockMerger(wrong)  # type: ignore[arg-type]
 
 
-def test_offsets_that_lead_out_of_their_data_are_found() -> None:
+def test_offsets_outside_the_data_are_detected() -> None:
     good = block([b"abc"], False, False)
     at = good.index((3).to_bytes(4, "little"), 48 + 8)
     bad = good[:at] + (1 << 20).to_bytes(4, "little") + good[at + 4 :]

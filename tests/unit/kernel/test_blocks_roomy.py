@@ -26,7 +26,7 @@ def block(size: int, fill: bytes = b"x") -> Block:
     return Block.from_columns(fill * size, offsets, insertion_ms=1)
 
 
-def test_only_large_ones_have_it():
+def test_only_large_blocks_have_headroom():
     assert isinstance(block(10).data, bytes)
     made = block(LARGE)
     assert isinstance(made.data, HeadroomBlock)
@@ -34,7 +34,7 @@ def test_only_large_ones_have_it():
     assert len(made.data) == made.size_bytes == len(bytes(made.data))
 
 
-def test_a_head_stands_before_it_and_once():
+def test_head_is_written_into_the_headroom_once():
     made = block(LARGE).data
     assert isinstance(made, HeadroomBlock)
     plain = bytes(made)
@@ -45,7 +45,7 @@ def test_a_head_stands_before_it_and_once():
 
 
 @pytest.mark.parametrize(("size", "fits"), [(0, True), (128, True), (129, False)])
-def test_a_head_that_does_not_fit_goes_elsewhere(size, fits):
+def test_headroom_holds_a_head_of_up_to_128_bytes(size, fits):
     made = block(LARGE).data
     assert isinstance(made, HeadroomBlock)
     found = prepend_head(bytes(size), made)
@@ -53,14 +53,14 @@ def test_a_head_that_does_not_fit_goes_elsewhere(size, fits):
     assert found is None or bytes(found) == bytes(size) + bytes(made)
 
 
-def test_it_can_be_read_merged_and_cut_like_any():
+def test_block_with_headroom_reads_merges_and_cuts():
     one, two = block(LARGE), block(LARGE, b"y")
     both = concat([Layout(one.data), Layout(two.data)])
     assert BlockMerger([one.data, two.data]).write(b"") == both
     assert bytes(Block.open(both).slice(1, 2).data) == bytes(two.data)
 
 
-def test_nobody_can_write_to_it():
+def test_block_is_read_only():
     with pytest.raises(TypeError):
         memoryview(block(LARGE).data)[0] = 1
 
@@ -71,7 +71,7 @@ def store(tmp_path):
         yield opened
 
 
-def test_the_same_block_in_two_places_of_one_commit(store: Store):
+def test_same_block_twice_in_one_commit(store: Store):
     """The second entry must not be written over the first's head."""
     topic = store.create("orders", 2, {})
     made = block(LARGE)

@@ -33,7 +33,7 @@ def expected(rows: Sequence[Row], shards: int, keyless: int) -> dict[int, list[R
 
 
 @given(ROWS, st.integers(1, 9), st.data())
-def test_every_message_goes_where_its_key_says_in_its_order(rows, shards, data):
+def test_split_routes_by_key_and_keeps_order(rows, shards, data):
     keyless = data.draw(st.integers(0, shards - 1))
     parts = made(rows).split(shards, keyless)
     wanted = expected(rows, shards, keyless)
@@ -41,7 +41,7 @@ def test_every_message_goes_where_its_key_says_in_its_order(rows, shards, data):
     assert parts == [(shard, made(those)) for shard, those in wanted.items()]
 
 
-def test_what_goes_to_one_shard_is_not_copied():
+def test_block_for_one_shard_is_not_copied():
     whole = block(b"a", b"b")
     ((shard, part),) = whole.split(7, 3)
     assert shard == 3
@@ -49,6 +49,6 @@ def test_what_goes_to_one_shard_is_not_copied():
 
 
 @pytest.mark.parametrize(("shards", "keyless"), [(0, 0), (2, 2), (2, -1), (-1, -1)])
-def test_a_shard_that_is_none(shards, keyless):
+def test_invalid_shard_is_rejected(shards, keyless):
     with pytest.raises(IndexError):
         block(b"a").split(shards, keyless)

@@ -34,7 +34,7 @@ def route(fanout: Fanout, data: Any, source: Source | None = None) -> Any:
 # --- outputs -----------------------------------------------------------------
 
 
-def test_one_run_is_one_object_for_all() -> None:
+def test_one_run_is_one_object_for_all_subscribers() -> None:
     """The common case costs one copy, however many readers there are."""
     fanout = fanout_of(("a", OWN, "xy"), ("b", OWN, "xy"))
     routed = route(fanout, publish(b"x", b"1") + publish(b"y", b"2"))
@@ -44,7 +44,7 @@ def test_one_run_is_one_object_for_all() -> None:
     assert first is second
 
 
-def test_several_runs_are_one_output_for_each() -> None:
+def test_several_runs_are_one_output_per_subscriber() -> None:
     fanout = fanout_of(("a", OWN, "x"), ("b", OWN, "xy"), ("c", OWN, "z"))
     stream = publish(b"x", b"1") + publish(b"y", b"2") + publish(b"x", b"3")
     routed = route(fanout, stream)
@@ -55,7 +55,7 @@ def test_several_runs_are_one_output_for_each() -> None:
     assert len(routed.outputs) == 2
 
 
-def test_each_encoding_gets_its_own_form() -> None:
+def test_each_encoding_gets_its_own_output() -> None:
     fanout = fanout_of(("own", OWN, "x"), ("other", OTHER, "x"))
     body = bytes(300)
     outputs = dict(route(fanout, publish(b"x", body)).outputs)
@@ -65,7 +65,7 @@ def test_each_encoding_gets_its_own_form() -> None:
     assert fanout.delivered_bytes == sum(map(len, outputs.values()))
 
 
-def test_fragments_are_handed_up_where_somebody_needs_them_whole() -> None:
+def test_fragments_of_a_collected_topic_are_returned_to_the_session() -> None:
     fragment = publish_part(b"x", 0, 2, b"half")
     body = fragment[5 + 5 + 2 :]
     own_only = fanout_of(("own", OWN, "x"))
@@ -87,7 +87,7 @@ def test_fragments_are_handed_up_where_somebody_needs_them_whole() -> None:
     assert list(routed.collected) == []
 
 
-def test_collected_messages_come_as_columns() -> None:
+def test_collected_messages_are_columns() -> None:
     fanout = fanout_of(("a", OWN, "x"))
     fanout.set_collect(b"x", True)
     fanout.set_collect(b"y", True)
@@ -104,7 +104,7 @@ def test_collected_messages_come_as_columns() -> None:
     assert [(batch.first_id, batch.bodies) for batch in again] == [(9, b"4")]
 
 
-def test_what_is_collected_can_be_published() -> None:
+def test_collected_columns_can_be_published() -> None:
     fanout = fanout_of(("other", OTHER, "x"))
     fanout.set_collect(b"x", True)
     (batch,) = route(fanout, publish(b"x", b"one") + publish(b"x", b"two")).collected
@@ -124,7 +124,7 @@ def test_a_million_tiny_messages_in_one_buffer() -> None:
 # --- counters ----------------------------------------------------------------
 
 
-def test_everything_is_counted() -> None:
+def test_counters_cover_every_message() -> None:
     fanout, source = fanout_of(("a", OWN, "x"), ("b", OWN, "x")), Source(3)
     fanout.has_produce_rules = True
     stream = publish(b"x", b"12") + publish(b"nobody", b"345") + publish(b"forbidden", b"6")
@@ -149,7 +149,7 @@ def test_identity_classes_are_bounded(identity: int) -> None:
 # --- full readers ------------------------------------------------------------
 
 
-def test_a_full_reader_stops_the_first_message_that_would_reach_it() -> None:
+def test_full_subscriber_stops_the_first_message_for_it() -> None:
     fanout, source = fanout_of(("a", OWN, "xy"), ("b", OWN, "y")), Source(0)
     fanout.set_full(1, True)
     first, second = publish(b"x", b"1"), publish(b"y", b"2")
@@ -165,7 +165,7 @@ def test_a_full_reader_stops_the_first_message_that_would_reach_it() -> None:
     assert dict(rest.outputs) == {"a": second[5:] + first[5:], "b": second[5:]}
 
 
-def test_a_full_reader_that_leaves_stops_nobody() -> None:
+def test_departed_full_subscriber_stops_no_message() -> None:
     fanout = fanout_of(("a", OWN, "x"), ("b", OWN, "x"))
     fanout.set_full(0, True)
     fanout.set_full(0, True)
@@ -176,7 +176,7 @@ def test_a_full_reader_that_leaves_stops_nobody() -> None:
     assert route(fanout, publish(b"x", b"1")).stop == END
 
 
-def test_what_is_denied_or_unheard_waits_for_nobody() -> None:
+def test_denied_or_unread_message_does_not_wait_for_a_full_subscriber() -> None:
     fanout = fanout_of(("a", OWN, "x"))
     fanout.subscribe(0, b"forbidden")
     fanout.set_full(0, True)
@@ -191,13 +191,13 @@ def bounds(*ends: int) -> array[int]:
     return array("i", ends)
 
 
-def test_readers_who_had_it_already_are_skipped() -> None:
+def test_subscribers_that_have_the_message_are_skipped() -> None:
     fanout = fanout_of(("own", OWN, "x"), ("other", OTHER, "x"))
     routed = fanout.publish(Source(0), b"x", bounds(0, 3), b"abc", OWN)
     assert routed.outputs == [("other", notification(b"x", b"abc"))]
 
 
-def test_readers_who_had_it_already_hold_nobody_up() -> None:
+def test_skipped_subscribers_do_not_block() -> None:
     fanout = fanout_of(("own", OWN, "x"), ("other", OTHER, "x"))
     fanout.set_full(0, True)
     assert fanout.publish(Source(0), b"x", bounds(0, 3), b"abc", OWN).stop == END
@@ -206,7 +206,7 @@ def test_readers_who_had_it_already_hold_nobody_up() -> None:
     assert fanout.publish(Source(0), b"x", bounds(0, 3), b"abc", OWN).blocker == "other"
 
 
-def test_a_blocked_publish_says_how_many_went() -> None:
+def test_blocked_publish_returns_the_delivered_count() -> None:
     fanout = fanout_of(("a", OWN, "x"))
     fanout.set_full(0, True)
     routed = fanout.publish(Source(0), b"x", bounds(0, 1, 2), b"ab")
@@ -227,7 +227,7 @@ def test_a_blocked_publish_says_how_many_went() -> None:
         (memoryview(b"." + bounds(0, 5).tobytes())[1:], 9),
     ],
 )
-def test_offsets_that_do_not_fit(offsets: Any, size: int) -> None:
+def test_invalid_offsets_are_rejected(offsets: Any, size: int) -> None:
     fanout, source = fanout_of(("a", OWN, "x")), Source(0)
     with pytest.raises(ValueError, match="offsets"):
         fanout.publish(source, b"x", offsets, bytes(size))
@@ -251,19 +251,19 @@ def test_publish_checks_the_name(topic: bytes) -> None:
 
 
 @pytest.mark.parametrize("container", [bytes, bytearray, memoryview, lambda raw: array("B", raw)])
-def test_any_buffer_will_do(container: Any) -> None:
+def test_any_contiguous_buffer_is_accepted(container: Any) -> None:
     fanout = fanout_of(("a", OWN, "x"))
     frame = publish(b"x", b"1")
     assert route(fanout, container(frame)).outputs == [("a", frame[5:])]
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 3), (0, 4), (3, 2), (4, 4), (-2, -1)])
-def test_windows_outside_the_buffer(start: int, end: int) -> None:
+def test_window_outside_the_buffer_is_rejected(start: int, end: int) -> None:
     with pytest.raises(ValueError, match="within the buffer"):
         fanout_of().route(FRAMING, Source(0), b"abc", start, end)
 
 
-def test_frames_outside_the_window_do_not_exist() -> None:
+def test_frames_outside_the_window_are_not_read() -> None:
     """Also when the rest of a half frame lies right behind the end."""
     fanout = fanout_of(("a", OWN, "x"))
     frame = publish(b"x", b"12345")
@@ -276,7 +276,7 @@ def test_frames_outside_the_window_do_not_exist() -> None:
 
 
 @pytest.mark.parametrize("buffer", [None, "text", 1, [1, 2]], ids=repr)
-def test_what_is_no_buffer(buffer: Any) -> None:
+def test_other_objects_are_rejected_as_buffer(buffer: Any) -> None:
     with pytest.raises(TypeError):
         fanout_of().route(FRAMING, Source(0), buffer, 0, 0)
     with pytest.raises(TypeError):
@@ -285,12 +285,12 @@ def test_what_is_no_buffer(buffer: Any) -> None:
         fanout_of().publish(Source(0), b"x", bounds(0), buffer)
 
 
-def test_buffers_with_gaps() -> None:
+def test_non_contiguous_buffer_is_rejected() -> None:
     with pytest.raises(BufferError):
         fanout_of().route(FRAMING, Source(0), memoryview(b"abcdef")[::2], 0, 3)
 
 
-def test_buffers_are_let_go() -> None:
+def test_buffers_are_released() -> None:
     """A bytearray must not be resized while its buffer is exported."""
     fanout, buffer = fanout_of(("a", OWN, "x")), bytearray(publish(b"x", b"1"))
     offsets = bytearray(bounds(0, 1))
@@ -310,7 +310,7 @@ def test_buffers_are_let_go() -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, object()], ids=["None", "object"])
-def test_nothing_is_taken_for_something(nothing: Any) -> None:
+def test_arguments_of_wrong_type_are_rejected(nothing: Any) -> None:
     fanout = fanout_of()
     with pytest.raises(TypeError):
         fanout.route(nothing, Source(0), b"", 0, 0)
@@ -322,12 +322,12 @@ def test_nothing_is_taken_for_something(nothing: Any) -> None:
         fanout.publish(Source(0), nothing, bounds(0), b"")
 
 
-def test_a_framing_without_an_encoding_is_refused() -> None:
+def test_framing_without_an_encoding_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"framing\.own"):
         fanout_of().route(Framing(), Source(0), b"", 0, 0)
 
 
-def test_an_empty_buffer_is_no_news() -> None:
+def test_empty_buffer_has_no_effect() -> None:
     routed = route(fanout_of(), b"")
     assert (routed.stop, routed.consumed, routed.outputs) == (END, 0, [])
     assert route(fanout_of(), subscribe(b"x")).stop == CONTROL_FRAME

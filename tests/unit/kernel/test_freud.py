@@ -69,7 +69,7 @@ class TestGroups:
         assert (group.topic, group.count, group.bodies) == (b"t", 3, b"onethree")
         assert list(array("i", group.offsets)) == [0, 3, 3, 8]
 
-    def test_an_empty_body_at_the_very_end_still_belongs_to_its_group(self):
+    def test_empty_body_at_the_end_belongs_to_its_group(self):
         assert shape(groups_of(produce(b"t", b"1", b"", b""))) == [("ProduceRun", 3)]
 
     def test_another_topic_is_another_group(self):
@@ -77,7 +77,7 @@ class TestGroups:
         assert shape(groups) == [("ProduceRun", 2), ("ProduceRun", 1), ("ProduceRun", 1)]
 
     @pytest.mark.parametrize("pair", [(b"a", b"ab"), (b"ab", b"a"), (b"a", b"b"), (b"ab", b"ac")])
-    def test_also_where_the_names_are_alike(self, pair):
+    def test_similar_names_are_different_groups(self, pair):
         groups = groups_of(produce(pair[0], b"1") + produce(pair[1], b"2"))
         assert [(one.topic, one.bodies) for one in groups] == [  # type: ignore[union-attr]
             (pair[0], b"1"),
@@ -85,14 +85,14 @@ class TestGroups:
         ]
 
     @pytest.mark.parametrize("length", [0, 2, 0x0100_0001, 2**32 - 1])
-    def test_the_length_of_the_name_counts_not_its_bytes(self, length):
+    def test_names_are_compared_by_length_and_bytes(self, length):
         """The second request has the first one's bytes where its name would be."""
         other = frame(4, struct.pack("<I", length) + b"a,")
         groups = groups_of(produce(b"a", b",") + other)
         assert shape(groups) == [("ProduceRun", 1), ("MalformedFrame", 1)]
 
     @pytest.mark.parametrize("between", [LIST, UNKNOWN, produce(b"t", NOTICE), named(4, b"_")])
-    def test_whatever_comes_between_keeps_its_place(self, between):
+    def test_other_requests_between_produces_keep_their_order(self, between):
         groups = groups_of(produce(b"t", b"1") + between + produce(b"t", b"2"))
         assert [type(group) for group in groups[::2]] == [ProduceRun, ProduceRun]
         assert isinstance(groups[1], SingleRequest | MalformedFrame)
@@ -113,7 +113,7 @@ class TestGroups:
         ],
         ids=["id", "wait", "last byte of the wait", "type"],
     )
-    def test_gets_that_differ_are_not(self, other):
+    def test_different_gets_are_different_groups(self, other):
         groups = groups_of(encode_gets(ID, 2, 5) + other + encode_gets(ID, 3, 5))
         assert shape(groups) == [("GetRun", 2), ("GetRun", 1), ("GetRun", 3)]
 
@@ -128,7 +128,7 @@ class TestGroups:
         groups = groups_of(produce(b"news", b"1") + LIST + produce(b"news", b"2") + LIST)
         assert groups[0].topic is groups[2].topic  # type: ignore[union-attr]
 
-    def test_groups_describe_themselves(self):
+    def test_groups_have_a_repr(self):
         data = produce(b"t", b"1") + encode_gets(bytes(16), 2, 3, True) + LIST + UNKNOWN + TOO_LARGE
         assert repr(scanner().scan(data, 0, len(data))) == (
             "ScanResult(77 bytes, [ProduceRun(b't', 1 messages, 1 bytes),"
@@ -139,12 +139,12 @@ class TestGroups:
 
 
 class TestBounds:
-    def test_one_scan_gathers_so_many_bytes_and_goes_on(self):
+    def test_scan_stops_at_its_byte_limit_and_continues(self):
         body = bytes(100_000)
         data = produce(b"t", *[body] * 25)
         assert self.counts(data) == [[10], [10], [5]]
 
-    def test_a_larger_body_comes_alone(self):
+    def test_body_over_the_byte_limit_is_a_scan_of_its_own(self):
         large = bytes(MAX_SCAN_BODY_BYTES + 1)
         data = produce(b"t", b"1", large, b"2", b"3")
         assert self.counts(data) == [[1], [1], [2]]
@@ -153,23 +153,23 @@ class TestBounds:
         data = produce(b"t", bytes(MAX_SCAN_BODY_BYTES - 1), b"1", b"", b"2")
         assert self.counts(data) == [[3], [1]]
 
-    def test_a_group_has_so_many_messages(self):
+    def test_messages_of_a_group_are_limited(self):
         data = produce(b"t", *[b""] * (MAX_GROUP_MESSAGES + 1))
         assert self.counts(data) == [[MAX_GROUP_MESSAGES, 1]]
 
     @pytest.mark.parametrize("request_", [LIST, UNKNOWN], ids=["good", "malformed"])
-    def test_a_scan_has_so_many_groups(self, request_):
+    def test_groups_of_a_scan_are_limited(self, request_):
         data = request_ * (MAX_SCAN_GROUPS + 1)
         assert list(map(len, self.counts(data))) == [MAX_SCAN_GROUPS, 1]
 
-    def test_a_full_scan_ends_before_the_fault(self):
+    def test_full_scan_ends_before_a_malformed_frame(self):
         data = LIST * MAX_SCAN_GROUPS + TOO_LARGE
         scanned = scanner().scan(data, 0, len(data))
         assert (scanned.more, scanned.bad) == (True, False)
         scanned = scanner().scan(data, scanned.consumed, len(data))
         assert (scanned.consumed, scanned.more, scanned.bad) == (0, False, True)
 
-    def test_half_a_request_behind_a_full_scan_is_not_more(self):
+    def test_incomplete_request_after_a_full_scan_is_not_more(self):
         data = LIST * MAX_SCAN_GROUPS + produce(b"t", b"body")[:-1]
         scanned = scanner().scan(data, 0, len(data))
         assert (scanned.consumed, scanned.more) == (8 * MAX_SCAN_GROUPS, False)
@@ -188,7 +188,7 @@ class TestBounds:
 
 class TestFaults:
     @pytest.mark.parametrize("size", [8, len(TOO_LARGE) + 3, CAP + 100])
-    def test_a_frame_over_the_cap_is_the_last_whatever_came_of_it(self, size):
+    def test_frame_over_the_limit_ends_the_scan(self, size):
         data = LIST + (TOO_LARGE + bytes(CAP))[:size]
         scanned = scanner().scan(data, 0, len(data))
         assert (scanned.consumed, scanned.bad) == (len(LIST), True)
@@ -196,7 +196,7 @@ class TestFaults:
         assert (scanned.groups[-1].reason, scanned.groups[-1].closes) == ("too_large", True)
 
     @pytest.mark.parametrize("extra", [0, 1])
-    def test_nor_is_it_let_through_behind_others_like_it(self, extra):
+    def test_frame_over_the_limit_after_valid_ones_is_rejected(self, extra):
         """The largest body is one of a run, the next larger one ends the stream."""
         reader = RequestScanner(100, everything_is_a_name)
         data = encode_produces(b"t", [b"1", bytes(95 + extra), b"2"], 101)
@@ -204,12 +204,12 @@ class TestFaults:
         assert (len(scanned.groups), scanned.bad) == ((2, True) if extra else (1, False))
         assert shape(scanned.groups)[0] == ("ProduceRun", 1 if extra else 3)
 
-    def test_it_waits_for_the_whole_header(self):
+    def test_limit_is_checked_once_the_header_is_complete(self):
         scanned = scanner().scan(TOO_LARGE, 0, 7)
         assert (scanned.consumed, scanned.groups, scanned.bad) == (0, [], False)
 
     @pytest.mark.parametrize("max_frame_bytes", [len(LIST), 0x7FFFFFFF])
-    def test_nothing_is_allocated_for_a_length(self, max_frame_bytes):
+    def test_announced_length_allocates_nothing(self, max_frame_bytes):
         header = struct.pack("<II", 4, 0x7FFFFFFF)
         reader = RequestScanner(max_frame_bytes, everything_is_a_name)
         tracemalloc.start()
@@ -219,7 +219,7 @@ class TestFaults:
         finally:
             tracemalloc.stop()
 
-    def test_every_reason_has_a_frame(self):
+    def test_frames_cover_every_reason(self):
         data = b"".join(
             (
                 UNKNOWN,
@@ -236,7 +236,7 @@ class TestFaults:
 
 
 class TestNames:
-    def test_only_names_beyond_ascii_are_asked_about_and_once(self):
+    def test_only_non_ascii_names_are_checked_by_the_callback_and_once(self):
         asked = []
 
         def is_name(raw: bytes) -> bool:
@@ -251,11 +251,11 @@ class TestNames:
         assert good == [True, False, False, True, True, False, False, True]
         assert asked == ["ü".encode(), "ä".encode(), "ä".encode()]
 
-    def test_what_is_no_ascii_name_is_none_with_more_behind(self):
+    def test_invalid_ascii_name_is_invalid_with_a_suffix(self):
         (group,) = groups_of(named(0, "_ü".encode()))
         assert isinstance(group, MalformedFrame)
 
-    def test_a_judge_that_fails_changes_nothing(self):
+    def test_failing_name_check_changes_nothing(self):
         def is_name(raw: bytes) -> bool:
             raise LookupError(raw)
 
@@ -268,7 +268,7 @@ class TestNames:
         (group,) = reader.scan(named(1, b"a"), 0, 13).groups
         assert group.subject == b"a"  # type: ignore[union-attr]
 
-    def test_a_judge_that_scans_is_told(self):
+    def test_scan_inside_a_name_check_is_rejected(self):
         def is_name(raw: bytes) -> bool:
             reader.scan(LIST, 0, len(LIST))
             return True
@@ -279,7 +279,7 @@ class TestNames:
             reader.scan(data, 0, len(data))
         assert reader.scan(LIST, 0, len(LIST)).consumed == len(LIST)
 
-    def test_a_scanner_that_is_its_own_judge_is_collected(self):
+    def test_scanner_in_a_reference_cycle_is_collected(self):
         class Owner:
             def __init__(self) -> None:
                 self.scanner = RequestScanner(CAP, self.is_name)
@@ -294,21 +294,21 @@ class TestNames:
 
 class TestArguments:
     @pytest.mark.parametrize("region", [(-1, 0), (0, 9), (5, 4)])
-    def test_a_region_outside_the_buffer_is_refused(self, region):
+    def test_region_outside_the_buffer_is_rejected(self, region):
         start, end = region
         with pytest.raises(ValueError, match="within the buffer"):
             scanner().scan(LIST, start, end)
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_any_contiguous_buffer_will_do(self, kind):
+    def test_any_contiguous_buffer_is_accepted(self, kind):
         assert scanner().scan(kind(LIST), 0, 8).consumed == 8
 
     @pytest.mark.parametrize("cap", [-1, 0, 1 << 31])
-    def test_a_cap_that_cannot_work_is_refused(self, cap):
+    def test_invalid_frame_limit_is_rejected(self, cap):
         with pytest.raises(ValueError, match="max_frame_bytes"):
             RequestScanner(cap, everything_is_a_name)
 
-    def test_groups_keep_their_own_copy(self):
+    def test_groups_copy_the_received_bytes(self):
         data = bytearray(produce(b"t", b"body") + encode_gets(ID, 1, 0))
         groups = scanner().scan(data, 0, len(data)).groups
         data[:] = bytes(len(data))

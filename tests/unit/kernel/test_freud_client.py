@@ -24,18 +24,18 @@ ANYTHING: Any = (0, b"1")
 
 
 @pytest.mark.parametrize("region", [(-1, 0), (0, 9), (5, 4)])
-def test_a_region_outside_the_buffer_is_refused(region):
+def test_region_outside_the_buffer_is_rejected(region):
     start, end = region
     with pytest.raises(ValueError, match="within the buffer"):
         scan_answers(bytes(8), start, end, CAP)
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_any_contiguous_buffer_will_do(kind):
+def test_any_contiguous_buffer_is_accepted(kind):
     assert scan_answers(kind(bytes(8)), 0, 8, CAP)[0] == 8
 
 
-def test_a_batch_keeps_its_own_copy():
+def test_batch_copies_the_received_bytes():
     data = bytearray(encode_answers(0, 1, b"body"))
     batch = scan_answers(data, 0, len(data), CAP)[1]
     data[:] = bytes(len(data))
@@ -49,7 +49,7 @@ def mixed() -> AnswerBatch:
     return batch
 
 
-def test_answers_by_place():
+def test_answers_by_index():
     batch = mixed()
     assert len(batch) == 6
     assert (batch[3], batch[-1]) == (Answer(1, b""), Answer(5, b"quota_bytes"))
@@ -79,7 +79,7 @@ def test_runs_stay_within_the_batch(method, region):
 
 
 @pytest.mark.parametrize("method", ["message_ids", "records"])
-def test_a_payload_of_another_kind_is_refused(method):
+def test_payload_of_another_kind_is_rejected(method):
     with pytest.raises(ValueError, match="has"):
         getattr(mixed(), method)(3, 4)
 
@@ -97,38 +97,38 @@ def test_values_compare_and_hash_by_their_fields():
     assert repr(mixed()) == "<AnswerBatch of 6 answers>"
 
 
-def test_a_batch_says_what_it_weighs():
+def test_batch_reports_its_memory():
     assert 70 < mixed().memory_bytes < 2000
 
 
-def test_the_first_content_that_does_not_fit_is_named():
+def test_error_names_the_first_content_that_is_too_large():
     with pytest.raises(OverflowError, match="content 1 has 96 bytes, at most 95"):
         encode_produces(b"t", [bytes(95), bytes(96)], 100)
 
 
 @pytest.mark.parametrize("topic", [b"", b"t" * 256])
-def test_topics_that_cannot_be_are_refused(topic):
+def test_invalid_topics_are_rejected(topic):
     with pytest.raises(ValueError, match="topic"):
         encode_produces(topic, [], CAP)
 
 
 @pytest.mark.parametrize("numbers", [(-1, CAP, 1), (0, -1, 1), (0, 1 << 32, 1), (0, CAP, -1)])
-def test_impossible_runs_are_refused(numbers):
+def test_invalid_runs_are_rejected(numbers):
     with pytest.raises(ValueError, match=r"not negative|32 bits"):
         encode_run(b"t", [b""], *numbers)
 
 
-def test_a_topic_that_does_not_fit_the_cap_at_all():
+def test_topic_larger_than_the_frame_limit_encodes_nothing():
     assert encode_run(b"topic", [b""], 0, 8, 100) == (b"", 0)
 
 
 @pytest.mark.parametrize("count", [-1, sys.maxsize])
-def test_impossible_numbers_of_gets_are_refused(count):
+def test_invalid_counts_of_gets_are_rejected(count):
     with pytest.raises((ValueError, OverflowError)):
         encode_gets(ID, count, 0)
 
 
 @pytest.mark.parametrize("wait", [-(2**31) - 1, 2**31])
-def test_waits_have_32_bits(wait):
+def test_max_blocking_has_32_bits(wait):
     with pytest.raises(OverflowError):
         encode_gets(ID, 1, wait)

@@ -85,11 +85,11 @@ def in_a_process_of_its_own(module: str) -> str:
     return done.stdout
 
 
-def test_nothing_outside_the_buffer_is_touched() -> None:
+def test_no_byte_outside_the_buffer_is_accessed() -> None:
     """Buffers of every size between two forbidden pages."""
     assert in_a_process_of_its_own("freud_forbidden_pages") == "nothing outside was touched\n"
 
 
-def test_memory_that_is_refused_breaks_nothing() -> None:
+def test_failed_allocations_corrupt_nothing() -> None:
     pytest.importorskip("_testcapi", reason="this Python has no allocator that fails on demand")
     assert in_a_process_of_its_own("freud_no_memory") == "nothing was broken\n"

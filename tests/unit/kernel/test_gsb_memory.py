@@ -72,7 +72,7 @@ def test_nothing_leaks(make: Callable[[], Callable[[], None]]) -> None:
     assert grown < SLACK_BYTES
 
 
-def test_a_connection_that_ends_leaves_no_objects() -> None:
+def test_ended_connection_leaves_no_objects() -> None:
     bus = MemoryBus()
     for _ in range(5):
         one = Far(bus)
@@ -86,7 +86,7 @@ def test_a_connection_that_ends_leaves_no_objects() -> None:
     assert not [found for found in gc.get_objects() if type(found).__name__ == "GsbSession"]
 
 
-def test_nothing_outside_the_buffer_is_touched() -> None:
+def test_no_byte_outside_the_buffer_is_accessed() -> None:
     command = [sys.executable, "-m", "tests.unit.kernel.gsb_forbidden_pages"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "nothing outside was touched\n", done.stderr

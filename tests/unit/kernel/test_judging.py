@@ -36,7 +36,7 @@ class Bus:
         return self.fanout.route(FRAMING, Source(identity), stream, 0, len(stream))
 
 
-def test_it_is_asked_once_per_class_and_topic() -> None:
+def test_verdict_is_requested_once_per_identity_class_and_topic() -> None:
     bus = Bus()
     for _ in range(3):
         bus.route(0)
@@ -44,7 +44,7 @@ def test_it_is_asked_once_per_class_and_topic() -> None:
     assert bus.asked == [(0, b"x"), (0, b"y"), (1, b"x"), (1, b"y")]
 
 
-def test_a_no_is_remembered_as_well_as_a_yes() -> None:
+def test_deny_is_cached_like_allow() -> None:
     bus = Bus(lambda identity, topic: identity == 0)
     assert bus.route(0).outputs
     assert not bus.route(1).outputs
@@ -57,7 +57,7 @@ def test_a_no_is_remembered_as_well_as_a_yes() -> None:
     assert len(bus.asked) == 8
 
 
-def test_what_nobody_reads_is_judged_only_if_wanted() -> None:
+def test_unread_topic_is_judged_only_on_request() -> None:
     bus, unread = Bus(lambda identity, topic: False), publish(b"unread", b"")
     bus.route(stream=unread)
     assert (bus.asked, bus.fanout.unheard) == ([], 1)
@@ -81,7 +81,7 @@ def test_a_trusted_source_is_not_judged() -> None:
     assert bus.fanout.route(FRAMING, source, stream, 0, len(stream)).outputs
 
 
-def test_a_source_may_change_its_class() -> None:
+def test_source_may_change_its_identity_class() -> None:
     bus, source = Bus(lambda identity, topic: identity == 9), Source(0)
     assert not bus.fanout.route(FRAMING, source, STREAM, 0, len(STREAM)).outputs
     source.reclassify(9)
@@ -92,7 +92,7 @@ def test_a_source_may_change_its_class() -> None:
     assert (source.identity, source.messages) == (9, 6)
 
 
-def test_a_judge_that_fails_leaves_everything_usable() -> None:
+def test_failing_policy_leaves_the_fanout_usable() -> None:
     def broken(identity: int, topic: bytes) -> bool:
         raise LookupError("the policy is gone")
 
@@ -117,7 +117,7 @@ def test_a_judge_that_fails_leaves_everything_usable() -> None:
 
 
 @pytest.mark.parametrize("judge", [lambda identity, topic: BrokenTruth(), lambda: True])
-def test_a_judge_that_answers_nonsense(judge: Any) -> None:
+def test_invalid_verdict_is_rejected(judge: Any) -> None:
     bus = Bus(judge)
     with pytest.raises(TypeError):
         bus.route()
@@ -157,7 +157,7 @@ def test_the_table_cannot_change_while_a_buffer_is_routed(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", FORBIDDEN)
-def test_a_judge_that_tries_and_goes_on_changes_nothing(verb: str) -> None:
+def test_policy_that_ignores_the_refusal_changes_nothing(verb: str) -> None:
     def judge(identity: int, topic: bytes) -> bool:
         with pytest.raises(RuntimeError, match="routed"):
             FORBIDDEN[verb](bus.fanout)
@@ -171,7 +171,7 @@ def test_a_judge_that_tries_and_goes_on_changes_nothing(verb: str) -> None:
     assert bus.fanout.messages == 3
 
 
-def test_questions_that_may_be_asked_while_routing() -> None:
+def test_queries_are_allowed_while_routing() -> None:
     seen: list[object] = []
 
     def judge(identity: int, topic: bytes) -> bool:

@@ -114,7 +114,7 @@ def test_nothing_leaks(act: Callable[[Fanout], None]) -> None:
         tracemalloc.stop()
 
 
-def test_an_outbox_is_held_by_its_outputs_and_its_place_alone() -> None:
+def test_only_outputs_and_subscription_reference_an_outbox() -> None:
     fanout, outboxes = prepared()
     counts = [sys.getrefcount(outboxes[0])]
     routed = fanout.route(FRAMING, Source(0), STREAM, 0, len(STREAM))
@@ -127,7 +127,7 @@ def test_an_outbox_is_held_by_its_outputs_and_its_place_alone() -> None:
     assert seen() is None
 
 
-def test_a_shared_output_is_held_by_its_outputs_alone() -> None:
+def test_only_outputs_reference_shared_bytes() -> None:
     fanout = Fanout(judge)
     for outbox in "ab":
         fanout.subscribe(fanout.add_subscriber(outbox, OWN), b"x")
@@ -140,7 +140,7 @@ def test_a_shared_output_is_held_by_its_outputs_alone() -> None:
     assert counts[0] - counts[1] == 2
 
 
-def test_a_fanout_that_is_its_own_judge_is_collected() -> None:
+def test_fanout_in_a_reference_cycle_is_collected() -> None:
     """Reference cycles through the kernel's objects are seen by the collector."""
 
     class Bus:
@@ -160,7 +160,7 @@ def test_a_fanout_that_is_its_own_judge_is_collected() -> None:
     assert seen() is None
 
 
-def test_nothing_outside_the_buffer_is_touched() -> None:
+def test_no_byte_outside_the_buffer_is_accessed() -> None:
     """Buffers of every size between two forbidden pages, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.kernel.forbidden_pages"],

@@ -47,23 +47,23 @@ ID = bytes(range(16))
 
 
 class TestScan:
-    def test_only_the_asked_region_is_read(self):
+    def test_only_the_given_region_is_read(self):
         data = b"junk" + note(b"a", b"1") + b"junk"
         consumed, batch, bad = scan(data, 4, len(data) - 4, CAP)
         assert (consumed, batch.contents(), bad) == (len(data) - 8, [b"1"], None)
 
     @pytest.mark.parametrize("region", [(-1, 0), (0, 5), (3, 2)])
-    def test_a_region_outside_the_buffer_is_refused(self, region):
+    def test_region_outside_the_buffer_is_rejected(self, region):
         start, end = region
         with pytest.raises(ValueError, match="buffer"):
             scan(b"abc", start, end, CAP)
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_any_contiguous_buffer_will_do(self, kind):
+    def test_any_contiguous_buffer_is_accepted(self, kind):
         data = kind(note(b"a", b"1"))
         assert scan(data, 0, len(data), CAP)[1].contents() == [b"1"]
 
-    def test_the_batch_keeps_its_own_copy(self):
+    def test_batch_copies_the_received_bytes(self):
         data = bytearray(note(b"a", b"1"))
         batch = scan(data, 0, len(data), CAP)[1]
         data[:] = bytes(len(data))
@@ -74,12 +74,12 @@ class TestScan:
         consumed, batch, bad = scan(vector.frame, 0, len(vector.frame), CAP)
         assert (consumed, len(batch), batch.part_count, bad) == (0, 0, 0, vector.bad)
 
-    def test_what_came_before_a_bad_frame_is_there(self):
+    def test_messages_before_a_bad_frame_are_in_the_batch(self):
         data = note(b"a", b"1") + frame(7, b"\x00")
         consumed, batch, bad = scan(data, 0, len(data), CAP)
         assert (consumed, batch.contents(), bad) == (len(note(b"a", b"1")), [b"1"], "topic_length")
 
-    def test_an_empty_buffer_holds_nothing(self):
+    def test_empty_buffer_is_an_empty_batch(self):
         consumed, batch, bad = scan(b"", 0, 0, CAP)
         assert (consumed, len(batch), list(batch), bad) == (0, 0, [], None)
 
@@ -107,22 +107,22 @@ class TestBatch:
         assert NUMBERED[key].contents() == NUMBERED.contents()[key]
         assert NUMBERED[key].total_bytes == len(NUMBERED[key])
 
-    def test_iteration_gives_messages_in_order(self):
+    def test_iteration_returns_messages_in_order(self):
         assert [message.content for message in NUMBERED] == NUMBERED.contents()
         assert [message.topic for message in NUMBERED] == [b"t0", b"t1"] * 5
 
-    def test_a_topic_can_be_taken_out(self):
+    def test_messages_of_a_topic_can_be_removed(self):
         rest, taken = NUMBERED.without(b"t1")
         assert taken == [b"1", b"3", b"5", b"7", b"9"]
         assert rest.contents() == [b"0", b"2", b"4", b"6", b"8"]
         assert len(NUMBERED) == 10
 
-    def test_taking_out_nothing_gives_the_same_batch(self):
+    def test_removing_an_absent_topic_returns_the_same_batch(self):
         rest, taken = NUMBERED.without(b"t")
         assert rest is NUMBERED
         assert taken == []
 
-    def test_parts_stay_in_their_place(self):
+    def test_parts_keep_their_position(self):
         data = (
             note(b"p", b"echo")
             + part(b"t", ID, 0, 2, b"x")
@@ -138,7 +138,7 @@ class TestBatch:
         assert (whole.part_count, whole.total_bytes) == (0, 14)
         assert whole[1:2].contents() == [b"xy"]
 
-    def test_a_part_is_read_whole(self):
+    def test_part_has_all_its_fields(self):
         (one,) = batch_of(part(b"topic", ID, 7, 9, b"chunk")).parts()
         assert (one.topic, one.message_id, one.index, one.count, one.chunk) == (
             b"topic",
@@ -214,7 +214,7 @@ class TestEncode:
         assert data == expected
 
     @pytest.mark.parametrize("content", ["text", 5, None])
-    def test_other_contents_are_refused(self, content):
+    def test_other_contents_are_rejected(self, content):
         with pytest.raises(TypeError):
             encode_publishes(b"t", [b"ok", content], CAP)
 
@@ -223,18 +223,18 @@ class TestEncode:
         with pytest.raises(ValueError, match="topic"):
             encode_publishes(topic, [b""], CAP)
 
-    def test_the_first_that_is_too_large_is_named(self):
+    def test_error_names_the_first_content_that_is_too_large(self):
         with pytest.raises(OverflowError, match="content 1 has 2042 bytes, at most 2041 fit"):
             encode_publishes(b"t", [bytes(2041), bytes(2042)], CAP)
 
-    def test_a_run_stops_before_what_does_not_fit(self):
+    def test_run_ends_before_a_content_that_is_too_large(self):
         contents = [b"a", b"b", bytes(3000), b"c"]
         first, place = encode_run(b"t", contents, 0, CAP, 10**6)
         assert (first, place) == (encode_publishes(b"t", contents[:2], CAP), 2)
         assert encode_run(b"t", contents, 2, CAP, 10**6) == (b"", 2)
         assert encode_run(b"t", contents, 3, CAP, 10**6)[1] == 4
 
-    def test_a_run_stops_before_its_buffer_grows_too_large(self):
+    def test_run_ends_before_its_buffer_exceeds_max_bytes(self):
         contents = [bytes(88)] * 10  # 100 bytes a frame
         assert [encode_run(b"t", contents, 0, CAP, size)[1] for size in (0, 199, 200, 5000)] == [
             1,
@@ -246,11 +246,11 @@ class TestEncode:
     @pytest.mark.parametrize(
         ("first", "cap", "size"), [(-1, CAP, 0), (0, -1, 0), (0, 2**32, 0), (0, CAP, -1)]
     )
-    def test_impossible_numbers_are_refused(self, first, cap, size):
+    def test_invalid_numbers_are_rejected(self, first, cap, size):
         with pytest.raises(ValueError, match=r"max_payload|max_bytes"):
             encode_run(b"t", [b""], first, cap, size)
 
-    def test_a_list_that_changes_while_it_is_read(self):
+    def test_list_may_change_while_it_is_encoded(self):
         contents: list[object] = []
 
         class Shrinking(bytearray):

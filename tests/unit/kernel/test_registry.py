@@ -34,7 +34,7 @@ def test_subscribing_twice_is_one_subscription(
     assert registry.subscriber_count(b"t") == registry.subscription_count(number) == 0
 
 
-def test_a_topic_is_there_as_long_as_it_is_read(
+def test_topic_exists_while_it_has_subscribers(
     registry: SubscriberTable, encoding: Encoding
 ) -> None:
     number = registry.add_subscriber("reader", encoding)
@@ -47,7 +47,7 @@ def test_a_topic_is_there_as_long_as_it_is_read(
     assert registry.topic_count == 0
 
 
-def test_a_topic_that_is_held_keeps_its_ids(registry: SubscriberTable, encoding: Encoding) -> None:
+def test_held_topic_keeps_its_ids(registry: SubscriberTable, encoding: Encoding) -> None:
     number = registry.add_subscriber("reader", encoding)
     registry.subscribe(number, b"t")
     registry.set_hold(b"t", True)
@@ -61,7 +61,7 @@ def test_a_topic_that_is_held_keeps_its_ids(registry: SubscriberTable, encoding:
     assert (registry.topic_count, registry.next_id(b"t")) == (0, 0)
 
 
-def test_ids_are_forgotten_with_the_last_reader(
+def test_ids_are_discarded_with_the_last_subscriber(
     registry: SubscriberTable, encoding: Encoding
 ) -> None:
     first, second = (registry.add_subscriber(name, encoding) for name in "ab")
@@ -75,7 +75,7 @@ def test_ids_are_forgotten_with_the_last_reader(
     assert registry.next_id(b"t") == 0
 
 
-def test_topics_with_the_same_readers_share_a_set(
+def test_topics_with_the_same_subscribers_share_a_set(
     registry: SubscriberTable, encoding: Encoding
 ) -> None:
     one, two = (registry.add_subscriber(name, encoding) for name in "ab")
@@ -91,7 +91,7 @@ def test_topics_with_the_same_readers_share_a_set(
     assert (registry.set_count, registry.topic_count) == (0, 0)
 
 
-def test_removing_a_reader_says_how_much_ended(
+def test_removing_a_subscriber_returns_its_subscription_count(
     registry: SubscriberTable, encoding: Encoding
 ) -> None:
     number = registry.add_subscriber("reader", encoding)
@@ -103,7 +103,7 @@ def test_removing_a_reader_says_how_much_ended(
     assert registry.remove_subscriber(number) == 1
 
 
-def test_a_number_used_again_starts_afresh(registry: SubscriberTable, encoding: Encoding) -> None:
+def test_reused_number_has_no_subscriptions(registry: SubscriberTable, encoding: Encoding) -> None:
     number = registry.add_subscriber("old", encoding)
     registry.subscribe(number, b"t")
     registry.set_full(number, True)
@@ -114,7 +114,7 @@ def test_a_number_used_again_starts_afresh(registry: SubscriberTable, encoding: 
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=len)
-def test_names_that_are_not_allowed(
+def test_invalid_names_are_rejected(
     registry: SubscriberTable, encoding: Encoding, name: bytes
 ) -> None:
     number = registry.add_subscriber("reader", encoding)
@@ -146,7 +146,7 @@ OF_A_READER = (
 
 
 @pytest.mark.parametrize(("verb", "arguments"), OF_A_READER, ids=lambda value: str(value))
-def test_readers_that_are_not_there(
+def test_unknown_subscribers_are_rejected(
     registry: SubscriberTable, encoding: Encoding, verb: str, arguments: tuple[object, ...]
 ) -> None:
     gone = registry.add_subscriber("reader", encoding)
@@ -170,7 +170,7 @@ def test_topics_are_bytes(registry: SubscriberTable, encoding: Encoding, topic: 
         registry.has_topic(topic)  # type: ignore[arg-type]
 
 
-def test_ids_can_be_set_only_where_somebody_reads(registry: SubscriberTable) -> None:
+def test_ids_can_be_set_only_for_topics_with_subscribers(registry: SubscriberTable) -> None:
     with pytest.raises(KeyError):
         registry.set_next_id(b"t", 5)
     registry.set_collect(b"t", True)
@@ -180,9 +180,7 @@ def test_ids_can_be_set_only_where_somebody_reads(registry: SubscriberTable) -> 
         registry.set_next_id(b"t", -1)
 
 
-def test_two_encodings_cannot_have_one_number(
-    registry: SubscriberTable, encoding: Encoding
-) -> None:
+def test_encoding_numbers_are_unique(registry: SubscriberTable, encoding: Encoding) -> None:
     registry.add_subscriber("reader", encoding)
     registry.add_subscriber("another", encoding)
     with pytest.raises(ValueError, match="number"):
@@ -191,6 +189,6 @@ def test_two_encodings_cannot_have_one_number(
 
 
 @pytest.mark.parametrize("encoding", [None, object(), 0], ids=["None", "object", "0"])
-def test_a_reader_needs_an_encoding(registry: SubscriberTable, encoding: object) -> None:
+def test_subscriber_must_have_an_encoding(registry: SubscriberTable, encoding: object) -> None:
     with pytest.raises(TypeError):
         registry.add_subscriber("reader", encoding)  # type: ignore[arg-type]

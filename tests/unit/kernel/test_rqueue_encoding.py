@@ -26,27 +26,27 @@ def encoded(encoding: RqueueEncoding, topic: bytes, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("number", [-1, 32, 1000])
-def test_numbers_are_0_to_31(number: int) -> None:
+def test_encoding_number_must_be_0_to_31(number: int) -> None:
     for encoding in (RqueueEncoding, Encoding):
         with pytest.raises(ValueError, match="number"):
             encoding(number, 2048)
 
 
 @pytest.mark.parametrize("max_payload", [-1, 0, 281, 2**32])
-def test_caps_that_cannot_work_are_refused(max_payload: int) -> None:
+def test_invalid_max_payload_is_rejected(max_payload: int) -> None:
     for encoding in (RqueueEncoding, Encoding):
         with pytest.raises(ValueError, match="max_payload"):
             encoding(0, max_payload)
 
 
 @pytest.mark.parametrize("max_payload", [282, 2**32 - 1])
-def test_caps_at_the_bounds(max_payload: int) -> None:
+def test_max_payload_at_its_bounds_is_accepted(max_payload: int) -> None:
     for encoding in (RqueueEncoding, Encoding):
         assert encoding(31, max_payload).max_payload == max_payload
 
 
 @pytest.mark.parametrize("topic", [b"t", b"topic", b"t" * 255])
-def test_the_largest_that_travels_whole(topic: bytes) -> None:
+def test_largest_message_in_one_frame(topic: bytes) -> None:
     """With a topic of T bytes content is at most 2042 - T."""
     encoding, body = RqueueEncoding(0, 2048), frames.filler(2042 - len(topic))
     assert encoded(encoding, topic, body) == frames.notification(topic, body)
@@ -56,7 +56,7 @@ def test_the_largest_that_travels_whole(topic: bytes) -> None:
 
 
 @pytest.mark.parametrize("topic", [b"t", b"topic", b"t" * 255])
-def test_the_largest_chunk(topic: bytes) -> None:
+def test_largest_chunk_of_a_part(topic: bytes) -> None:
     """A PART's chunk is at most 2022 - T: two of them full, or a third with one byte."""
     encoding, room = RqueueEncoding(0, 2048), 2022 - len(topic)
     body = frames.filler(2 * room)
@@ -70,7 +70,7 @@ def test_the_largest_chunk(topic: bytes) -> None:
     assert len(longer) == len(data) + 27 + len(topic)
 
 
-def test_no_more_parts_than_their_count_can_say() -> None:
+def test_message_needing_more_than_65535_parts_is_not_sent() -> None:
     """One byte per PART: a message of more than 65535 PARTs is not sent."""
     encoding, topic = RqueueEncoding(0, 282), b"t" * 255
     body = frames.filler(65535)
@@ -81,7 +81,7 @@ def test_no_more_parts_than_their_count_can_say() -> None:
     assert encoded(encoding, topic, body + b"!") == b""
 
 
-def test_what_is_too_large_does_not_disturb_its_neighbours() -> None:
+def test_oversized_message_does_not_affect_others() -> None:
     """Nor does it count as delivered: it is counted as what it is, for each who missed it."""
     encoding, topic = RqueueEncoding(0, 282), b"t" * 255
     fanout = Fanout(lambda identity, topic: True)
@@ -105,7 +105,7 @@ def test_what_is_too_large_does_not_disturb_its_neighbours() -> None:
     assert fanout.too_large == 4
 
 
-def test_a_reader_whose_encoding_carries_it_misses_nothing() -> None:
+def test_oversized_message_reaches_encodings_that_fit_it() -> None:
     small, large, topic = RqueueEncoding(0, 282), RqueueEncoding(1, 2048), b"t" * 255
     fanout = Fanout(lambda identity, topic: True)
     for name, encoding in (("small", small), ("large", large)):
@@ -115,13 +115,13 @@ def test_a_reader_whose_encoding_carries_it_misses_nothing() -> None:
     assert (fanout.delivered, fanout.too_large) == (1, 1)
 
 
-def test_ids_of_parts_do_not_repeat() -> None:
+def test_part_message_ids_are_unique() -> None:
     one, other = RqueueEncoding(0, 282), RqueueEncoding(0, 282)
     ids = [encoded(encoding, b"t", bytes(300))[7:23] for encoding in (one, other) * 500]
     assert len(set(ids)) == 1000
 
 
-def test_frames_that_were_not_sent_whole() -> None:
+def test_partially_sent_frames_are_counted() -> None:
     encoding = RqueueEncoding(0, 2048)
     data = frames.notification(b"t", b"12") * 3
     size = len(data) // 3
@@ -131,7 +131,7 @@ def test_frames_that_were_not_sent_whole() -> None:
     assert encoding.count(data[:-1], 0) == 2
 
 
-def test_a_message_in_parts_is_one_and_is_where_its_last_part_is() -> None:
+def test_message_in_parts_counts_once_at_its_last_part() -> None:
     encoding = RqueueEncoding(0, 2048)
     parts = [frames.part(b"t", index, 3, b"12") for index in range(3)]
     data = b"".join(parts) + frames.notification(b"t", b"12")
@@ -141,6 +141,6 @@ def test_a_message_in_parts_is_one_and_is_where_its_last_part_is() -> None:
     assert encoding.count(b"".join(parts[:2]), 0) == 0  # the rest has yet to come
 
 
-def test_count_takes_bytes_alone() -> None:
+def test_count_accepts_bytes_only() -> None:
     with pytest.raises(TypeError):
         RqueueEncoding(0, 2048).count(None, 0)  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def reason(routed: RouteResult) -> str:
     return REASONS[routed.code]
 
 
-def test_the_names_of_reasons_are_stable() -> None:
+def test_reason_names_are_stable() -> None:
     """Logs and counters carry them: other programs rely on the words."""
     assert REASONS == (
         "payload_too_large",
@@ -58,7 +58,7 @@ def test_the_names_of_reasons_are_stable() -> None:
     )
 
 
-def test_the_vectors_have_every_reason() -> None:
+def test_vectors_cover_every_reason() -> None:
     assert {one["bad"] for one in FROM_CLIENTS if "bad" in one} == set(REASONS)
 
 
@@ -90,7 +90,7 @@ def test_good_vectors(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", [one for one in FROM_CLIENTS if "value" in one], ids=by_name)
-def test_a_frame_that_is_not_whole_is_waited_for(vector: dict[str, Any]) -> None:
+def test_incomplete_frame_is_left_unconsumed(vector: dict[str, Any]) -> None:
     frame = bytes.fromhex(vector["frame"])
     for size in range(len(frame)):
         routed = Bus().route(frame[:size])
@@ -98,7 +98,7 @@ def test_a_frame_that_is_not_whole_is_waited_for(vector: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("max_payload", [282, 2048, 65536])
-def test_the_cap_is_exact(max_payload: int) -> None:
+def test_max_payload_is_exact(max_payload: int) -> None:
     bus = Bus(max_payload=max_payload)
     largest = frames.publish_of_length(b"t", max_payload)
     assert bus.route(largest).outputs == [("reader", largest[5:])]
@@ -118,7 +118,7 @@ def test_the_cap_is_exact(max_payload: int) -> None:
         ("00000001 05", "deregister_not_empty"),
     ],
 )
-def test_what_a_header_shows_is_judged_before_the_payload_comes(header, expected) -> None:
+def test_bad_header_is_rejected_before_its_payload_arrives(header, expected) -> None:
     assert reason(Bus().route(bytes.fromhex(header))) == expected
 
 
@@ -151,7 +151,7 @@ def test_a_part_beyond_the_last_is_bad(index: int, count: int) -> None:
     assert reason(Bus().route(frames.publish_part(b"t", index, count, b""))) == "part_index"
 
 
-def test_control_frames_take_effect_in_their_place() -> None:
+def test_control_frames_are_handled_in_order() -> None:
     bus = Bus()
     first, second = frames.publish(b"t", b"1"), frames.publish(b"t", b"2")
     stream = first + frames.remove(b"t") + second
@@ -163,13 +163,13 @@ def test_control_frames_take_effect_in_their_place() -> None:
     assert bus.route(stream[routed.consumed :]).outputs == []
 
 
-def test_a_framing_keeps_the_cap_of_its_encoding() -> None:
+def test_framing_uses_the_max_payload_of_its_encoding() -> None:
     encoding = RqueueEncoding(4, 999)
     framing = RqueueFraming(encoding)
     assert framing.own is encoding
     assert framing.max_payload == 999
 
 
-def test_a_framing_needs_an_encoding() -> None:
+def test_framing_must_have_an_encoding() -> None:
     with pytest.raises(TypeError):
         RqueueFraming(None)  # type: ignore[arg-type]

@@ -30,13 +30,13 @@ def test_small_columns_are_plain_bytes():
     assert column_slab.kept_bytes() == 0
 
 
-def test_large_columns_cannot_be_written_to():
+def test_large_columns_are_read_only():
     rows = read(b"a", LARGE)
     assert bytes(rows.bodies) == b"a" * LARGE
     assert memoryview(rows.bodies).readonly
 
 
-def test_memory_is_used_again_once_nobody_looks_at_it():
+def test_memory_is_reused_after_its_last_view():
     rows = read(b"a", 3 * LARGE)
     assert column_slab.kept_bytes() == 0
     del rows
@@ -47,14 +47,14 @@ def test_memory_is_used_again_once_nobody_looks_at_it():
     assert bytes(rows.bodies) == b"b" * (3 * LARGE)
 
 
-def test_memory_that_is_looked_at_is_left_alone():
+def test_memory_in_use_is_not_reused():
     bodies = read(b"a", LARGE).bodies[5:9]
     others = [read(b"b", LARGE) for _ in range(5)]
     assert bytes(bodies) == b"aaaa"
     assert all(bytes(one.bodies) == b"b" * LARGE for one in others)
 
 
-def test_a_small_column_does_not_take_the_memory_of_a_large_one():
+def test_small_column_does_not_use_a_large_slab():
     read(b"a", 40 * LARGE)
     kept = column_slab.kept_bytes()
     rows = read(b"b", LARGE)
@@ -63,20 +63,20 @@ def test_a_small_column_does_not_take_the_memory_of_a_large_one():
 
 
 @pytest.mark.parametrize("size", [LARGE, 4 << 20, column_slab.KEEP_BYTES])
-def test_what_is_kept_is_bounded(size):
+def test_kept_memory_is_bounded(size):
     reads = [read(b"a", size) for _ in range(max(2, min(100, 2 * column_slab.KEEP_BYTES // size)))]
     reads.clear()
     assert 0 < column_slab.kept_bytes() <= column_slab.KEEP_BYTES
 
 
-def test_a_column_larger_than_all_that_is_kept_is_not_kept():
+def test_column_over_the_bound_is_not_kept():
     rows = read(b"a", column_slab.KEEP_BYTES + 1)
     assert len(rows.bodies) == column_slab.KEEP_BYTES + 1
     del rows
     assert column_slab.kept_bytes() == 0
 
 
-def test_memory_can_be_let_go():
+def test_kept_memory_can_be_released():
     reads = [read(b"a", LARGE) for _ in range(3)]
     reads.clear()
     assert column_slab.kept_bytes() > 0

@@ -21,7 +21,7 @@ def shortened() -> tuple[bool, int, int]:
         )
 
 
-def test_a_thread_asks_for_itself_alone():
+def test_time_slice_applies_to_the_calling_thread_only():
     with ThreadPoolExecutor(1) as thread:
         before = thread.submit(scheduler.get_time_slice_us).result()
         if before == 0:
@@ -29,7 +29,7 @@ def test_a_thread_asks_for_itself_alone():
         assert thread.submit(shortened).result() == (True, 100, before)
 
 
-def test_who_was_preferred_is_left_alone():
+def test_existing_priority_is_not_changed():
     def preferred() -> tuple[bool, int]:
         os.setpriority(os.PRIO_PROCESS, 0, -1)
         return scheduler.set_time_slice_us(100), os.getpriority(os.PRIO_PROCESS, 0)

@@ -132,7 +132,7 @@ class TestLargeMessages:
         half = codec.publish_part(topic.encode(), bytes(16), 0, 2, b"half")
         async with rqueue.connect(address, parts=rqueue.PartLimits(timeout_s=0.05)) as client:
             await client.subscribe(topic)
-            (await client._lifeline.wait_connected()).write(half)
+            (await client._reconnector.wait_connected()).write(half)
             await until(lambda: client.lost_parts == 1)
             assert client.lost_messages["expired"] == 1
             await client.publish(topic, b"next")

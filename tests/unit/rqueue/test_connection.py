@@ -332,9 +332,9 @@ class TestTelling:
         with pytest.raises(ConnectionLost):
             await client.close()
 
-    async def test_a_subscribe_survives_the_end_of_the_link(self, address, topic):
+    async def test_a_subscribe_survives_the_end_of_a_connection(self, address, topic):
         async with rqueue.connect(address, max_payload=8192) as client:
-            (await client._lifeline.wait_connected()).write(b"\0\0\0\0\xff")
+            (await client._reconnector.wait_connected()).write(b"\0\0\0\0\xff")
             await client.subscribe(topic)
             assert client.reconnects == 1
             await client.publish(topic, b"x")
@@ -426,7 +426,7 @@ async def test_a_publisher_that_never_waits_lets_others_run(address, topic):
             turns += 1
 
     async with rqueue.connect(address) as client:
-        transport = (await client._lifeline.wait_connected())._transport
+        transport = (await client._reconnector.wait_connected())._transport
         assert transport is not None
         transport.set_write_buffer_limits(high=2**30)  # never full, so it never has to wait
         task = asyncio.create_task(other())

@@ -167,7 +167,7 @@ PAIRS = pytest.mark.parametrize("pair", [tcp_pair, socket.socketpair], ids=["tcp
 
 
 @PAIRS
-def test_bytes_go_both_ways(pair: Pair):
+def test_bytes_pass_in_both_directions(pair: Pair):
     async def test() -> None:
         async with connected(pair=pair) as (session, far):
             await far.send(b"hello")
@@ -180,7 +180,7 @@ def test_bytes_go_both_ways(pair: Pair):
     run(test)
 
 
-def test_what_is_left_over_comes_again_with_the_rest():
+def test_unconsumed_bytes_are_delivered_with_the_next_read():
     async def test() -> None:
         async with connected() as (session, far):
             session.take = lambda offered: len(offered) // 4 * 4
@@ -192,7 +192,7 @@ def test_what_is_left_over_comes_again_with_the_rest():
     run(test)
 
 
-def test_a_paused_session_is_offered_nothing_until_it_resumes():
+def test_paused_session_receives_nothing_until_it_resumes():
     async def test() -> None:
         async with connected() as (session, far):
             session.take = session.take_one_and_pause
@@ -247,7 +247,7 @@ def test_a_peer_that_does_not_read_stalls_the_session(
     run(test)
 
 
-def test_what_the_host_holds_shrinks_while_the_socket_stands_still():
+def test_unconfirmed_bytes_show_progress_of_a_stalled_socket():
     """The slow-consumer rule stands on this: a long queue hides a reader that is at work."""
 
     async def test() -> None:
@@ -264,7 +264,7 @@ def test_what_the_host_holds_shrinks_while_the_socket_stands_still():
     run(test)
 
 
-def test_closing_lets_what_is_written_go_out():
+def test_close_sends_written_bytes_first():
     async def test() -> None:
         desk = Desk()
         async with connected(desk) as (session, far):
@@ -278,7 +278,7 @@ def test_closing_lets_what_is_written_go_out():
     run(test)
 
 
-def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
+def test_close_aborts_after_linger_s(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "LINGER_S", 0.05)
 
     async def test() -> None:
@@ -291,7 +291,7 @@ def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
     run(test)
 
 
-def test_closing_again_changes_nothing():
+def test_close_is_idempotent():
     async def test() -> None:
         async with connected() as (session, far):
             session.pipe.close()
@@ -304,7 +304,7 @@ def test_closing_again_changes_nothing():
     run(test)
 
 
-def test_aborting_ends_at_once():
+def test_abort_ends_the_connection_at_once():
     async def test() -> None:
         async with connected() as (session, _far):
             session.pipe.write(bytes(64 << 20))
@@ -328,7 +328,7 @@ def test_nothing_is_received_after_closing():
     run(test)
 
 
-def test_a_peer_that_sends_no_more_is_told_apart_from_one_that_is_gone():
+def test_half_close_is_reported_before_the_end():
     async def test() -> None:
         async with connected() as (session, far):
             far.sock.shutdown(socket.SHUT_WR)
@@ -355,7 +355,7 @@ def test_a_reset_ends_the_session_once(paused: bool):
     run(test)
 
 
-def test_nothing_breaks_between_a_failed_write_and_its_news():
+def test_calls_after_a_failed_write_are_safe():
     """The loop learns of a broken connection before the session does."""
 
     async def test() -> None:
@@ -378,7 +378,7 @@ def test_nothing_breaks_between_a_failed_write_and_its_news():
     run(test)
 
 
-def test_one_too_many_is_closed_without_a_session():
+def test_connection_over_the_limit_gets_no_session():
     async def test() -> None:
         desk = Desk(admits=False)
 
@@ -392,7 +392,7 @@ def test_one_too_many_is_closed_without_a_session():
     run(test)
 
 
-def test_a_session_that_cannot_open_ends_its_connection():
+def test_failing_session_factory_ends_the_connection():
     async def test() -> None:
         desk = Desk()
         loop = asyncio.get_running_loop()

@@ -83,7 +83,7 @@ def test_two_connections_share_a_buffer_without_mixing(
 
 
 @given(BODIES, st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 2000)))
-def test_a_session_may_stop_anywhere_and_go_on(
+def test_session_may_stop_anywhere_and_continue(
     bodies: list[bytes], budgets: list[int], cuts: list[int]
 ):
     """As a full reader makes it: it leaves whole frames, and takes them when offered again."""
@@ -99,7 +99,7 @@ def test_a_session_may_stop_anywhere_and_go_on(
     assert inbox.held_bytes == 0
 
 
-def test_a_held_tail_stands_before_what_comes_next():
+def test_held_bytes_precede_the_next_read():
     inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     arrive(inbox, session, framed(b"whole") + framed(b"half")[:5])
     assert session.bodies == [b"whole"]
@@ -109,19 +109,19 @@ def test_a_held_tail_stands_before_what_comes_next():
     assert inbox.held_bytes == 0
 
 
-def test_nothing_held_is_not_offered():
+def test_redelivery_without_held_bytes_does_nothing():
     inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     inbox.redeliver_held()
     assert session.offers == []
 
 
-def test_an_idle_inbox_reads_into_the_shared_buffer():
+def test_idle_connection_reads_into_the_shared_buffer():
     shared = SharedBuffer(SHARED)
     assert ReceiveBuffer(shared).get_buffer() is shared.view
 
 
 @pytest.mark.parametrize("promised", [SHARED, 10**6, 2**32 - 1])
-def test_a_promise_of_a_large_frame_costs_nothing(promised: int):
+def test_announced_large_frame_allocates_nothing(promised: int):
     inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     arrive(inbox, session, struct.pack(">I", promised))
     assert len(inbox.get_buffer()) <= SHARED
@@ -138,14 +138,14 @@ def test_a_buffer_grows_only_as_bytes_arrive():
     assert len(inbox.get_buffer()) == SHARED  # and it is given back
 
 
-def test_growing_offers_a_large_frame_few_times():
+def test_large_frame_is_delivered_few_times_while_it_grows():
     """Doubling, not a little more each time: else a large frame would cost its square."""
     inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     arrive(inbox, session, framed(bytes(1000 * SHARED)))
     assert len(session.offers) < 30
 
 
-def test_a_blocked_session_is_not_offered_more_and_more_memory():
+def test_blocked_session_does_not_grow_the_buffer():
     inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     session.budget = 0
     arrive(inbox, session, framed(b"x" * 40))
@@ -155,7 +155,7 @@ def test_a_blocked_session_is_not_offered_more_and_more_memory():
     assert len(inbox.get_buffer()) == before
 
 
-def test_drip_feeding_plays_the_same_rules():
+def test_byte_by_byte_input_gives_the_same_frames():
     """The feeder of codec tests: it must hold tails just as an inbox does."""
     session = Frames()
     bodies = [b"", b"a", b"bc"]

@@ -39,18 +39,18 @@ V4, V6, MAPPED = "127.0.0.1", "::1", "::ffff:127.0.0.1"
         (None, "gone"),
     ],
 )
-def test_a_tcp_peer_is_its_address(peername: object, name: str):
+def test_tcp_peer_is_described_by_its_address(peername: object, name: str):
     assert describe_peer(peername, ANONYMOUS) == name
 
 
-def test_a_unix_peer_is_its_process():
+def test_unix_peer_is_described_by_its_process():
     assert describe_peer("", Identity(uid=5, gid=6, pid=7)) == "unix:pid=7,uid=5"
 
 
 # --- Unix sockets
 
 
-def test_the_kernel_vouches_for_a_unix_peer():
+def test_unix_peer_has_credentials_of_the_kernel():
     near, far = socket.socketpair()
     with near, far:
         found = identify_peer(near)
@@ -103,7 +103,7 @@ def short_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_a_process_that_has_ended_has_no_service(short_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ended_process_has_no_service(short_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its pid may be another's by now."""
     monkeypatch.setattr(unix_credentials, "service_of", lambda pid: "another's")
     with calling(short_path, "") as link:
@@ -115,14 +115,14 @@ def test_a_process_that_has_ended_has_no_service(short_path: Path, monkeypatch: 
         assert identify_peer(link).uid == os.getuid()
 
 
-def test_where_the_kernel_has_no_process_handles_the_pid_is_used(monkeypatch: pytest.MonkeyPatch):
+def test_pid_is_used_on_kernels_without_pidfd(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(unix_credentials, "SO_PEERPIDFD", 9999)
     near, far = socket.socketpair()
     with near, far:
         assert identify_peer(near).service == service_of(os.getpid()) != ""
 
 
-def test_where_the_kernel_tells_no_groups_nobody_knows_them(monkeypatch: pytest.MonkeyPatch):
+def test_groups_are_unknown_on_kernels_without_peergroups(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(unix_credentials, "SO_PEERGROUPS", 9999)
     near, far = socket.socketpair()
     with near, far:
@@ -203,7 +203,7 @@ def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         made.close()
 
 
-def test_netlink_works_here():
+def test_netlink_is_available():
     assert isinstance(socket_table(), NetlinkSocketTable)
 
 
@@ -211,14 +211,14 @@ def test_netlink_works_here():
     ("host", "far_host"),
     [(V4, V4), ("127.1.2.3", "127.1.2.3"), (V6, V6), ("::", V4), ("::", V6), ("::", MAPPED)],
 )
-def test_the_socket_table_knows_the_uid_of_a_loopback_peer(table, host: str, far_host: str):
+def test_socket_table_returns_the_uid_of_a_loopback_peer(table, host: str, far_host: str):
     with connected(host, far_host) as (near, _):
         assert identify_peer(near) == Identity(uid=os.getuid())
 
 
 @ROOT_ONLY
 @pytest.mark.parametrize(("host", "far_host"), [(V4, V4), (V6, V6), ("::", MAPPED)])
-def test_a_socket_belongs_to_whom_the_kernel_says(table, host: str, far_host: str):
+def test_owner_is_the_uid_in_the_socket_table(table, host: str, far_host: str):
     with connected(host, far_host) as (near, far):
         os.fchown(far.fileno(), OTHER_UID, -1)  # as if another user had made it
         assert identify_peer(near) == Identity(uid=OTHER_UID)
@@ -226,14 +226,14 @@ def test_a_socket_belongs_to_whom_the_kernel_says(table, host: str, far_host: st
         assert identify_peer(near) == Identity(uid=OTHER_UID)
 
 
-def test_a_peer_that_has_closed_is_nobody_and_not_root(table):
+def test_closed_peer_is_anonymous_and_not_root(table):
     """The table says uid 0 of a socket that no process holds."""
     with connected() as (near, far):
         far.close()
         assert identify_peer(near) == ANONYMOUS
 
 
-def test_a_peer_that_only_stopped_sending_is_still_known(table):
+def test_half_closed_peer_is_identified(table):
     with connected() as (near, far):
         far.shutdown(socket.SHUT_WR)
         assert identify_peer(near) == Identity(uid=os.getuid())
@@ -268,7 +268,7 @@ def never(*_: object) -> int:
     raise AssertionError("nobody should call this")
 
 
-def test_what_a_peer_sent_before_a_reset_is_not_its_successors(table):
+def test_reset_peer_is_not_identified_as_its_successor(table):
     """One process resets, and the next gets the same two addresses before we look."""
     with socket.create_server((V4, 0)) as server:
         quiet = f"127.77.{os.getpid() % 250}.7"  # where nobody else takes the port meanwhile
@@ -290,13 +290,13 @@ def test_what_a_peer_sent_before_a_reset_is_not_its_successors(table):
                 assert identify_peer(other) == Identity(uid=os.getuid())
 
 
-def test_a_listener_at_the_peers_address_is_not_the_peer(table):
+def test_listener_at_the_peer_address_is_not_the_owner(table):
     with socket.create_server((V4, 0)) as listener, connected() as (near, _):
         far = SocketEnd(packed(V4), listener.getsockname()[1])
         assert table.owner(far, SocketEnd(packed(V4), near.getsockname()[1])) is None
 
 
-def test_beyond_loopback_nobody_vouches(monkeypatch: pytest.MonkeyPatch):
+def test_remote_peer_is_anonymous(monkeypatch: pytest.MonkeyPatch):
     class Elsewhere:
         family = socket.AF_INET
 
@@ -312,7 +312,7 @@ def test_beyond_loopback_nobody_vouches(monkeypatch: pytest.MonkeyPatch):
     assert identify_peer(Elsewhere()) == ANONYMOUS  # type: ignore[arg-type]
 
 
-def test_nobody_vouches_for_what_is_not_connected():
+def test_unconnected_socket_is_anonymous():
     with socket.socket() as sock:
         assert identify_peer(sock) == ANONYMOUS
     assert identify_peer(None) == ANONYMOUS
@@ -327,7 +327,7 @@ def question(sequence: int, far: SocketEnd, near: SocketEnd) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), 20, 1, sequence, 0) + body
 
 
-def test_answers_to_older_questions_are_not_taken_for_this_one():
+def test_responses_to_earlier_queries_are_ignored():
     table = NetlinkSocketTable()
     with connected() as (near, far):
         ends = [SocketEnd(packed(V4), one.getsockname()[1]) for one in (far, near)]
@@ -337,13 +337,13 @@ def test_answers_to_older_questions_are_not_taken_for_this_one():
     table.close()
 
 
-def test_a_closed_netlink_socket_knows_nobody():
+def test_closed_netlink_socket_finds_no_owner():
     table = NetlinkSocketTable()
     table.close()
     assert table.owner(SocketEnd(packed(V4), 1), SocketEnd(packed(V4), 2)) is None
 
 
-def test_without_netlink_the_text_is_read(monkeypatch: pytest.MonkeyPatch):
+def test_proc_net_is_read_without_netlink(monkeypatch: pytest.MonkeyPatch):
     class Closed:
         def __init__(self) -> None:
             raise PermissionError
@@ -360,7 +360,7 @@ def test_without_netlink_the_text_is_read(monkeypatch: pytest.MonkeyPatch):
         assert isinstance(socket_table.__wrapped__(), ProcNetSocketTable)
 
 
-def test_a_socket_table_that_cannot_be_read_knows_nobody(tmp_path: Path):
+def test_unreadable_socket_table_finds_no_owner(tmp_path: Path):
     ends = SocketEnd(packed(V4), 1), SocketEnd(packed(V4), 2)
     assert ProcNetSocketTable(tmp_path).owner(*ends) is None
     (tmp_path / "tcp").write_text("  sl  local_address\n   0: short\n")
@@ -370,7 +370,7 @@ def test_a_socket_table_that_cannot_be_read_knows_nobody(tmp_path: Path):
 # --- how far along
 
 
-def test_unsent_bytes_are_those_that_nobody_has_read():
+def test_unsent_bytes_of_a_unix_socket_are_unread_bytes():
     near, far = socket.socketpair()
     with near, far:
         assert unsent_bytes(near) == 0
@@ -380,7 +380,7 @@ def test_unsent_bytes_are_those_that_nobody_has_read():
         assert unsent_bytes(near) == 0
 
 
-def test_a_closed_socket_has_none():
+def test_closed_socket_has_no_unsent_bytes():
     with socket.socket() as sock:
         pass
     assert unsent_bytes(sock) == 0

@@ -216,7 +216,7 @@ RECORDS = [bytes(1000)] * 5
 # --- addresses ---------------------------------------------------------------
 
 
-def test_a_free_port_is_picked_and_told():
+def test_port_0_binds_a_free_port_and_reports_it():
     async def test() -> None:
         async with House() as house:
             listener = await house.listen()
@@ -228,7 +228,7 @@ def test_a_free_port_is_picked_and_told():
     run(test)
 
 
-def test_a_taken_port_is_said_to_be_taken():
+def test_port_in_use_raises_address_in_use():
     async def test() -> None:
         async with House() as house:
             first = await house.listen()
@@ -238,7 +238,7 @@ def test_a_taken_port_is_said_to_be_taken():
     run(test)
 
 
-def test_an_address_of_somebody_else_is_an_error():
+def test_foreign_address_raises_address_error():
     async def test() -> None:
         async with House() as house:
             with pytest.raises(AddressError, match="cannot be listened on"):
@@ -247,7 +247,7 @@ def test_an_address_of_somebody_else_is_an_error():
     run(test)
 
 
-def test_an_encrypted_listener_without_a_certificate_never_opens():
+def test_tls_listener_without_a_certificate_raises():
     async def test() -> None:
         async with House() as house:
             with pytest.raises(AddressError, match="certificate"):
@@ -256,7 +256,7 @@ def test_an_encrypted_listener_without_a_certificate_never_opens():
     run(test)
 
 
-def test_a_unix_socket_has_its_mode_and_knows_its_peer(tmp_path: Path):
+def test_unix_socket_has_its_mode_and_identifies_its_peer(tmp_path: Path):
     async def test() -> None:
         path = tmp_path / "s"
         async with House() as house:
@@ -272,7 +272,7 @@ def test_a_unix_socket_has_its_mode_and_knows_its_peer(tmp_path: Path):
     run(test)
 
 
-def test_a_tcp_peer_is_named_by_where_it_calls_from():
+def test_tcp_peer_is_named_by_its_address():
     async def test() -> None:
         async with House() as house:
             listener = await house.listen()
@@ -287,7 +287,7 @@ def test_a_tcp_peer_is_named_by_where_it_calls_from():
 # --- the gate ----------------------------------------------------------------
 
 
-def test_connections_end_exactly_at_the_limit():
+def test_connection_limit_is_exact():
     async def test() -> None:
         async with House(places=2) as house:
             listener = await house.listen()
@@ -307,7 +307,7 @@ def test_connections_end_exactly_at_the_limit():
     run(test)
 
 
-def test_one_gate_serves_several_listeners():
+def test_listeners_share_a_connection_limit():
     async def test() -> None:
         async with House(places=1) as house:
             listeners = [await house.listen(), await house.listen()]
@@ -319,7 +319,7 @@ def test_one_gate_serves_several_listeners():
     run(test)
 
 
-def test_those_who_hang_up_at_once_leave_nothing_behind():
+def test_immediate_hangups_leave_no_connection():
     async def test() -> None:
         async with House() as house:
             listener = await house.listen()
@@ -335,7 +335,7 @@ def test_those_who_hang_up_at_once_leave_nothing_behind():
     run(test)
 
 
-def test_draining_gives_those_who_are_there_time_to_end():
+def test_drain_waits_for_open_connections():
     async def test() -> None:
         async with House() as house:
             listener = await house.listen()
@@ -352,7 +352,7 @@ def test_draining_gives_those_who_are_there_time_to_end():
     run(test)
 
 
-def test_draining_waits_and_then_ends_those_who_stay():
+def test_drain_aborts_remaining_connections_after_its_timeout():
     async def test() -> None:
         async with House() as house:
             listener = await house.listen()
@@ -372,7 +372,7 @@ def test_draining_waits_and_then_ends_those_who_stay():
 # --- TLS ---------------------------------------------------------------------
 
 
-def test_tls_carries_the_same_traffic(certificate: Certificate):
+def test_tls_passes_the_same_traffic(certificate: Certificate):
     async def test() -> None:
         async with House(context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
@@ -386,7 +386,7 @@ def test_tls_carries_the_same_traffic(certificate: Certificate):
     run(test)
 
 
-def test_tls_a_peer_that_does_not_read_is_seen_to_be_slow(certificate: Certificate):
+def test_tls_peer_that_does_not_read_stalls_the_session(certificate: Certificate):
     async def test() -> None:
         async with House(context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
@@ -408,7 +408,7 @@ def test_tls_a_peer_that_does_not_read_is_seen_to_be_slow(certificate: Certifica
     run(test)
 
 
-def test_tls_a_paused_session_gets_the_rest_when_it_resumes(certificate: Certificate):
+def test_tls_paused_session_receives_the_rest_when_it_resumes(certificate: Certificate):
     async def test() -> None:
         async with House(context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
@@ -428,7 +428,7 @@ def test_tls_a_paused_session_gets_the_rest_when_it_resumes(certificate: Certifi
     run(test)
 
 
-def test_tls_an_end_is_told_apart_from_a_cut(certificate: Certificate):
+def test_tls_close_is_distinguished_from_a_cut(certificate: Certificate):
     async def test() -> None:
         async with House(context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
@@ -443,7 +443,7 @@ def test_tls_an_end_is_told_apart_from_a_cut(certificate: Certificate):
     run(test)
 
 
-def test_tls_a_peer_that_says_goodbye_is_half_closed_once(certificate: Certificate):
+def test_tls_close_notify_half_closes_once(certificate: Certificate):
     async def test() -> None:
         async with House(context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
@@ -457,7 +457,7 @@ def test_tls_a_peer_that_says_goodbye_is_half_closed_once(certificate: Certifica
     run(test)
 
 
-def test_tls_one_that_only_connects_holds_a_place(certificate: Certificate):
+def test_tls_connection_without_handshake_is_counted(certificate: Certificate):
     async def test() -> None:
         async with House(places=1, context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
@@ -471,7 +471,7 @@ def test_tls_one_that_only_connects_holds_a_place(certificate: Certificate):
     run(test)
 
 
-def test_tls_one_that_never_shakes_hands_loses_its_place(
+def test_tls_handshake_timeout_frees_the_slot(
     certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tls_module, "HANDSHAKE_TIMEOUT_S", 0.05)
@@ -489,7 +489,7 @@ def test_tls_one_that_never_shakes_hands_loses_its_place(
     run(test)
 
 
-def test_tls_one_that_hangs_up_in_its_handshake_is_told_of(certificate: Certificate):
+def test_tls_hangup_during_the_handshake_is_reported(certificate: Certificate):
     async def test() -> None:
         async with House(context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
@@ -506,7 +506,7 @@ def test_tls_one_that_hangs_up_in_its_handshake_is_told_of(certificate: Certific
     run(test)
 
 
-def test_tls_one_that_does_not_trust_us_is_told_of(certificate: Certificate):
+def test_tls_untrusted_certificate_is_reported(certificate: Certificate):
     async def test() -> None:
         async with House(context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
@@ -520,7 +520,7 @@ def test_tls_one_that_does_not_trust_us_is_told_of(certificate: Certificate):
 
 
 @pytest.mark.parametrize("garbage", [b"\0\0\0\5\0hello", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 5000])
-def test_tls_one_that_speaks_plain_is_closed(certificate: Certificate, garbage: bytes):
+def test_tls_plain_text_peer_is_closed(certificate: Certificate, garbage: bytes):
     async def test() -> None:
         async with House(context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
@@ -534,7 +534,7 @@ def test_tls_one_that_speaks_plain_is_closed(certificate: Certificate, garbage: 
     run(test)
 
 
-def test_tls_garbage_in_the_middle_ends_the_connection(certificate: Certificate):
+def test_tls_invalid_record_ends_the_connection(certificate: Certificate):
     async def test() -> None:
         async with House(context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
@@ -546,7 +546,7 @@ def test_tls_garbage_in_the_middle_ends_the_connection(certificate: Certificate)
     run(test)
 
 
-def test_tls_a_session_may_pause_in_the_middle_of_what_has_come(certificate: Certificate):
+def test_tls_session_may_pause_within_received_bytes(certificate: Certificate):
     """Several records in one read: those behind the pause wait, and come when it is over."""
 
     async def test() -> None:
@@ -582,7 +582,7 @@ def test_tls_nothing_is_received_after_the_end(certificate: Certificate, way: st
     run(test)
 
 
-def test_tls_closing_says_goodbye(certificate: Certificate):
+def test_tls_close_sends_close_notify(certificate: Certificate):
     """Without it the peer could not tell the end from an attacker's cut."""
 
     async def test() -> None:

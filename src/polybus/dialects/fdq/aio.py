@@ -14,9 +14,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import TIMEOUT_MAX
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
+from polybus.clients.async_client import AsyncContext
 from polybus.dialects.fdq.client import consumer as blocking_consumer
 from polybus.dialects.fdq.client import group_admin, topic_replay
 from polybus.dialects.fdq.client import producer as blocking_producer
@@ -74,7 +74,7 @@ class _LazyClient(Generic[C]):
             await asyncio.to_thread(close, client)
 
 
-class Producer:
+class Producer(AsyncContext):
     """The async twin of `fdq.Producer`, with the same settings, for one event loop.
 
     `async with` or the first call opens it. Cancelling a call does not withdraw its message.
@@ -203,16 +203,10 @@ class Producer:
         """Close it as `fdq.Producer.close` does."""
         await self._client.close(lambda producer: producer.close(timeout_s))
 
-    async def __aenter__(self) -> Self:
+    async def _on_enter(self) -> None:
         await self._open()
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _on_exit(self, error: BaseException | None) -> None:
         await self.close(None if error is None else blocking_producer.FAILING_CLOSE_S)
 
     async def _open(self) -> blocking_producer.Producer:
@@ -221,7 +215,7 @@ class Producer:
         return await self._client.open()
 
 
-class Consumer:
+class Consumer(AsyncContext):
     """The async twin of `fdq.Consumer`, with the same settings, for one event loop.
 
     Handlers may be coroutines, which run on the caller's loop. An executor's thread waits for
@@ -271,16 +265,10 @@ class Consumer:
         """Close it as `fdq.Consumer.close` does. A handler may await this."""
         await self._client.close(lambda consumer: consumer.close(timeout_s))
 
-    async def __aenter__(self) -> Self:
+    async def _on_enter(self) -> None:
         await self._open()
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _on_exit(self, error: BaseException | None) -> None:
         await self.close()
 
     async def _open(self) -> blocking_consumer.Consumer:
@@ -346,7 +334,7 @@ def replay(url: str | None, topic: str, *, batch: bool = False, **settings: Any)
     return Replay(lambda: topic_replay.replay(url, topic, batch=True, **settings), batch)
 
 
-class Replay(Generic[T]):
+class Replay(AsyncContext, Generic[T]):
     """An async iterator. It disconnects at its end; `aclose` does so earlier."""
 
     def __init__(
@@ -385,15 +373,7 @@ class Replay(Generic[T]):
         await self._run_on_thread(self._close)
         self._thread.shutdown(wait=False)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _on_exit(self, error: BaseException | None) -> None:
         await self.aclose()
 
     async def _run_on_thread(self, step: Callable[[], R]) -> R:

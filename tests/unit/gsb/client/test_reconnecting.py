@@ -15,7 +15,7 @@ from tests.rig.observer import eventually
 
 def break_off(client: gsb.Client) -> GsbConnection:
     """Ends its connection as if the network had done it."""
-    link = client._reconnector.link
+    link = client._reconnector.connection
     assert link is not None
     link.abort()
     link._closing = False

@@ -18,8 +18,8 @@ from libc.string cimport memcpy
 
 from polybus.kernel.byte_order cimport load_u32, load_u64, store_u32
 from polybus.kernel.client_batch cimport (
-    NO_MARK, TOO_LARGE, FrameBatch, FrameFormat, LengthField, Scan,
-    encode_all, encode_run as encode_contents, grow,
+    NO_MARK, TOO_LARGE, FrameBatch, FrameFormat, LengthField, RequestPrefix, Scan,
+    encode_all, encode_run as encode_contents, grow, next_frame, start_scan,
 )
 
 cdef extern from "Python.h":
@@ -41,9 +41,6 @@ cdef enum Type:
     GET_RECORD = 8
 
 cdef int64_t MAX_U32 = 0xFFFFFFFF
-
-# header 8, of which the length is the second half, little-endian
-cdef FrameFormat ANSWER = FrameFormat(HEADER, 4, 4, False, NO_MARK)
 
 # The approximate size of a batch's objects besides its bytes and its table.
 cdef Py_ssize_t BATCH_OVERHEAD_BYTES = 192
@@ -147,12 +144,10 @@ cdef class AnswerBatch(FrameBatch):
     def __dealloc__(self):
         PyMem_Free(self.entries)
 
-    cdef int add_frame(
-        self, const unsigned char* start, Py_ssize_t at, Py_ssize_t size, const unsigned char* header
-    ) except -1:
+    cdef inline int add(self, uint32_t code, Py_ssize_t start, Py_ssize_t size) except -1:
         if self.count == self.capacity:
             self.entries = <Entry*>grow(self.entries, &self.capacity, sizeof(Entry))
-        self.entries[self.count] = Entry(load_u32(header), <uint32_t>at, <uint32_t>size)
+        self.entries[self.count] = Entry(code, <uint32_t>start, <uint32_t>size)
         self.count += 1
         return 0
 
@@ -268,27 +263,34 @@ def scan_answers(
     `max_frame_bytes`). An incomplete answer at the end is left unconsumed.
     """
     cdef AnswerBatch batch = AnswerBatch.__new__(AnswerBatch)
-    cdef Scan scan = batch.scan(buffer, start, end, &ANSWER, max(0, max_frame_bytes))
+    cdef Scan scan = start_scan(buffer.shape[0], start, end)
+    cdef FrameFormat format = FrameFormat(HEADER, 4, 4, False, NO_MARK)
+    cdef const unsigned char* data = &buffer[start] if scan.size else NULL
+    while next_frame(&scan, data, &format, max_frame_bytes):
+        batch.add(load_u32(data + scan.consumed), scan.payload, scan.length)
     if batch.count:
-        batch.region = PyBytes_FromStringAndSize(<const char*>&buffer[start], scan.consumed)
+        batch.region = PyBytes_FromStringAndSize(<const char*>data, scan.consumed)
     return scan.consumed, batch, scan.reason == TOO_LARGE
 
 
 # --- requests ------------------------------------------------------------------
 
 
-cdef bytes produce_prefix(bytes topic, Py_ssize_t max_frame_bytes, LengthField* length):
-    """Return the bytes of a Produce request before its body; `length` becomes its length field."""
-    cdef unsigned char[PRODUCE_HEADER] header
+cdef RequestPrefix produce_prefix(bytes topic, Py_ssize_t max_frame_bytes) except *:
+    """Return the bytes of a Produce request before its body."""
+    cdef RequestPrefix prefix
     cdef Py_ssize_t topic_size = PyBytes_GET_SIZE(topic)
     if not 1 <= topic_size <= MAX_NAME:
         raise ValueError(f"a topic has 1 to {MAX_NAME} bytes, not {topic_size}")
     if not 0 <= max_frame_bytes <= MAX_U32:
         raise ValueError("max_frame_bytes must fit 32 bits")
-    store_u32(&header[0], PRODUCE)
-    store_u32(&header[HEADER], <uint32_t>topic_size)
-    length[0] = LengthField(4, PRODUCE_HEADER - HEADER + topic_size, False)
-    return PyBytes_FromStringAndSize(<const char*>&header[0], PRODUCE_HEADER) + topic
+    store_u32(&prefix.data[0], PRODUCE)
+    store_u32(&prefix.data[HEADER], <uint32_t>topic_size)
+    memcpy(&prefix.data[PRODUCE_HEADER], PyBytes_AS_STRING(topic), topic_size)
+    prefix.size = PRODUCE_HEADER + topic_size
+    prefix.lengths[0] = LengthField(4, prefix.size - HEADER, False)
+    prefix.length_count = 1
+    return prefix
 
 
 def encode_produces(bytes topic not None, contents, Py_ssize_t max_frame_bytes):
@@ -296,9 +298,8 @@ def encode_produces(bytes topic not None, contents, Py_ssize_t max_frame_bytes):
 
     Raises OverflowError that names the first content that is too large for one frame.
     """
-    cdef LengthField length
-    cdef bytes prefix = produce_prefix(topic, max_frame_bytes, &length)
-    return encode_all(prefix, &length, 1, contents, max_frame_bytes - length.empty)
+    cdef RequestPrefix prefix = produce_prefix(topic, max_frame_bytes)
+    return encode_all(&prefix, contents, max_frame_bytes - prefix.lengths[0].empty)
 
 
 def encode_run(
@@ -313,11 +314,9 @@ def encode_run(
     The run ends at the end of the list, before a content that is too large for one frame, or
     before the buffer would exceed `max_bytes`; a single request may exceed that.
     """
-    cdef LengthField length
-    cdef bytes prefix = produce_prefix(topic, max_frame_bytes, &length)
-    return encode_contents(
-        prefix, &length, 1, contents, first, max_frame_bytes - length.empty, max_bytes
-    )
+    cdef RequestPrefix prefix = produce_prefix(topic, max_frame_bytes)
+    cdef Py_ssize_t max_content = max_frame_bytes - prefix.lengths[0].empty
+    return encode_contents(&prefix, contents, first, max_content, max_bytes)
 
 
 def encode_gets(

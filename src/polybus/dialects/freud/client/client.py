@@ -33,9 +33,9 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from polybus.clients.async_client import AsyncClient
 from polybus.dialects.freud import codec
 from polybus.dialects.freud.client.answer_batch import Answer, encode_run
 from polybus.dialects.freud.client.freud_connection import FreudConnection, ProduceAnswers, dial
@@ -54,10 +54,10 @@ from polybus.errors import (
     TooLarge,
     UsageError,
 )
-from polybus.model import topic_name
 from polybus.model.address import Address
 from polybus.model.limits import KIB
 from polybus.model.socket_path import find_socket
+from polybus.model.topic_name import check_topic_name
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -105,13 +105,13 @@ UNKNOWN_SUBSCRIBER = bytes(codec.SUBSCRIBER_ID_BYTES)
 DEFAULTS = ClientOptions()
 
 
-class Client:
+class Client(AsyncClient):
     """One client of one bus. Use it in `async with`, or call `open` and `close`."""
 
     def __init__(self, address: str | Address, options: ClientOptions) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
         self.options = options
-        self._link: FreudConnection | None = None
+        self._connection: FreudConnection | None = None
         self._subscriptions: dict[bytes, Subscription] = {}
         self._closed = False
 
@@ -119,16 +119,16 @@ class Client:
 
     async def open(self) -> None:
         """Connect. Raises NotConnected if no bus answers. `async with` calls it."""
-        if self._link is not None:
+        if self._connection is not None:
             raise UsageError("a client can be opened only once; create another one")
-        self._link, answer = await self._dial(codec.unsubscribe(UNKNOWN_SUBSCRIBER))
+        self._connection, answer = await self._dial(codec.unsubscribe(UNKNOWN_SUBSCRIBER))
         if answer.code != Code.DOESNT_EXIST:
-            self._link.abort()
+            self._connection.abort()
             raise error_from_answer(answer, "speak to", str(self.address))
 
     async def close(self) -> None:
         """End all subscriptions, then disconnect. Never raises."""
-        if self._link is None or self._closed:
+        if self._connection is None or self._closed:
             return
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -138,28 +138,16 @@ class Client:
             pass  # the bus ends them after subscriber_timeout_s
         finally:
             self._closed = True
-            self._link.close()
+            self._connection.close()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._link.ended.wait()
+                await self._connection.ended.wait()
         except TimeoutError:
-            self._link.abort()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
+            self._connection.abort()
 
     @property
     def is_connected(self) -> bool:
-        return self._link is not None and self._link.is_up
+        return self._connection is not None and self._connection.is_up
 
     # --- topics
 
@@ -169,7 +157,9 @@ class Client:
         A topic that is being deleted is created again: its messages are buffered until
         the readers of the old topic have read their notice.
         """
-        return await self._request_change(codec.create_topic(_name(topic)), "create topic", topic)
+        return await self._request_change(
+            codec.create_topic(check_topic_name(topic)), "create topic", topic
+        )
 
     async def delete_topic(self, topic: str) -> bool:
         """Mark a topic for deletion. Returns False if there is none, or it is marked already.
@@ -177,7 +167,9 @@ class Client:
         Its readers read their unread messages, then the notice. Raises Denied unless the
         caller created the topic or a rule allows it.
         """
-        return await self._request_change(codec.delete_topic(_name(topic)), "delete topic", topic)
+        return await self._request_change(
+            codec.delete_topic(check_topic_name(topic)), "delete topic", topic
+        )
 
     async def list_topics(self) -> list[str]:
         """Return the topics that the caller created or may produce to, subscribe to or delete."""
@@ -189,7 +181,7 @@ class Client:
 
     async def count_subscribers(self, topic: str) -> int:
         """Return the number of subscribers of a topic in all dialects."""
-        answer = await self._ask(codec.count_subscribers(_name(topic)))
+        answer = await self._ask(codec.count_subscribers(check_topic_name(topic)))
         if answer.code != Code.OK:
             raise error_from_answer(answer, "count the subscribers of", repr(topic))
         return codec.read_count(answer.payload)
@@ -198,7 +190,9 @@ class Client:
 
     async def produce(self, topic: str, body: Buffer) -> int | None:
         """Produce one message. Returns its id, or None if the topic has no subscriber."""
-        answer = await self._ask(codec.produce(_name(topic), body, self.options.max_frame_bytes))
+        answer = await self._ask(
+            codec.produce(check_topic_name(topic), body, self.options.max_frame_bytes)
+        )
         if answer.code == Code.OK:
             return codec.read_message_id(answer.payload)
         if answer.code == Code.NOTHING_HAPPENED:
@@ -217,7 +211,7 @@ class Client:
         options = self.options
         producing = PipelinedProduce(
             self._require_connection(),
-            _name(topic),
+            check_topic_name(topic),
             options.max_frame_bytes,
             options.answer_timeout_s,
         )
@@ -239,22 +233,33 @@ class Client:
         Use it in `async with`, or call its `unsubscribe`.
         """
         self._require_connection()
-        link, answer = await self._dial(codec.subscribe(_name(topic)))
+        connection, answer = await self._dial(codec.subscribe(check_topic_name(topic)))
         if answer.code != Code.OK:
-            link.close()
+            connection.close()
             raise error_from_answer(answer, "subscribe to", repr(topic))
-        return self._new_subscription(topic, codec.read_subscriber(answer.payload), link)
+        subscriber = codec.read_subscriber(answer.payload)
+
+        async def wait_for_bus() -> None:
+            await self._ask(codec.unsubscribe(UNKNOWN_SUBSCRIBER))
+
+        def forget() -> None:
+            self._subscriptions.pop(subscriber, None)
+
+        inbox = SubscriptionInbox(topic, subscriber, connection, self.options, wait_for_bus, forget)
+        subscription = Subscription(topic, subscriber, inbox, self._unsubscribe)
+        self._subscriptions[subscriber] = subscription
+        return subscription
 
     # --- helpers
 
     def _require_connection(self) -> FreudConnection:
-        if self._link is None:
+        if self._connection is None:
             raise UsageError("the client is not open; use it in a `with`, or call open()")
         if self._closed:
             raise NotConnected("the client is closed")
-        if not self._link.is_up:
-            raise self._link.make_loss_error()
-        return self._link
+        if not self._connection.is_up:
+            raise self._connection.make_loss_error()
+        return self._connection
 
     async def _ask(self, request: bytes) -> Answer:
         return await self._require_connection().ask(request, self.options.answer_timeout_s)
@@ -270,44 +275,26 @@ class Client:
         timeout_s = self.options.connect_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                link = await dial(self.address, self.options.max_answer_bytes)
+                connection = await dial(self.address, self.options.max_answer_bytes)
         except TimeoutError:
             raise NotConnected(
                 f"timed out connecting to {self.address}: its backlog is full"
             ) from None
         try:
-            return link, await link.ask(first, timeout_s)
+            return connection, await connection.ask(first, timeout_s)
         except ConnectionLost as error:
             raise NotConnected(f"cannot connect to {error}") from None
         except BaseException:
-            link.abort()
+            connection.abort()
             raise
-
-    def _new_subscription(
-        self, topic: str, subscriber: bytes, link: FreudConnection
-    ) -> Subscription:
-        def forget() -> None:
-            self._subscriptions.pop(subscriber, None)
-
-        inbox = SubscriptionInbox(topic, subscriber, link, self.options, self._wait_for_bus, forget)
-        made = Subscription(topic, subscriber, inbox, self._unsubscribe)
-        self._subscriptions[subscriber] = made
-        return made
-
-    async def _wait_for_bus(self) -> None:
-        await self._ask(codec.unsubscribe(UNKNOWN_SUBSCRIBER))
 
     async def _unsubscribe(self, subscription: Subscription) -> None:
         """Unsubscribe on the subscription's connection or, if a Get waits there, on this one."""
-        link = subscription.inbox.idle_link or self._require_connection()
+        connection = subscription.inbox.idle_connection or self._require_connection()
         request = codec.unsubscribe(subscription.id)
-        answer = await link.ask(request, self.options.answer_timeout_s)
+        answer = await connection.ask(request, self.options.answer_timeout_s)
         if answer.code not in (Code.OK, Code.DOESNT_EXIST):
             raise error_from_answer(answer, "unsubscribe from", repr(subscription.topic))
-
-
-def _name(topic: str) -> bytes:
-    return topic_name.check_topic_name(topic)
 
 
 def connect(
@@ -344,10 +331,10 @@ class PipelinedProduce:
     """One call of `produce_many`: sends Produces without waiting for each answer."""
 
     def __init__(
-        self, link: FreudConnection, name: bytes, max_frame_bytes: int, timeout_s: float
+        self, connection: FreudConnection, name: bytes, max_frame_bytes: int, timeout_s: float
     ) -> None:
         self.answers = ProduceAnswers()
-        self._link = link
+        self._connection = connection
         self._name = name
         self._max_frame_bytes = max_frame_bytes
         self._timeout_s = timeout_s
@@ -361,7 +348,7 @@ class PipelinedProduce:
                     break
             await self.answers.wait_all(self._timeout_s)
         except TimeoutError:
-            raise self._link.timeout_error(self._timeout_s) from None
+            raise self._connection.timeout_error(self._timeout_s) from None
         except ConnectionLost:
             if self.answers.refused is None:  # else the bus closed because of it
                 raise
@@ -373,9 +360,9 @@ class PipelinedProduce:
             if after == place:
                 raise self._too_large(group[place])
             async with asyncio.timeout(self._timeout_s):
-                await self._link.wait_room()
+                await self._connection.wait_room()
             self.answers.expect(after - place)
-            self._link.send(data, after - place, self.answers)
+            self._connection.send(data, after - place, self.answers)
             place = after
         return self.answers.refused is None
 

@@ -136,6 +136,7 @@ class FreudConnection(client_connection.ClientConnection):
 
     async def wait_room(self) -> None:
         """Wait until more may be sent. Raises ConnectionLost if the connection ends first."""
+        # A loop: between `set` and this task's turn another sender may have taken the room.
         while not self._room.is_set():
             await self._room.wait()
         if not self.is_up:
@@ -162,7 +163,18 @@ class FreudConnection(client_connection.ClientConnection):
     def buffer_updated(self, nbytes: int) -> None:
         end = self._filled + nbytes
         consumed, batch, too_large = scan_answers(self._buffer, 0, end, self._max_answer_bytes)
-        self._compact_buffer(consumed, end)
+        rest, size = end - consumed, len(self._buffer)
+        if rest == size:
+            size *= 2  # one answer is larger than the whole buffer
+        elif end == size < READ_BUFFER_BYTES:
+            size = READ_BUFFER_BYTES  # it was full, so there is probably more
+        elif size > READ_BUFFER_BYTES and 2 * rest <= READ_BUFFER_BYTES:
+            size = READ_BUFFER_BYTES
+        if size != len(self._buffer):
+            self._buffer = self._buffer[consumed:end] + bytes(size - rest)
+        elif consumed and rest:
+            self._buffer[:rest] = self._buffer[consumed:end]
+        self._filled = rest
         self._dispatch(batch)
         if too_large:
             self.abort_with(BadFrame("too_large"))
@@ -181,49 +193,27 @@ class FreudConnection(client_connection.ClientConnection):
         while self._queue:
             self._queue.popleft().fail(self.make_loss_error())
 
-    # --- inside
-
-    def _compact_buffer(self, consumed: int, end: int) -> None:
-        """Move unconsumed bytes to the front of the buffer, and resize it if needed."""
-        rest, size = end - consumed, self._fitting_size(consumed, end)
-        if size != len(self._buffer):
-            self._buffer = self._buffer[consumed:end] + bytes(size - rest)
-        elif consumed and rest:
-            self._buffer[:rest] = self._buffer[consumed:end]
-        self._filled = rest
-
-    def _fitting_size(self, consumed: int, end: int) -> int:
-        size, rest = len(self._buffer), end - consumed
-        if rest == size:
-            return 2 * size  # one answer is larger than all of it
-        if end == size < READ_BUFFER_BYTES:
-            return READ_BUFFER_BYTES  # it was full: there is probably more
-        if size > READ_BUFFER_BYTES and 2 * rest <= READ_BUFFER_BYTES:
-            return READ_BUFFER_BYTES
-        return size
-
     def _dispatch(self, batch: AnswerBatch) -> None:
         at, count = 0, len(batch)
         while at < count and self.error is None:
             if not self._queue:
-                return self.abort_with(BadFrame("unasked_answer"))
-            first = self._queue[0]
+                self.abort_with(BadFrame("unasked_answer"))
+                return
+            receiver = self._queue[0]
             taken = min(self._counts[0], count - at)
             self._counts[0] -= taken
             self._unanswered -= taken
             if not self._counts[0]:
                 self._queue.popleft()
                 self._counts.popleft()
-            self._deliver(first, batch, at, at + taken)
+            try:
+                receiver.on_answers(batch, at, at + taken)
+            except (BadFrame, ValueError) as error:  # ValueError: an Ok's payload is malformed
+                self.abort_with(error if isinstance(error, BadFrame) else BadFrame("payload"))
+                # It may have left the queue, and `on_ended` fails only queued receivers.
+                receiver.fail(self.make_loss_error())
             at += taken
-        return self._regulate()
-
-    def _deliver(self, expecting: AnswerReceiver, batch: AnswerBatch, start: int, end: int) -> None:
-        try:
-            expecting.on_answers(batch, start, end)
-        except (BadFrame, ValueError) as error:  # ValueError: an Ok's payload is malformed
-            self.abort_with(error if isinstance(error, BadFrame) else BadFrame("payload"))
-            expecting.fail(self.make_loss_error())
+        self._regulate()
 
     def _regulate(self) -> None:
         if self._writable and self._unanswered < MAX_EXPECTED:
@@ -236,20 +226,20 @@ async def dial(address: Address, max_answer_bytes: int) -> FreudConnection:
     """Connect to Freud's socket. Raises NotConnected if no bus listens there."""
     if address.scheme != "unix":
         raise AddressError(f"freud address must be unix:PATH, got {address}")
-    link = FreudConnection(address, max_answer_bytes)
+    connection = FreudConnection(address, max_answer_bytes)
     try:
-        sock = await _open_socket(address.path)
-        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=sock)
+        sock = await _connect_socket(address.path)
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=sock)
     except PermissionError:
         raise Denied(f"access to {address} denied for this user") from None
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
         raise NotConnected(f"no bus answers at {address}: start one with 'polybus serve'") from None
     except OSError as error:
         raise NotConnected(f"cannot connect to {address}: {error.strerror or error}") from None
-    return link
+    return connection
 
 
-async def _open_socket(path: str) -> socket.socket:
+async def _connect_socket(path: str) -> socket.socket:
     """Connect without blocking: a Unix socket connects at once unless the backlog is full."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -19,9 +19,9 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from polybus.clients.async_client import AsyncContext
 from polybus.dialects.freud import codec
 from polybus.dialects.freud.client.answer_batch import AnswerBatch, Record, encode_gets
 from polybus.dialects.freud.client.freud_connection import FreudConnection
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from polybus.dialects.freud.client.client import ClientOptions
 
 
-class Subscription:
+class Subscription(AsyncContext):
     """An async iterator of the messages produced since `Client.subscribe` returned.
 
         async for record in subscription:
@@ -116,15 +116,7 @@ class Subscription:
             self.inbox.records.clear()
             self.inbox.finish(self.inbox.gone_error())
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _on_exit(self, error: BaseException | None) -> None:
         await self.unsubscribe()
 
 
@@ -153,7 +145,7 @@ class SubscriptionInbox:
         self,
         topic: str,
         subscriber: bytes,
-        link: FreudConnection,
+        connection: FreudConnection,
         options: ClientOptions,
         settle: Callable[[], Awaitable[object]],
         on_end: Callable[[], None],
@@ -166,7 +158,7 @@ class SubscriptionInbox:
         self.is_unsubscribing = False
         self._topic = topic
         self._subscriber = subscriber
-        self._link = link
+        self._connection = connection
         self._answer_timeout_s = options.answer_timeout_s
         self._prefetch = min(options.prefetch, MAX_ROUND_GETS)
         self._next_round = 1
@@ -178,7 +170,15 @@ class SubscriptionInbox:
     async def fill(self, count: int, timeout_s: float | None) -> None:
         """Wait for records or the timeout. Raises if the subscription ended instead."""
         if self.end is None:
-            await self._fill_exclusive(min(count, MAX_ROUND_GETS), timeout_s)
+            if self._filling:
+                raise UsageError(
+                    f"another task is reading from the subscription to {self._topic!r}"
+                )
+            self._filling = True
+            try:
+                await self._fill(min(count, MAX_ROUND_GETS), timeout_s)
+            finally:
+                self._filling = False
         if not self.records and self.end is not None:
             raise self.end
 
@@ -206,7 +206,7 @@ class SubscriptionInbox:
         """End the subscription with this error, unless it has ended already."""
         if self.end is None:
             self.end = error
-            self._link.close()
+            self._connection.close()
             self._on_end()
         self._changed.set()
 
@@ -217,9 +217,9 @@ class SubscriptionInbox:
         return DoesNotExist(GONE.format(topic=self._topic))
 
     @property
-    def idle_link(self) -> FreudConnection | None:
+    def idle_connection(self) -> FreudConnection | None:
         """The connection, if no Get waits there and delays other requests."""
-        return None if self.unanswered or not self._link.is_up else self._link
+        return None if self.unanswered or not self._connection.is_up else self._connection
 
     # --- called by the connection
 
@@ -229,7 +229,13 @@ class SubscriptionInbox:
             after = batch.run_end(start, end)
             code = batch.code(start)
             if code == Code.OK:
-                self._receive(batch.records(start, after))
+                records = batch.records(start, after)
+                # The notice is the last message of a topic.
+                if records[-1].is_notice:
+                    self.notice = records.pop()
+                self.records.extend(records)
+                if self.notice is not None:
+                    self.finish(TopicDeleted(f"topic {self._topic!r} was deleted"))
             elif code == Code.DOESNT_EXIST:
                 self.finish(self.gone_error())
             elif code != Code.NOTHING_HAPPENED:
@@ -243,22 +249,6 @@ class SubscriptionInbox:
 
     # --- helpers
 
-    def _receive(self, records: list[Record]) -> None:
-        if records[-1].is_notice:
-            self.notice = records.pop()
-        self.records.extend(records)
-        if self.notice is not None:
-            self.finish(TopicDeleted(f"topic {self._topic!r} was deleted"))
-
-    async def _fill_exclusive(self, count: int, timeout_s: float | None) -> None:
-        if self._filling:
-            raise UsageError(f"another task is reading from the subscription to {self._topic!r}")
-        self._filling = True
-        try:
-            await self._fill(count, timeout_s)
-        finally:
-            self._filling = False
-
     async def _fill(self, count: int, timeout_s: float | None) -> None:
         clock = asyncio.get_running_loop().time
         deadline = math.inf if timeout_s is None else clock() + timeout_s
@@ -266,29 +256,31 @@ class SubscriptionInbox:
             left_s = deadline - clock()
             if self.unanswered:
                 if not await self._wait_change(left_s):
-                    return await self._collect_late_answers()
+                    await self._collect_late_answers()
+                    return
             elif left_s > 0:
                 self._ask(count, WAIT_FOREVER if timeout_s is None else math.ceil(left_s))
             else:
-                return await self._poll(count)
-        return None
+                await self._poll(count)
+                return
 
     def _ask(self, count: int, max_blocking_s: int) -> None:
-        if not self._link.is_up:
-            return self.finish(self._link.make_loss_error())
+        if not self._connection.is_up:
+            self.finish(self._connection.make_loss_error())
+            return
         requests = encode_gets(self._subscriber, 1, min(max_blocking_s, codec.MAX_BLOCKING_S), True)
         if count > 1:
             requests += encode_gets(self._subscriber, count - 1, DO_NOT_WAIT, True)
         self._changed.clear()
         self.unanswered = count
-        return self._link.send(requests, count, self)
+        self._connection.send(requests, count, self)
 
     async def _poll(self, count: int) -> None:
         """Request messages without waiting at the bus."""
         self._ask(count, DO_NOT_WAIT)
         while self.unanswered and self.end is None:
             if not await self._wait_change(self._answer_timeout_s):
-                raise self._link.timeout_error(self._answer_timeout_s)
+                raise self._connection.timeout_error(self._answer_timeout_s)
 
     async def _collect_late_answers(self) -> None:
         """After a timeout while a Get waits: receive messages that the bus sent before it.

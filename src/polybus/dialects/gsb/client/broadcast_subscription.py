@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from polybus.clients.async_client import AsyncContext
 from polybus.dialects.gsb import codec
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.errors import PolybusError
@@ -34,7 +34,7 @@ class Broadcast(NamedTuple):
         return codec.unpack(self.body)
 
 
-class Subscription:
+class Subscription(AsyncContext):
     """An async iterator of new messages of a topic. Made by `Client.subscribe`.
 
     It continues after a reconnect; messages published while the connection was down are lost.
@@ -107,15 +107,7 @@ class Subscription:
             self._messages.clear()
             await self._leave(self)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _on_exit(self, error: BaseException | None) -> None:
         await self.unsubscribe()
 
 

@@ -29,12 +29,11 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgpack
 
-from polybus.clients.reconnector import Reconnector, complete_handshake
+from polybus.clients.reconnector import ReconnectingClient, Reconnector, complete_handshake
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.client.broadcast_subscription import BroadcastSubscriptions, Subscription
 from polybus.dialects.gsb.client.gsb_connection import GsbConnection, dial
@@ -145,7 +144,7 @@ DEFAULTS = ClientOptions()
 MS = 1000.0
 
 
-class Client:
+class Client(ReconnectingClient[GsbConnection]):
     """One client of one bus. Use it in `async with`, or call `open` and `close`."""
 
     def __init__(self, address: str | Address, options: ClientOptions) -> None:
@@ -157,7 +156,7 @@ class Client:
         self._handshake = GsbHandshake(
             self.address, options, self._host, self._subscriptions, self._registrations
         )
-        self._reconnector: Reconnector[GsbConnection] = Reconnector(
+        self._reconnector = Reconnector(
             "gsb", self.address, options, self._dial, self._link_ended, self._end
         )
         self._stream_pool = StreamConnectionPool(
@@ -183,36 +182,10 @@ class Client:
         await self._stream_pool.close()
         await self._host.stop()
 
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    @property
-    def is_connected(self) -> bool:
-        return self._reconnector.link is not None
-
-    @property
-    def reconnects(self) -> int:
-        """Number of reconnects."""
-        return self._reconnector.reconnects
-
-    @property
-    def last_loss(self) -> str | None:
-        """Reason of the last lost connection."""
-        return self._reconnector.last_loss
-
     @property
     def open_calls(self) -> int:
         """Number of unanswered calls, made by this client or to its services."""
-        link = self._reconnector.link
+        link = self._reconnector.connection
         calls = (0 if link is None else len(link.calls)) + self._stream_pool.open_calls
         return calls + self._host.open_calls
 
@@ -224,7 +197,7 @@ class Client:
         `timeout_s` is for the whole call; without it the bus's deadline applies. Raises
         `UsageError` and cancels the call if the service replies with a stream.
         """
-        link = self._reconnector.link or await self._reconnector.wait_connected()
+        link = self._reconnector.connection or await self._reconnector.wait_connected()
         if timeout_s is not None:
             return await self._call_within(link, address, data, timeout_s)
         return await self._call(link, address, data)
@@ -258,7 +231,7 @@ class Client:
         def register(handler: H) -> H:
             self._check_new(service_id)
             self._host.add(HostedService(service_id, handler))
-            self._registrations.register(self._reconnector.link, service_id)
+            self._registrations.register(self._reconnector.connection, service_id)
             return handler
 
         return register
@@ -388,7 +361,7 @@ class Client:
 
     async def _unsubscribe(self, subscription: Subscription) -> None:
         is_last = self._subscriptions.remove(subscription)
-        if is_last and self._reconnector.link is not None:
+        if is_last and self._reconnector.connection is not None:
             await self._ask_topic("unsubscribe", subscription.topic)
 
     # --- the connection

@@ -69,10 +69,7 @@ class BlockingSubscription(BlockingFacade[Subscription], of=Subscription):
         return self
 
     def __next__(self) -> Broadcast:
-        try:
-            return self._background.run(_next(self._async))
-        except StopAsyncIteration:
-            raise StopIteration from None
+        return self._background.next(self._async)
 
 
 class BlockingClient(BlockingFacade[Client], of=Client):
@@ -107,10 +104,6 @@ class BlockingClient(BlockingFacade[Client], of=Client):
             return handler
 
         return register
-
-
-async def _next(subscription: Subscription) -> Broadcast:
-    return await anext(subscription)
 
 
 connect = blocking_connect(client.connect, BlockingClient)

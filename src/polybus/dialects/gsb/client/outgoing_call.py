@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from polybus.clients.async_client import AsyncContext
 from polybus.dialects.gsb import codec
 from polybus.dialects.gsb.client.gsb_connection import GsbConnection
 from polybus.dialects.gsb.codec import error_from_reply
@@ -143,7 +143,7 @@ class StreamBuffer:
             self._changed.set_result(None)
 
 
-class Stream:
+class Stream(AsyncContext):
     """The items that a service yields, as an async iterator. Made by `Client.stream`.
 
     The call begins with the first step. It is cancelled if the iteration ends early: by
@@ -196,15 +196,7 @@ class Stream:
         if self._received is not None:
             self._received.cancel()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _on_exit(self, error: BaseException | None) -> None:
         await self.aclose()
 
     def __del__(self) -> None:

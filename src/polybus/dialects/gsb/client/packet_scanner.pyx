@@ -25,7 +25,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from polybus.kernel.byte_order cimport store_u64_be
-from polybus.kernel.client_batch cimport BAD_MARK, NO_MARK, TOO_LARGE, FrameBatch, FrameFormat, Scan
+from polybus.kernel.client_batch cimport (
+    BAD_MARK, NO_MARK, TOO_LARGE, FrameFormat, Scan, next_frame, start_scan,
+)
 
 cdef enum:
     LENGTH = 8
@@ -37,10 +39,6 @@ cdef enum:
     # call_request = 16 has a tag of two bytes.
     REQUEST_TAG_LOW = 0x82
     REQUEST_TAG_HIGH = 0x01
-
-# nng's SP framing over tcp and over ipc
-cdef FrameFormat TCP_FRAME = FrameFormat(LENGTH, 0, LENGTH, True, NO_MARK)
-cdef FrameFormat IPC_FRAME = FrameFormat(1 + LENGTH, 1, LENGTH, True, IPC_MARK)
 
 REPLY = 7
 REQUEST = 16
@@ -182,19 +180,6 @@ cdef object read(const unsigned char* data, Py_ssize_t start, Py_ssize_t end, ob
     return found
 
 
-cdef class PacketBatch(FrameBatch):
-    cdef list packets
-
-    def __cinit__(self):
-        self.packets = []
-
-    cdef int add_frame(
-        self, const unsigned char* start, Py_ssize_t at, Py_ssize_t size, const unsigned char* header
-    ) except -1:
-        self.packets.append(read(start, at, at + size, None))
-        return 0
-
-
 def scan(const unsigned char[::1] buffer not None, Py_ssize_t start, Py_ssize_t end, bint is_ipc,
          uint64_t max_packet_bytes):
     """Return (consumed bytes, packets, wanted).
@@ -202,15 +187,19 @@ def scan(const unsigned char[::1] buffer not None, Py_ssize_t start, Py_ssize_t 
     `wanted` is the size of the incomplete last frame with its header, or 0 if it is unknown.
     Raises ValueError with the reason if the bytes are not frames; earlier packets are lost.
     """
-    cdef PacketBatch batch = PacketBatch.__new__(PacketBatch)
-    cdef Scan scan = batch.scan(
-        buffer, start, end, &IPC_FRAME if is_ipc else &TCP_FRAME, max_packet_bytes
+    cdef list packets = []
+    cdef Scan scan = start_scan(buffer.shape[0], start, end)
+    cdef FrameFormat format = FrameFormat(
+        LENGTH + is_ipc, is_ipc, LENGTH, True, IPC_MARK if is_ipc else NO_MARK
     )
+    cdef const unsigned char* data = &buffer[start] if scan.size else NULL
+    while next_frame(&scan, data, &format, max_packet_bytes):
+        packets.append(read(data, scan.payload, scan.next, None))
     if scan.reason == BAD_MARK:
         raise ValueError("ipc_mark")
     if scan.reason == TOO_LARGE:
         raise ValueError("packet_too_large")
-    return scan.consumed, batch.packets, scan.wanted
+    return scan.consumed, packets, scan.wanted
 
 
 def read_packet(const unsigned char[::1] frame not None, bint is_ipc):

@@ -26,9 +26,9 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from polybus.clients.async_client import AsyncClient
 from polybus.dialects.pirate import client_id as identity
 from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.client import client_keys
@@ -56,7 +56,7 @@ FIRST_PAUSE_S: Final = 0.005  # doubles up to `poll_s`
 log = logging.getLogger("polybus.pirate")
 
 
-class Client:
+class Client(AsyncClient):
     """One client of one bus. Use it in `async with`, or call `open` and `close`."""
 
     def __init__(
@@ -107,18 +107,6 @@ class Client:
             self._requester.close()
         if self._folder is not None:
             await run_to_completion(self._folder.close)
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # --- state
 

@@ -31,9 +31,9 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from polybus.clients.reconnector import ReconnectingClient
 from polybus.dialects.rqueue import codec
 from polybus.dialects.rqueue.client.notification_batch import Message, NotificationBatch
 from polybus.dialects.rqueue.client.rqueue_connection import RqueueConnection, RqueueReconnector
@@ -117,8 +117,10 @@ class NotificationInbox:
 
     async def next_batch(self) -> NotificationBatch | None:
         """Wait for the next batch. Returns None at the end."""
-        rest = self._take_rest()
-        return rest if rest is not None else await self._take()
+        current, self._current, self._rest = self._current, None, iter(())
+        if current is not None and self._read < len(current):
+            return current[self._read :]
+        return await self._take()
 
     def next_message(self) -> Message | None:
         """Return the next message of the current batch, or None if it has no more."""
@@ -133,11 +135,6 @@ class NotificationInbox:
             return False
         self._current, self._rest, self._read = batch, iter(batch), 0
         return True
-
-    def _take_rest(self) -> NotificationBatch | None:
-        current, read = self._current, self._read
-        self._current, self._rest = None, iter(())
-        return current[read:] if current is not None and read < len(current) else None
 
     async def _take(self) -> NotificationBatch | None:
         while not self._batches:
@@ -161,16 +158,16 @@ MAX_ATTEMPTS = 3
 DEFAULTS = ClientOptions()
 
 
-class Client:
+class Client(ReconnectingClient[RqueueConnection]):
     """One client of one server. Use it in `async with`, or call `open` and `close`."""
 
     def __init__(self, address: str | Address, options: ClientOptions) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
         self.options = options
-        self._lifeline = RqueueReconnector(
+        self._reconnector: RqueueReconnector = RqueueReconnector(
             self.address, options, self._receive, self._on_connection_end, self._end
         )
-        self._publishing = Publisher(self._lifeline, options)
+        self._publishing = Publisher(self._reconnector, options)
         self.inbox = NotificationInbox(self._update_reading)
         self._parts = Reassembler(options.parts)
         self._parts_timer: asyncio.TimerHandle | None = None
@@ -180,7 +177,7 @@ class Client:
 
     async def open(self) -> None:
         """Connect. Raises NotConnected if no rqueue server answers. `async with` calls it."""
-        await self._lifeline.open()
+        await self._reconnector.open()
 
     async def close(self) -> None:
         """Flush, then disconnect. Received messages can still be read.
@@ -196,16 +193,8 @@ class Client:
         finally:
             await self._disconnect()
 
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _on_exit(self, error: BaseException | None) -> None:
+        # After an error in the block, a flush may wait for a bus that is down.
         await (self.close() if error is None else self._disconnect())
 
     # --- subscribing
@@ -219,23 +208,23 @@ class Client:
         """
         names = [codec.topic_bytes(topic) for topic in topics]
         frames = b"".join(map(codec.subscribe, names))
-        await self._apply_control(lambda link: frames)
-        self._lifeline.topics.update(dict.fromkeys(names))
+        await self._apply_control(lambda connection: frames)
+        self._reconnector.topics.update(dict.fromkeys(names))
 
     async def remove(self, *topics: str | bytes) -> None:
         """Unsubscribe from topics. Returns when it is in force."""
         names = [codec.topic_bytes(topic) for topic in topics]
         for name in names:
-            self._lifeline.topics.pop(name, None)
+            self._reconnector.topics.pop(name, None)
         frames = b"".join(map(codec.remove, names))
-        await self._apply_control(lambda link: frames)
+        await self._apply_control(lambda connection: frames)
 
     async def deregister(self) -> None:
         """Unsubscribe from all topics. Returns when it is in force."""
-        self._lifeline.topics.clear()
+        self._reconnector.topics.clear()
         # DEREGISTER also removes the connection's probe topic: subscribe to it again.
         await self._apply_control(
-            lambda link: codec.deregister() + codec.subscribe(link.probe_topic)
+            lambda connection: codec.deregister() + codec.subscribe(connection.probe_topic)
         )
 
     # --- publishing
@@ -292,20 +281,6 @@ class Client:
     # --- state and counters
 
     @property
-    def is_connected(self) -> bool:
-        return self._lifeline.link is not None
-
-    @property
-    def reconnects(self) -> int:
-        """Number of reconnects; messages of others may have been missed at each."""
-        return self._lifeline.reconnects
-
-    @property
-    def last_loss(self) -> str | None:
-        """The error of the last connection or attempt that failed."""
-        return self._lifeline.last_loss
-
-    @property
     def lost_parts(self) -> int:
         """Number of received PARTs whose messages were never completed."""
         return self._parts.lost_parts
@@ -325,40 +300,31 @@ class Client:
     async def _apply_control(self, frames: Callable[[RqueueConnection], bytes]) -> None:
         """Send control frames and wait for an echo. Retries on a new connection if one ends."""
         for _ in range(MAX_ATTEMPTS):
-            if await self._try_control(await self._lifeline.wait_connected(), frames):
+            connection = await self._reconnector.wait_connected()
+            try:
+                if connection.write(frames(connection)):
+                    await self._publishing.echo(connection)
+            except ConnectionLost:
+                pass
+            # `write` returns False, without an error, if the connection has ended.
+            if connection.is_up:
                 return
+            await connection.ended.wait()
         raise ConnectionLost(f"{self.last_loss} (after {MAX_ATTEMPTS} attempts)")
-
-    async def _try_control(
-        self, link: RqueueConnection, frames: Callable[[RqueueConnection], bytes]
-    ) -> bool:
-        """Returns True if the frames are in force, False if the connection ended first."""
-        try:
-            if link.write(frames(link)):
-                await self._publishing.echo(link)
-        except ConnectionLost:
-            pass
-        if link.is_up:
-            return True
-        await link.ended.wait()
-        return False
 
     def _receive(self, batch: NotificationBatch) -> None:
         if batch.part_count:
-            batch = self._assemble(batch)
+            now = asyncio.get_running_loop().time()
+            wholes = {}
+            for number, part in enumerate(batch.parts()):
+                whole = self._parts.add(part, now)
+                if whole is not None:
+                    wholes[number] = whole
+            self._schedule_part_expiry()
+            batch = batch.with_wholes(wholes)
         if len(batch):
             self.inbox.put(batch)
             self._update_reading()
-
-    def _assemble(self, batch: NotificationBatch) -> NotificationBatch:
-        now = asyncio.get_running_loop().time()
-        wholes = {}
-        for number, part in enumerate(batch.parts()):
-            whole = self._parts.add(part, now)
-            if whole is not None:
-                wholes[number] = whole
-        self._schedule_part_expiry()
-        return batch.with_wholes(wholes)
 
     def _schedule_part_expiry(self) -> None:
         deadline = self._parts.next_deadline()
@@ -376,12 +342,12 @@ class Client:
     def _update_reading(self) -> None:
         # Stop at the limit and resume at half of it, so as not to switch with every batch.
         if self.inbox.held_bytes > self.options.max_inbox_bytes:
-            self._lifeline.set_reading(False)
+            self._reconnector.set_reading(False)
         elif self.inbox.held_bytes <= self.options.max_inbox_bytes // 2:
-            self._lifeline.set_reading(True)
+            self._reconnector.set_reading(True)
 
-    def _on_connection_end(self, link: RqueueConnection) -> None:
-        self._publishing.on_connection_end(link, report=not self._closed)
+    def _on_connection_end(self, connection: RqueueConnection) -> None:
+        self._publishing.on_connection_end(connection, report=not self._closed)
 
     def _end(self, error: PolybusError) -> None:
         self.inbox.end(None if self._closed else error)
@@ -390,7 +356,7 @@ class Client:
         self._closed = True
         if self._parts_timer is not None:
             self._parts_timer.cancel()
-        await self._lifeline.close()
+        await self._reconnector.close()
 
 
 class _Batches:

@@ -11,12 +11,12 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free
 from libc.stdint cimport uint8_t, uint32_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
 from polybus.kernel.byte_order cimport load_u16_be
 from polybus.kernel.client_batch cimport (
-    DIALECT_REASON, NO_REASON, NO_MARK, FrameBatch, FrameFormat, LengthField, Scan,
-    encode_all, encode_run as encode_contents, grow,
+    DIALECT_REASON, NO_MARK, NO_REASON, FrameBatch, FrameFormat, LengthField, RequestPrefix, Scan,
+    encode_all, encode_run as encode_contents, grow, next_frame, start_scan,
 )
 
 cdef enum:
@@ -32,9 +32,6 @@ cdef enum Type:
     PART = 8
 
 cdef Py_ssize_t MAX_U32 = 0xFFFFFFFF
-
-# header 5, of which the first 4 are the length, big-endian
-cdef FrameFormat FRAME = FrameFormat(HEADER, 0, 4, True, NO_MARK)
 
 # The approximate size of a batch's objects besides their tables.
 cdef Py_ssize_t BATCH_OVERHEAD_BYTES = 256
@@ -148,48 +145,56 @@ cdef class NotificationBatch(FrameBatch):
 
     # --- filling: only in this module, before the batch is returned
 
-    cdef int add_frame(
-        self, const unsigned char* start, Py_ssize_t at, Py_ssize_t size, const unsigned char* header
-    ) except -1:
-        cdef Entry entry
-        cdef int kind = header[4]
+    cdef int add_frame(self, const unsigned char* start, Py_ssize_t at, Py_ssize_t size) except -1:
+        """Add the frame with the payload start[at:at + size]. Returns 0 or why it is bad."""
+        cdef int kind = start[at - 1]
+        cdef Py_ssize_t topic_size, body
+        cdef Entry* entry
         # Frames of other types are skipped by their length.
         if kind != NOTIFICATION and kind != PART:
             return NO_REASON
-        if size < 2 or start[at] == 0 or start[at] > size - 1:
+        topic_size = start[at] if size else 0
+        if size < 2 or topic_size == 0 or topic_size > size - 1:
             return BAD_TOPIC
+        body = at + 1 + topic_size
+        if kind == PART:
+            if at + size - body < PART_HEADER:
+                return BAD_PART
+            if load_u16_be(start + body + MESSAGE_ID) >= load_u16_be(start + body + MESSAGE_ID + 2):
+                return BAD_INDEX
+            body += PART_HEADER
+            entry = self.new_part()
+        else:
+            entry = self.new_entry()
+            self.total_bytes += at + size - body
+        # Field by field: copying a struct that was just filled stalls the processor.
         entry.topic = <uint32_t>(at + 1)
-        entry.topic_size = start[at]
-        entry.body = <uint32_t>(at + 1 + entry.topic_size)
-        entry.size = <uint32_t>(size - 1 - entry.topic_size)
+        entry.topic_size = <uint8_t>topic_size
+        entry.body = <uint32_t>body
+        entry.size = <uint32_t>(at + size - body)
         entry.is_whole = False
-        if kind == NOTIFICATION:
-            return self.add(&entry)
-        if entry.size < PART_HEADER:
-            return BAD_PART
-        at = entry.body + MESSAGE_ID
-        if load_u16_be(start + at) >= load_u16_be(start + at + 2):
-            return BAD_INDEX
-        entry.body += PART_HEADER
-        entry.size -= PART_HEADER
-        return self.add_part(&entry)
+        return NO_REASON
 
-    cdef int add(self, const Entry* entry) except -1:
+    cdef inline Entry* new_entry(self) except NULL:
         if self.count == self.capacity:
             self.entries = <Entry*>grow(self.entries, &self.capacity, sizeof(Entry))
-        self.entries[self.count] = entry[0]
         self.count += 1
-        self.total_bytes += entry.size
-        return 0
+        return &self.entries[self.count - 1]
 
-    cdef int add_part(self, const Entry* entry) except -1:
+    cdef Entry* new_part(self) except NULL:
+        cdef PartEntry* part
         if self.part_count == self.part_capacity:
             self.part_entries = <PartEntry*>grow(
                 self.part_entries, &self.part_capacity, sizeof(PartEntry)
             )
-        self.part_entries[self.part_count].entry = entry[0]
-        self.part_entries[self.part_count].before = <uint32_t>self.count
+        part = &self.part_entries[self.part_count]
+        part.before = <uint32_t>self.count
         self.part_count += 1
+        return &part.entry
+
+    cdef int add(self, const Entry* entry) except -1:
+        self.new_entry()[0] = entry[0]
+        self.total_bytes += entry.size
         return 0
 
     cdef NotificationBatch sibling(self):
@@ -295,7 +300,7 @@ cdef class NotificationBatch(FrameBatch):
         kept = self.sibling()
         for position in range(self.count + 1):
             while part < self.part_count and self.part_entries[part].before == position:
-                kept.add_part(&self.part_entries[part].entry)
+                kept.new_part()[0] = self.part_entries[part].entry
                 part += 1
             if position < self.count and not self.has_topic(&self.entries[position], topic):
                 kept.add(&self.entries[position])
@@ -347,25 +352,38 @@ def scan(
     An incomplete frame at the end is left unconsumed.
     """
     cdef NotificationBatch batch = NotificationBatch.__new__(NotificationBatch)
-    cdef Scan scan = batch.scan(buffer, start, end, &FRAME, max(0, max_payload))
+    cdef Scan scan = start_scan(buffer.shape[0], start, end)
+    cdef FrameFormat format = FrameFormat(HEADER, 0, 4, True, NO_MARK)
+    cdef const unsigned char* data = &buffer[start] if scan.size else NULL
+    while next_frame(&scan, data, &format, max_payload):
+        scan.reason = batch.add_frame(data, scan.payload, scan.length)
+        if scan.reason != NO_REASON:
+            break
     if batch.count or batch.part_count:
-        batch.region = PyBytes_FromStringAndSize(<const char*>&buffer[start], scan.consumed)
+        batch.region = PyBytes_FromStringAndSize(<const char*>data, scan.consumed)
     return scan.consumed, batch, REASONS[scan.reason]
 
 
-cdef bytes publish_prefix(bytes topic, Py_ssize_t max_payload, LengthField* lengths):
-    """Return the bytes of a PUBLISH frame before its content, and its two length fields.
+cdef RequestPrefix publish_prefix(bytes topic, Py_ssize_t max_payload) except *:
+    """Return the bytes of a PUBLISH frame before its content.
 
-    PUBLISH holds a complete NOTIFICATION frame, which has a header of its own.
+    PUBLISH holds a complete NOTIFICATION frame, so there are two headers and two lengths.
     """
+    cdef RequestPrefix prefix
     cdef Py_ssize_t topic_size = PyBytes_GET_SIZE(topic)
     if not 1 <= topic_size <= MAX_TOPIC:
         raise ValueError(f"a topic has 1 to {MAX_TOPIC} bytes, not {topic_size}")
     if not 0 <= max_payload <= MAX_U32:
         raise ValueError("max_payload must fit 32 bits")
-    lengths[0] = LengthField(0, PUBLISH_HEADER - HEADER + topic_size, True)
-    lengths[1] = LengthField(HEADER, PUBLISH_HEADER - 2 * HEADER + topic_size, True)
-    return bytes((0, 0, 0, 0, PUBLISH, 0, 0, 0, 0, NOTIFICATION, topic_size)) + topic
+    prefix.data[4] = PUBLISH
+    prefix.data[9] = NOTIFICATION
+    prefix.data[10] = <unsigned char>topic_size
+    memcpy(&prefix.data[PUBLISH_HEADER], PyBytes_AS_STRING(topic), topic_size)
+    prefix.size = PUBLISH_HEADER + topic_size
+    prefix.lengths[0] = LengthField(0, prefix.size - HEADER, True)
+    prefix.lengths[1] = LengthField(HEADER, prefix.size - 2 * HEADER, True)
+    prefix.length_count = 2
+    return prefix
 
 
 def encode_publishes(bytes topic not None, contents, Py_ssize_t max_payload):
@@ -373,9 +391,8 @@ def encode_publishes(bytes topic not None, contents, Py_ssize_t max_payload):
 
     Raises OverflowError that names the first content that is too large for one frame.
     """
-    cdef LengthField[2] lengths
-    cdef bytes prefix = publish_prefix(topic, max_payload, &lengths[0])
-    return encode_all(prefix, &lengths[0], 2, contents, max_payload - lengths[0].empty)
+    cdef RequestPrefix prefix = publish_prefix(topic, max_payload)
+    return encode_all(&prefix, contents, max_payload - prefix.lengths[0].empty)
 
 
 def encode_run(
@@ -390,8 +407,6 @@ def encode_run(
     The run ends at the end of the list, before a content that is too large for one frame, or
     before the buffer would exceed `max_bytes`; a single frame may exceed that.
     """
-    cdef LengthField[2] lengths
-    cdef bytes prefix = publish_prefix(topic, max_payload, &lengths[0])
-    return encode_contents(
-        prefix, &lengths[0], 2, contents, first, max_payload - lengths[0].empty, max_bytes
-    )
+    cdef RequestPrefix prefix = publish_prefix(topic, max_payload)
+    cdef Py_ssize_t max_content = max_payload - prefix.lengths[0].empty
+    return encode_contents(&prefix, contents, first, max_content, max_bytes)

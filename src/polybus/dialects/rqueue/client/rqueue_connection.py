@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from polybus.clients import client_connection, reconnector
@@ -141,10 +140,19 @@ class RqueueConnection(client_connection.ClientConnection):
         self._filled = end - consumed
         if consumed and self._filled:
             self._view[: self._filled] = self._view[consumed:end]
-        self._deliver_batch(batch)
+        batch, echoes = batch.without(self.probe_topic)
+        for number in echoes:
+            waiter = self._echoes.get(int.from_bytes(number, "big"))
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        if len(batch) or batch.part_count:
+            self._on_batch(batch)
         self._regulate()
         if bad is not None:
-            self.abort_with(_frame_error(bad))
+            error = BadFrame(bad)
+            if bad == PAYLOAD_TOO_LARGE:
+                error.add_note(LARGER_CAP)
+            self.abort_with(error)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -159,15 +167,6 @@ class RqueueConnection(client_connection.ClientConnection):
             if not waiter.done():
                 waiter.set_exception(self.make_loss_error())
 
-    def _deliver_batch(self, batch: NotificationBatch) -> None:
-        batch, echoes = batch.without(self.probe_topic)
-        for number in echoes:
-            waiter = self._echoes.get(int.from_bytes(number, "big"))
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
-        if len(batch) or batch.part_count:
-            self._on_batch(batch)
-
     def _regulate(self) -> None:
         if self._wants_reading or not self._echoes:
             self._slack_bytes = ECHO_SLACK_BYTES
@@ -181,26 +180,6 @@ class RqueueConnection(client_connection.ClientConnection):
             self._transport.pause_reading()
 
 
-def _frame_error(reason: str) -> BadFrame:
-    error = BadFrame(reason)
-    if reason == PAYLOAD_TOO_LARGE:
-        error.add_note(LARGER_CAP)
-    return error
-
-
-async def dial(link: RqueueConnection, tls: ssl.SSLContext | None) -> None:
-    """Connect to the address of `link`. Raises OSError."""
-    if link.address.scheme not in ("tcp", "tls", "unix"):
-        raise AddressError(f"rqueue address must be tcp://, tls:// or unix:, got {link.address}")
-    await client_connection.connect(link, tls)
-
-
-async def subscribe_all(link: RqueueConnection, topics: Iterable[bytes], timeout_s: float) -> None:
-    """Subscribe to the probe topic and all `topics`, and wait until that is in force."""
-    link.write(b"".join([codec.subscribe(link.probe_topic), *map(codec.subscribe, topics)]))
-    await link.echo(timeout_s)
-
-
 class RqueueReconnector(reconnector.Reconnector[RqueueConnection]):
     """Keeps an rqueue client connected, and subscribes each new connection to `topics`."""
 
@@ -212,7 +191,7 @@ class RqueueReconnector(reconnector.Reconnector[RqueueConnection]):
         on_end: Callable[[RqueueConnection], None],
         on_failure: Callable[[PolybusError], None],
     ) -> None:
-        super().__init__("rqueue", address, options, self._new_link, on_end, on_failure)
+        super().__init__("rqueue", address, options, self._new_connection, on_end, on_failure)
         self.address = address
         self.options = options
         self.topics: dict[bytes, None] = {}  # ordered set of the subscriptions of every connection
@@ -221,21 +200,28 @@ class RqueueReconnector(reconnector.Reconnector[RqueueConnection]):
 
     def set_reading(self, wanted: bool) -> None:
         self.wants_reading = wanted
-        if self.link is not None:
-            self.link.set_reading(wanted)
+        if self.connection is not None:
+            self.connection.set_reading(wanted)
 
-    async def _new_link(self) -> RqueueConnection:
+    async def _new_connection(self) -> RqueueConnection:
         most, reading = self.options.max_payload, self.wants_reading
-        link = RqueueConnection(
+        connection = RqueueConnection(
             self.address, most, self._on_batch, self.on_connection_ended, reading=reading
         )
         timeout_s = self.options.connect_timeout_s
         await reconnector.complete_handshake(
-            link, self._handshake(link), timeout_s, "rqueue server"
+            connection, self._handshake(connection), timeout_s, "rqueue server"
         )
-        link.set_reading(self.wants_reading)
-        return link
+        connection.set_reading(self.wants_reading)
+        return connection
 
-    async def _handshake(self, link: RqueueConnection) -> None:
-        await dial(link, self.options.tls)
-        await subscribe_all(link, self.topics, self.options.connect_timeout_s)
+    async def _handshake(self, connection: RqueueConnection) -> None:
+        if connection.address.scheme not in ("tcp", "tls", "unix"):
+            raise AddressError(
+                f"rqueue address must be tcp://, tls:// or unix:, got {connection.address}"
+            )
+        await client_connection.connect(connection, self.options.tls)
+        subscribes = [codec.subscribe(topic) for topic in (connection.probe_topic, *self.topics)]
+        connection.write(b"".join(subscribes))
+        # The echo proves that the peer speaks rqueue and that the subscriptions are in force.
+        await connection.echo(self.options.connect_timeout_s)

@@ -29,8 +29,8 @@ GROUP_MESSAGES = 4096
 
 
 class Publisher:
-    def __init__(self, lifeline: RqueueReconnector, options: ClientOptions) -> None:
-        self._lifeline = lifeline
+    def __init__(self, reconnector: RqueueReconnector, options: ClientOptions) -> None:
+        self._reconnector = reconnector
         self._options = options
         self._published = 0  # writes to any connection
         self._confirmed = 0  # how many of them took effect, or are lost
@@ -58,19 +58,19 @@ class Publisher:
         if self._published == self._confirmed:
             return
         try:
-            await self.echo(await self._lifeline.wait_connected())
+            await self.echo(await self._reconnector.wait_connected())
         except ConnectionLost:
             self._raise_loss()
             raise
 
-    async def echo(self, link: RqueueConnection) -> None:
+    async def echo(self, connection: RqueueConnection) -> None:
         published = self._published
-        await link.echo(self._options.echo_timeout_s)
+        await connection.echo(self._options.echo_timeout_s)
         self._confirmed = max(self._confirmed, published)
 
-    def on_connection_end(self, link: RqueueConnection, *, report: bool) -> None:
+    def on_connection_end(self, connection: RqueueConnection, *, report: bool) -> None:
         if report and self._published > self._confirmed:
-            self._loss = str(link.make_loss_error())
+            self._loss = str(connection.make_loss_error())
         self._confirmed = self._lost_up_to = self._published
 
     def discard_logged_loss(self) -> None:
@@ -81,21 +81,21 @@ class Publisher:
     async def _in_parts(self, topic: bytes, content: Buffer) -> None:
         message_id = os.urandom(codec.MESSAGE_ID_BYTES)
         buffers = codec.publish_in_parts(topic, content, message_id, self._options.max_payload)
-        link = await self._send(next(buffers))
-        await link.drain()
+        connection = await self._send(next(buffers))
+        await connection.drain()
         for data in buffers:
             # All parts on one connection: a new one would lack the first parts.
-            if not link.write(data):
-                raise link.make_loss_error()
+            if not connection.write(data):
+                raise connection.make_loss_error()
             self._published += 1
-            await link.drain()
+            await connection.drain()
 
     async def _send(self, data: bytes) -> RqueueConnection:
         """Write a buffer to the connection that is up. Returns that connection."""
-        while not (link := await self._lifeline.wait_connected()).write(data):
-            await link.ended.wait()
+        while not (connection := await self._reconnector.wait_connected()).write(data):
+            await connection.ended.wait()
         self._published += 1
-        return link
+        return connection
 
     def _raise_loss(self) -> None:
         loss, self._loss = self._loss, None
