@@ -55,21 +55,21 @@ SESSION = mutants(
     "dialects/rqueue/server/session.py",
     (
         "bad frame does not close",
-        "self._broker.close(self._party, REASONS[routed.code])",
+        "self._broker.close(self._connection, REASONS[routed.code])",
         "pass",
     ),
     ("every reason is the same", "REASONS[routed.code]", "REASONS[0]"),
-    ("REMOVE ignored", "self._broker.unsubscribe(self._party, routed.topic)", "pass"),
-    ("DEREGISTER ignored", "self._broker.unsubscribe_all(self._party)", "pass"),
+    ("REMOVE ignored", "self._broker.unsubscribe(self._connection, routed.topic)", "pass"),
+    ("DEREGISTER ignored", "self._broker.unsubscribe_all(self._connection)", "pass"),
     ("limit does not close", "if result in LIMITS_REACHED:", "if False:"),
-    ("goes on after its end", "return not self._party.is_closed", "return True"),
-    ("acts after its end", "if self._party.is_closed:\n            return False", "pass"),
+    ("goes on after its end", "if not self._connection.is_closed:", "if True:"),
+    ("acts after its end", "CONTROL_FRAME and not self._connection.is_closed:", "CONTROL_FRAME:"),
     (
         "end of input unheard",
-        "self._broker.finish(self._party)\n        return False",
+        "self._broker.finish(self._connection)\n        return False",
         "return True",
     ),
-    ("end unheard", "self._broker.leave(self._party)", "pass"),
+    ("end unheard", "self._broker.leave(self._connection)", "pass"),
 )
 
 BROKER = mutants(

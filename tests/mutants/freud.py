@@ -107,7 +107,7 @@ TOPICS = mutants(
     ),
     (
         "any peer may produce",
-        'if not self._policy.allows(party.pipe.identity, "produce", name, current.creator):',
+        'if not self._policy.allows(connection.pipe.identity, "produce", name, current.creator):',
         "if False:",
     ),
     ("topics are free", "if not self._quotas.charge(caller, TOPICS, 1):", "if False:"),
@@ -297,7 +297,7 @@ MOVEMENT = mutants(
     ),
     (
         "push readers hear nothing",
-        "if pushed and not self._push(party, current.name, offsets, bodies):",
+        "if pushed and not self._push(connection, current.name, offsets, bodies):",
         "if False:",
     ),
     (
@@ -656,13 +656,13 @@ ANSWERING = [
         ),
         (
             "the rest starts again",
-            "rest = Range(written.taken.chunk, written.taken.start + reached, written.taken.end)",
-            "rest = written.taken",
+            "rest = Range(taken.chunk, sent_end, taken.end)",
+            "rest = taken",
         ),
         (
             "answers before it do not count",
-            "written.start + (done + 1) * written.header_bytes",
-            "(done + 1) * written.header_bytes",
+            "            sent_end = taken.start\n",
+            "            sent_end, end = taken.start, 0\n",
         ),
     ),
     *mutants(
@@ -741,7 +741,7 @@ ANSWERING = [
         "dialects/rqueue/server/session.py",
         (
             "whole messages overtake PARTs",
-            "            if routed.stop == FRAGMENTS_FIRST and not self._party.is_closed:\n"
+            "            if routed.stop == FRAGMENTS_FIRST and not self._connection.is_closed:\n"
             "                continue\n",
             "",
         ),

@@ -96,24 +96,11 @@ class Reassembler:
         self.expire(now)
         key = (part.topic, part.message_id)
         if key in self._settled:
-            self._count_late_part(delivered=self._settled[key])
+            if self._settled[key]:
+                self.duplicates += 1
+            else:
+                self.lost_parts += 1
             return None
-        return self._store_part(key, part, now)
-
-    def expire(self, now: float) -> int:
-        """Drop messages whose next part is overdue. Returns their number."""
-        late = 0
-        while (first := next(iter(self._progress.items()), None)) and first[1].deadline <= now:
-            self._discard(first[0], "expired", extra=0)
-            late += 1
-        return late
-
-    def next_deadline(self) -> float | None:
-        """Return the time of the next expiry if no further part arrives."""
-        first = next(iter(self._progress.values()), None)
-        return first.deadline if first else None
-
-    def _store_part(self, key: Key, part: Part, now: float) -> bytes | None:
         message = self._progress.get(key)
         if message is not None and part.index in message.chunks and message.count == part.count:
             self.duplicates += 1
@@ -130,7 +117,25 @@ class Reassembler:
         message.chunks[part.index] = part.chunk
         message.size += len(part.chunk)
         self.held_bytes += len(part.chunk) + PART_OVERHEAD_BYTES
-        return self._finish(key) if len(message.chunks) == message.count else None
+        if len(message.chunks) < message.count:
+            return None
+        self._remove(key)
+        self.completed += 1
+        self._remember(key, delivered=True)
+        return b"".join([message.chunks[index] for index in range(message.count)])
+
+    def expire(self, now: float) -> int:
+        """Drop messages whose next part is overdue. Returns their number."""
+        late = 0
+        while (first := next(iter(self._progress.items()), None)) and first[1].deadline <= now:
+            self._discard(first[0], "expired", extra=0)
+            late += 1
+        return late
+
+    def next_deadline(self) -> float | None:
+        """Return the time of the next expiry if no further part arrives."""
+        first = next(iter(self._progress.values()), None)
+        return first.deadline if first else None
 
     def _rejection_reason(self, message: _PartialMessage | None, part: Part) -> Reason | None:
         if message is not None and message.count != part.count:
@@ -143,12 +148,6 @@ class Reassembler:
         if message is None and len(self._progress) >= self.limits.max_messages:
             return "no_room"
         return None
-
-    def _finish(self, key: Key) -> bytes:
-        message = self._remove(key)
-        self.completed += 1
-        self._remember(key, delivered=True)
-        return b"".join([message.chunks[index] for index in range(message.count)])
 
     def _discard(self, key: Key, reason: Reason, extra: int) -> None:
         if key in self._progress:
@@ -166,9 +165,3 @@ class Reassembler:
         self._settled[key] = delivered
         if len(self._settled) > self.limits.max_remembered:
             del self._settled[next(iter(self._settled))]
-
-    def _count_late_part(self, delivered: bool) -> None:
-        if delivered:
-            self.duplicates += 1
-        else:
-            self.lost_parts += 1

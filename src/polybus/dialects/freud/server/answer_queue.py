@@ -129,29 +129,21 @@ class AnswerQueue:
         self._readers.confirm(reader, taken)
 
     def _confirm_until(self, sent: int) -> None:
+        """Confirm the messages that lie wholly within the first `sent` bytes."""
         unconfirmed, self._unconfirmed = self._unconfirmed, []
         for written in unconfirmed:
-            reached = _count_complete(written, sent)
-            if reached:
-                done = Range(
-                    written.taken.chunk, written.taken.start, written.taken.start + reached
-                )
-                self._confirm(written.reader, done)
-            if reached < len(written.taken):
-                rest = Range(written.taken.chunk, written.taken.start + reached, written.taken.end)
-                self._unconfirmed.append(
-                    WrittenMessages(written.reader, rest, written.start, written.header_bytes)
-                )
-
-
-def _count_complete(written: WrittenMessages, sent: int) -> int:
-    """Return how many of these messages lie wholly within the first `sent` bytes."""
-    bodies = 0
-    for done, size in enumerate(written.taken.sizes()):
-        bodies += size
-        if written.start + (done + 1) * written.header_bytes + bodies > sent:
-            return done
-    return len(written.taken)
+            reader, taken, end, header_bytes = written
+            sent_end = taken.start
+            for size in taken.sizes():
+                end += header_bytes + size
+                if end > sent:
+                    break
+                sent_end += 1
+            if sent_end > taken.start:
+                self._confirm(reader, Range(taken.chunk, taken.start, sent_end))
+            if sent_end < taken.end:
+                rest = Range(taken.chunk, sent_end, taken.end)
+                self._unconfirmed.append(WrittenMessages(reader, rest, written.start, header_bytes))
 
 
 def _header_bytes(records: bool) -> int:

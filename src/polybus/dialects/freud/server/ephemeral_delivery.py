@@ -34,8 +34,8 @@ UNREAD = "max_unread_messages"
 class PushDelivery(Protocol):
     """Delivery to push readers (bus/delivery.py)."""
 
-    def relay(self, party: Connection, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
-        """Deliver to all. Returns False, with nothing sent, if one is full; the party waits."""
+    def relay(self, connection: Connection, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
+        """Deliver to all. Returns False, with nothing sent, if one is full and must be awaited."""
 
     def relay_skipping_full(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> int:
         """Deliver to readers with room. Returns how many messages the others lost."""
@@ -67,7 +67,7 @@ class EphemeralDelivery:
 
     def deliver(
         self,
-        party: Connection | None,
+        connection: Connection | None,
         current: Incarnation,
         offsets: bytes,
         bodies: bytes,
@@ -75,7 +75,7 @@ class EphemeralDelivery:
     ) -> ProduceResult:
         """Deliver a producer's batch to all readers of a live topic.
 
-        Without a `party` that can wait, full push readers lose the batch.
+        Without a `connection` that can wait, full push readers lose the batch.
         """
         pushed = self._fanout.subscriber_count(current.name)
         if not current.readers and not pushed:
@@ -85,7 +85,8 @@ class EphemeralDelivery:
         if reached:
             return ProduceResult(over_quota(reached))
         first_id = self._fanout.next_id(current.name)
-        if pushed and not self._push(party, current.name, offsets, bodies):
+        # Push readers first: only they can make the producer wait, with nothing delivered.
+        if pushed and not self._push(connection, current.name, offsets, bodies):
             self._release_all(current.readers.values(), len(bodies))
             return ProduceResult(WAIT)
         self._fanout.set_next_id(current.name, first_id + count)
@@ -126,7 +127,12 @@ class EphemeralDelivery:
         buffered = current.take_buffer()
         for messages, relayed in buffered:
             if not relayed:
-                self._push_buffered(current, messages)
+                # The messages have their ids already, so pushing must not use new ones.
+                next_id = self._fanout.next_id(current.name)
+                offsets = messages.chunk.offsets[messages.start : messages.end + 1]
+                # There is no producer to wait, so full push readers lose them.
+                self._push(None, current.name, offsets, messages.chunk.bodies)
+                self._fanout.set_next_id(current.name, next_id)
         self._put_within_room(current, [messages for messages, _ in buffered])
 
     def drop_buffer(self, current: Incarnation, reason: str) -> None:
@@ -134,17 +140,12 @@ class EphemeralDelivery:
         lost = sum(len(messages) for messages, _ in current.take_buffer())
         self._counters.count("dropped", reason, lost)
 
-    def _push_buffered(self, current: Incarnation, messages: Range) -> None:
-        """Push buffered messages. There is no producer to wait, so full readers lose them."""
-        next_id = self._fanout.next_id(current.name)
-        offsets = messages.chunk.offsets[messages.start : messages.end + 1]
-        self._push(None, current.name, offsets, messages.chunk.bodies)
-        self._fanout.set_next_id(current.name, next_id)
-
-    def _push(self, party: Connection | None, name: bytes, offsets: Buffer, bodies: Buffer) -> bool:
-        """Push a batch. Returns False if the party must wait."""
-        if party is not None:
-            return self._pushing.relay(party, name, offsets, bodies)
+    def _push(
+        self, connection: Connection | None, name: bytes, offsets: Buffer, bodies: Buffer
+    ) -> bool:
+        """Push a batch. Returns False if the connection must wait."""
+        if connection is not None:
+            return self._pushing.relay(connection, name, offsets, bodies)
         lost = self._pushing.relay_skipping_full(name, offsets, bodies)
         self._counters.count("dropped", "slow_consumer", lost)
         return True
@@ -153,19 +154,17 @@ class EphemeralDelivery:
         """Charge every reader or none. Returns the name of the limit that was reached, if any."""
         charged: list[PullReader] = []
         for reader in current.readers.values():
-            reached = self._limit_reached(reader, size, count)
+            reached = None
+            if reader.held_messages + count > self._limits.max_unread_messages:
+                reached = UNREAD
+            # A trial logs no refusal: the session splits the batch and tries again.
+            elif not self._quotas.charge(reader.identity, BYTES, size, trial=count > 1):
+                reached = BYTES
             if reached:
                 self._release_all(charged, size)
                 return reached
             charged.append(reader)
         return None
-
-    def _limit_reached(self, reader: PullReader, size: int, count: int) -> str | None:
-        """Charge one reader, or return the name of the limit that was reached."""
-        if reader.held_messages + count > self._limits.max_unread_messages:
-            return UNREAD
-        charged = self._quotas.charge(reader.identity, BYTES, size, trial=count > 1)
-        return None if charged else BYTES
 
     def _put_within_room(self, current: Incarnation, batch: list[Range]) -> None:
         """Put messages that cannot be refused: each reader gets as many as it has room for."""

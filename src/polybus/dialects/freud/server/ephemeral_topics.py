@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from polybus.bus.policy import Policy
     from polybus.bus.quotas import Quotas
     from polybus.dialects.freud.limits import FreudLimits
-    from polybus.kernel.fanout import CollectedBatch, Fanout, Source
+    from polybus.kernel.fanout import CollectedBatch, Fanout
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic as DurableTopic
 
@@ -159,7 +159,13 @@ class EphemeralTopics:
             and self.durable_readers is not None
             and (durable := self.durable_readers.find(name))
         ):
-            return self._subscribe_durable(self.durable_readers, caller, durable)
+            if not self._policy.allows(caller, "subscribe", name, creator_of(durable)):
+                return NO
+            if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):
+                return over_quota(SUBSCRIPTIONS)
+            durable_reader = self.durable_readers.add(new_id(), caller, durable)
+            self.readers.add(durable_reader)
+            return durable_reader
         if self._lifecycle.find_action(TopicEvent.SUBSCRIBE, topic) is TopicAction.MISSING:
             return DOES_NOT_EXIST
         assert topic is not None
@@ -178,7 +184,7 @@ class EphemeralTopics:
 
     def produce(
         self,
-        party: Connection,
+        connection: Connection,
         name: bytes,
         offsets: bytes,
         bodies: bytes,
@@ -197,13 +203,17 @@ class EphemeralTopics:
         assert topic is not None
         assert topic.current is not None
         current = topic.current
-        if not self._policy.allows(party.pipe.identity, "produce", name, current.creator):
+        if not self._policy.allows(connection.pipe.identity, "produce", name, current.creator):
             return ProduceResult(NO)
-        self._cache_verdict(party.source, name)
+        # The fast path calls no Python for a verdict: cache it once the rules were asked.
+        identity = connection.source.identity
+        if self._policy.has_rules_for(PRODUCE) and self._fanout.verdict(identity, name) is None:
+            allowed = self._policy.may_produce(identity, name)
+            self._fanout.remember_verdict(identity, name, allowed)
         if action is TopicAction.BUFFER:
             result = self._delivery.buffer(current, offsets, bodies, count)
         else:
-            waiting = party if waits else None
+            waiting = connection if waits else None
             result = self._delivery.deliver(waiting, current, offsets, bodies, count)
         if result.outcome in (OK, NOTHING_HAPPENED):
             self.message_counts.received += count
@@ -326,27 +336,6 @@ class EphemeralTopics:
             put_and_wake([reader], Range(notice, 0, 1))
 
     # --- helpers
-
-    def _cache_verdict(self, source: Source, name: bytes) -> None:
-        """Cache the verdict of the rules for the fast path, which never calls Python for one."""
-        if (
-            self._policy.has_rules_for(PRODUCE)
-            and self._fanout.verdict(source.identity, name) is None
-        ):
-            allowed = self._policy.may_produce(source.identity, name)
-            self._fanout.remember_verdict(source.identity, name, allowed)
-
-    def _subscribe_durable(
-        self, readers: DurablePullReaders, caller: Identity, durable: DurableTopic
-    ) -> RequestOutcome | PullReader:
-        creator = creator_of(durable)
-        if not self._policy.allows(caller, "subscribe", durable.name.encode(), creator):
-            return NO
-        if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):
-            return over_quota(SUBSCRIPTIONS)
-        reader = readers.add(new_id(), caller, durable)
-        self.readers.add(reader)
-        return reader
 
     def _can_see_durable(self, caller: Identity, durable: DurableTopic) -> bool:
         return self._is_visible(caller, durable.name.encode(), creator_of(durable))

@@ -32,11 +32,11 @@ PRUNE_FIRST_AT = 64
 class RequestExecutor:
     """Executes the requests of one connection. `readers` are the subscriptions it made."""
 
-    def __init__(self, broker: Broker, topics: EphemeralTopics, party: Connection) -> None:
+    def __init__(self, broker: Broker, topics: EphemeralTopics, connection: Connection) -> None:
         self._broker = broker
         self._topics = topics
-        self._party = party
-        self._caller = party.pipe.identity
+        self._connection = connection
+        self._caller = connection.pipe.identity
         self.readers: dict[bytes, PullReader] = {}
         self._prune_at = PRUNE_FIRST_AT
         self._table = {
@@ -67,9 +67,9 @@ class RequestExecutor:
     ) -> None:
         """Count and log a refusal. The quotas count and log theirs themselves."""
         if outcome.kind is OutcomeKind.NO:
-            self._broker.count_refusal(self._party, f"{verb}_denied", subject, count)
+            self._broker.count_refusal(self._connection, f"{verb}_denied", subject, count)
         elif outcome.kind is OutcomeKind.OVER_QUOTA and outcome.text not in QUOTAS:
-            self._broker.count_refusal(self._party, outcome.text, subject, count)
+            self._broker.count_refusal(self._connection, outcome.text, subject, count)
 
     def _create(self, name: bytes) -> Response:
         outcome = self._topics.create(self._caller, name)
@@ -84,16 +84,13 @@ class RequestExecutor:
     def _subscribe(self, name: bytes) -> Response:
         result = self._topics.subscribe(self._caller, name)
         if isinstance(result, PullReader):
-            self._add_reader(result)
+            if len(self.readers) >= self._prune_at:
+                self.readers = {key: kept for key, kept in self.readers.items() if not kept.gone}
+                self._prune_at = 2 * len(self.readers) + PRUNE_FIRST_AT
+            self.readers[result.id] = result
             return OK, result.id
         self.record_refusal(result, "subscribe", name)
         return result, b""
-
-    def _add_reader(self, reader: PullReader) -> None:
-        if len(self.readers) >= self._prune_at:
-            self.readers = {key: kept for key, kept in self.readers.items() if not kept.gone}
-            self._prune_at = 2 * len(self.readers) + PRUNE_FIRST_AT
-        self.readers[reader.id] = reader
 
     def _unsubscribe(self, reader_id: bytes) -> Response:
         reader = self._topics.readers.find(self._caller, reader_id)

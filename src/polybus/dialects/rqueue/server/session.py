@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.connection import Connection, ConnectionIO
     from polybus.dialects.rqueue.limits import RqueueLimits
-    from polybus.kernel.fanout import RouteResult
 
 LIMITS_REACHED = (SubscribeResult.TOO_MANY_SUBSCRIPTIONS, SubscribeResult.TOO_MANY_TOPICS)
 
@@ -49,51 +48,46 @@ class RqueueSession:
         self._framing = dialect.framing
         self._route = dialect.broker.route
         self._assembly = dialect.assembly
-        self._party = dialect.broker.join("rqueue", pipe, dialect.encoding)
-        self.on_stalled = self._party.outbox.on_stalled
-        self.on_writable = self._party.outbox.on_writable
+        self._connection = dialect.broker.join("rqueue", pipe, dialect.encoding)
+        # The transport calls the outbox directly.
+        self.on_stalled = self._connection.outbox.on_stalled
+        self.on_writable = self._connection.outbox.on_writable
 
     def receive(self, buffer: Buffer, start: int, end: int) -> int:
         """Execute the whole frames in buffer[start:end]. Returns the bytes consumed."""
         at = start
         while True:
-            routed = self._route(self._party, self._framing, buffer, at, end)
+            routed = self._route(self._connection, self._framing, buffer, at, end)
             at += routed.consumed
             if routed.fragments:
-                self._assembly.add(self._party, routed.fragments)
-            if routed.stop == FRAGMENTS_FIRST and not self._party.is_closed:
+                self._assembly.add(self._connection, routed.fragments)
+            # Delivery and assembly may close the connection; then nothing more is executed.
+            if routed.stop == FRAGMENTS_FIRST and not self._connection.is_closed:
                 continue
-            if routed.stop == CONTROL_FRAME and self._control(routed):
-                continue
+            if routed.stop == CONTROL_FRAME and not self._connection.is_closed:
+                if routed.code == codec.SUBSCRIBE:
+                    result = self._broker.subscribe(self._connection, routed.topic)
+                    # The protocol has no error frame: a limit ends the connection.
+                    if result in LIMITS_REACHED:
+                        self._broker.close(self._connection, result.value)
+                elif routed.code == codec.REMOVE:
+                    self._broker.unsubscribe(self._connection, routed.topic)
+                else:
+                    self._broker.unsubscribe_all(self._connection)
+                if not self._connection.is_closed:
+                    continue
             if routed.stop == BAD_FRAME:
-                self._broker.close(self._party, REASONS[routed.code])
+                self._broker.close(self._connection, REASONS[routed.code])
             return at - start
 
     def on_half_closed(self) -> bool:
         """Close: without acknowledgements, a half-closed peer looks like one that is gone."""
-        self._broker.finish(self._party)
+        self._broker.finish(self._connection)
         return False
 
     def on_ended(self) -> None:
-        self._assembly.discard(self._party)
-        self._broker.leave(self._party)
-
-    def _control(self, routed: RouteResult) -> bool:
-        """Execute a control frame. Returns False if the connection is closed."""
-        if self._party.is_closed:
-            return False
-        if routed.code == codec.SUBSCRIBE:
-            self._subscribe(routed.topic)
-        elif routed.code == codec.REMOVE:
-            self._broker.unsubscribe(self._party, routed.topic)
-        else:
-            self._broker.unsubscribe_all(self._party)
-        return not self._party.is_closed
-
-    def _subscribe(self, topic: bytes) -> None:
-        result = self._broker.subscribe(self._party, topic)
-        if result in LIMITS_REACHED:
-            self._broker.close(self._party, result.value)
+        self._assembly.discard(self._connection)
+        self._broker.leave(self._connection)
 
 
 PART_HEADER = struct.Struct(">16sHH")  # message id, index, count
@@ -114,25 +108,25 @@ class PartAssembler:
         self._in_progress: dict[Connection, Reassembler] = {}
         broker.on_tick.append(self.expire)
 
-    def add(self, party: Connection, fragments: Sequence[tuple[bytes, bytes]]) -> None:
-        parts = self._in_progress.setdefault(party, Reassembler(self._limits))
+    def add(self, connection: Connection, fragments: Sequence[tuple[bytes, bytes]]) -> None:
+        parts = self._in_progress.setdefault(connection, Reassembler(self._limits))
         before = parts.lost_messages
         for topic, body in fragments:
             message_id, index, count = PART_HEADER.unpack_from(body)
             part = Part(topic, message_id, index, count, body[PART_HEADER.size :])
             whole = parts.add(part, self._broker.now_s())
             if whole is not None:
-                self._broker.publish_assembled(party, topic, whole)
+                self._broker.publish_assembled(connection, topic, whole)
         self._count(parts.lost_messages - before)
 
     def expire(self, now_s: float) -> None:
-        for party, parts in list(self._in_progress.items()):
+        for connection, parts in list(self._in_progress.items()):
             self._count(parts.expire(now_s))
             if not len(parts):
-                del self._in_progress[party]
+                del self._in_progress[connection]
 
-    def discard(self, party: Connection) -> None:
-        parts = self._in_progress.pop(party, None)
+    def discard(self, connection: Connection) -> None:
+        parts = self._in_progress.pop(connection, None)
         if parts is not None:
             self._count(len(parts))
 
