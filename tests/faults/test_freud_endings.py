@@ -1,7 +1,7 @@
 """Clients that hang up, half or whole, at the worst moment. On a live server.
 
-What was asked for is done, whether or not anybody is left to hear of it; only
-Gets are not, because a message that nobody can receive must not be consumed.
+Requests that were sent are executed, even if the client is gone. Only Gets are not,
+because a message that no client can receive must not be consumed.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def test_what_a_client_asked_for_before_it_vanished_is_done(
     total = 2000
     gone = connect(bus)
     with_room_to_send(gone, 16 * 1024 * KIB)
-    bus.signal(signal.SIGSTOP)  # so that all of it is on its way when it closes
+    bus.signal(signal.SIGSTOP)  # so that all requests are in flight when it closes
     try:
         gone.send(
             create(topic + b"!"),
@@ -300,7 +300,7 @@ def test_another_connection_may_go_on_with_a_subscription_for_a_while(
     assert client.ask(get(key)).code == 3
 
 
-def test_a_deleted_topic_goes_after_a_while_whoever_has_not_read(
+def test_deleted_topic_is_removed_after_its_timeout_despite_unread_notices(
     bus: BusProcess, client: Client, topic: bytes
 ):
     lost = counter(bus, "dropped", "deletion_timeout")

@@ -46,7 +46,7 @@ def test_what_a_vanished_client_produced_reaches_freud_although_an_rqueue_reader
         gone = connect(bus)
         bus.signal(signal.SIGSTOP)  # so that all of it has arrived when it closes
         try:
-            gone.send(list_topics(), produce(b"t", b"last"))  # the answer finds nobody
+            gone.send(list_topics(), produce(b"t", b"last"))  # the client does not read the answer
             gone.close()
         finally:
             bus.signal(signal.SIGCONT)

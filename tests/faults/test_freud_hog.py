@@ -1,4 +1,4 @@
-"""One connection that pipelines costly requests holds up nobody else, nor the end of the bus.
+"""One connection that pipelines costly requests delays no other, nor the stop of the bus.
 
 What is asked is who came first, and not how long it took: a second client waits for the
 first of the costly requests, and asks whether the last has been carried out.
@@ -80,7 +80,7 @@ def test_what_a_hog_left_behind_is_carried_out_and_holds_up_no_other(work):
 def test_a_bus_with_much_to_do_for_one_connection_stops_when_it_is_told_to():
     env = {"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "0.5"}
     with started(env=env) as bus, connect(bus) as client, connect(bus) as other:
-        wanted = fan_outs(client, 3000)  # a minute of it, if nobody stopped
+        wanted = fan_outs(client, 3000)  # a minute of work without a limit
         client.ask(create(b"begin"))
         key = other.subscribe(b"begin")
         with connect(bus) as hog:

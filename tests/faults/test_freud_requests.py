@@ -406,7 +406,9 @@ def test_half_a_request_at_the_end_is_dropped_unanswered(bus: BusProcess, left: 
         assert client.rest == b""
 
 
-def test_half_a_request_and_silence_disturbs_nobody(bus: BusProcess, client: Client, topic: bytes):
+def test_incomplete_request_does_not_affect_other_connections(
+    bus: BusProcess, client: Client, topic: bytes
+):
     key = client.subscribe(topic)
     whole = produce(topic, b"late")
     with connect(bus) as silent:

@@ -1,7 +1,7 @@
 """Clients that do not take their answers, and readers that do not read. On a live server.
 
 A client that never reads its answers holds a bounded amount of memory, and is cut. A
-subscription that nobody reads fills up to its user's quota, and then a Freud producer is
+subscription without a reader fills up to its user's quota, and then a Freud producer is
 told so; an rqueue publisher is not, and does not wait: what does not fit is counted.
 """
 
@@ -82,7 +82,7 @@ def send_until_it_breaks(client: Client, data: bytes) -> None:
         pass
 
 
-# --- answers that nobody takes -----------------------------------------------
+# --- unread answers -----------------------------------------------------------
 
 
 def test_a_client_that_never_reads_its_answers_is_bounded_and_cut(bus: BusProcess, client: Client):
@@ -96,7 +96,7 @@ def test_a_client_that_never_reads_its_answers_is_bounded_and_cut(bus: BusProces
     ]
     while counter(bus, "connections", "closed", "slow_consumer") < cut + FLOODS:
         assert rss_bytes(bus.pid) - before < FLOODS * 2 * MIB
-        assert client.ask(list_topics()).code == OK  # nobody else is held up
+        assert client.ask(list_topics()).code == OK  # other connections are not delayed
     for thread, one in zip(threads, floods, strict=True):
         thread.join()
         one.close()
@@ -166,7 +166,7 @@ def can_send(client: Client) -> bool:
     return bool(select.select([], [client.sock], [], 0)[1])
 
 
-# --- subscriptions that nobody reads -----------------------------------------
+# --- unread subscriptions -----------------------------------------------------
 
 
 def test_a_full_reader_makes_a_freud_produce_fail_exactly(client: Client, topic: bytes):
@@ -265,5 +265,5 @@ def test_a_freud_producer_that_hangs_up_while_it_waits_is_forgotten(
         producer.sock.shutdown(socket.SHUT_RDWR)
         thread.join()
         producer.close()
-        until(lambda: counter(bus, "connections", "waiting") == 0, "nobody waits")
+        until(lambda: counter(bus, "connections", "waiting") == 0, "no connection waits")
         assert client.ask(subscribe(topic)).code == OK

@@ -23,7 +23,7 @@ from tests.rig import freud_client, rqueue_client
 from tests.rig.freud_client import OK, create, delete, get, list_topics, produce, subscribe
 from tests.rig.observer import check_unharmed
 
-ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root can change its uid")
 MAX_PATH = 107  # bytes of a Unix socket's path
 STRANGER = 4242
 
@@ -114,7 +114,7 @@ def test_the_socket_of_a_dead_bus_is_replaced(folder: Path):
 
 
 def test_what_is_no_stream_socket_is_not_touched(folder: Path):
-    """Somebody's datagram socket: it answers nobody who connects, but it is not ours."""
+    """A datagram socket of another program: it refuses connections, but it must stay."""
     path = folder / "freud.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(path))

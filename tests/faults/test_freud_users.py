@@ -1,6 +1,6 @@
 """Freud between real users: whose a topic is, whose a subscription, and whose quota.
 
-Every test here needs root, for only root can be somebody else.
+Every test here needs root, because only root can change its uid.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.rig.observer import count as counter
 from tests.rig.observer import log_lines, until
 from tests.rig.second_user import User
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can change its uid")
 
 ALICE, BOB, CAROL = 4242, 4343, 4444
 CONFIG = f"""
@@ -167,12 +167,15 @@ def test_only_its_creator_may_delete_a_topic(bus: BusProcess, client: Client, gu
     assert alice.ask(delete(b"hers")) == (OK, b"")
 
 
-def test_a_recreated_topic_belongs_to_whoever_recreated_it(guests: Guests):
+def test_recreated_topic_belongs_to_its_new_creator(guests: Guests):
     alice, bob = guests.speaker(ALICE), guests.speaker(BOB)
     alice.ask(create(b"again"))
     key = alice.subscribe(b"again")
     alice.ask(delete(b"again"))
-    assert bob.ask(delete(b"again")) == (NOTHING_HAPPENED, b"")  # marked: nobody is asked
+    assert bob.ask(delete(b"again")) == (
+        NOTHING_HAPPENED,
+        b"",
+    )  # marked already: no rule is checked
     assert bob.ask(create(b"again")) == (OK, b"")
     assert alice.ask(delete(b"again")) == (NO, b"")
     listing = ("acl", "ls", "again", "--admin", str(guests.bus.admin_path))
@@ -202,7 +205,7 @@ def test_existence_comes_before_policy_and_policy_before_quota(
     assert bob.ask(create(b"shut.x")) == (NOTHING_HAPPENED, b"")
     assert bob.ask(delete(b"shut.x")) == (NO, b"")
     assert bob.ask(subscribe(b"shut.x")) == (NO, b"")
-    assert bob.ask(produce(b"shut.x", b"x")) == (NO, b"")  # also where nobody reads
+    assert bob.ask(produce(b"shut.x", b"x")) == (NO, b"")  # also without a subscriber
     for name in (b"own.1", b"own.2", b"own.3"):
         assert bob.ask(create(name)).code == OK
     assert bob.ask(create(b"shut.y")) == (NO, b"")  # though his quota is used up

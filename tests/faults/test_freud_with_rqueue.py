@@ -85,7 +85,7 @@ def parts_of(topic: bytes, body: bytes, size: int = 1500) -> list[bytes]:
 def test_what_rqueue_publishes_freud_reads(
     client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
-    publish(pusher, topic, b"nobody reads yet")
+    publish(pusher, topic, b"no subscriber yet")
     key = client.subscribe(topic)
     publish(pusher, topic, b"1", b"", b"3")
     assert number(client.ask(produce(topic, b"4"))) == 3

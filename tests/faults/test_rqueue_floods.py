@@ -71,7 +71,7 @@ def test_a_whole_conversation_one_byte_at_a_time(bus: BusProcess):
         assert echoes(client)
 
 
-def test_half_a_frame_and_silence_disturbs_nobody_and_costs_little(bus: BusProcess):
+def test_incomplete_frame_does_not_affect_others_and_costs_little(bus: BusProcess):
     whole = publish(b"half", bytes(2000))
     half = len(whole) // 2
     with connect(bus.address()) as reader:
@@ -170,8 +170,8 @@ def test_a_flood_of_control_frames_leaves_nothing_behind(bus: BusProcess):
     assert rss_bytes(bus.pid) - before < 10 * MIB
 
 
-def test_topics_that_nobody_reads_leave_nothing_behind(bus: BusProcess):
-    """A table that remembers every name it was told would be anybody's to fill."""
+def test_topics_without_subscribers_use_no_memory(bus: BusProcess):
+    """A table that kept every published name could be filled by any client."""
     with connect(bus.address()) as client:
         client.send(*(publish(b"warm up %d" % at) for at in range(10_000)))
         assert echoes(client)
@@ -189,7 +189,7 @@ def test_topics_that_nobody_reads_leave_nothing_behind(bus: BusProcess):
 def test_a_flood_of_connects_leaves_no_descriptor_behind(bus: BusProcess, goodbye: str):
     with connect(bus.address()) as first:
         assert echoes(first)  # what the bus opens for the first one only, it has opened now
-    until(lambda: count(bus, "connections", "open") == 0, "nobody is there")
+    until(lambda: count(bus, "connections", "open") == 0, "no connection is open")
     before = open_descriptors(bus.pid)
     accepted = count(bus, "connections", "accepted")
     with connect(bus.address()) as bystander:

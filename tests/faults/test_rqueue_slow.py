@@ -1,7 +1,7 @@
 """Readers that are slow, and readers that do not read at all.
 
-The rule: whoever feeds a full reader waits, so nothing is lost and memory stays
-flat; whoever stays full and takes next to nothing is cut, and the rest go on.
+The rule: a publisher to a full reader waits, so nothing is lost and memory stays
+bounded; a reader that stays full and reads almost nothing is cut, and the others continue.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def bus() -> Iterator[BusProcess]:
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[BusProcess]:
-    """Never cuts anybody within the time of a test."""
+    """Never cuts a reader within the time of a test."""
     env = QUICK_TO_CUT | {"POLYBUS_LIMITS_SLOW_CONSUMER_TIMEOUT_S": "600"}
     with serve(env=env) as running:
         yield running
@@ -93,7 +93,7 @@ def test_publishers_wait_for_a_full_reader_and_nothing_is_lost(patient: BusProce
         assert state(patient, reader) == "full"
         assert state(patient, other) == "open"
         other.send(subscribe(b"u"))
-        other.settle()  # those who do not feed it are served
+        other.settle()  # publishers to other topics are served
         assert reader.raw(len(expected(b"t", numbers))) == expected(b"t", numbers)
         thread.join()
         assert state(patient, reader) == "open"

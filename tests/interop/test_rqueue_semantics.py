@@ -192,7 +192,7 @@ def test_a_closed_connection_loses_its_subscriptions(bus: BusProcess, client: Cl
         leaving.send(subscribe(b"mine"))
         leaving.settle()
         assert count(bus, "topics") == 1
-    client.send(publish(b"mine", b"nobody"))
+    client.send(publish(b"mine", b"unread"))
     client.settle()
     assert client.settle() == []
     while count(bus, "connections", "open") > 1:
@@ -204,7 +204,7 @@ def test_what_arrives_is_what_is_counted(bus: BusProcess, client: Client, other:
     client.send(subscribe(b"t"), subscribe(b"u"))
     client.settle()
     before = stats(bus)
-    other.send(publish(b"t", b"12345"), publish(b"u", b""), publish(b"nobody", b"!"))
+    other.send(publish(b"t", b"12345"), publish(b"u", b""), publish(b"unread", b"!"))
     other.settle()
     assert client.frames(2) == [
         (NOTIFICATION, with_topic(b"t", b"12345")),

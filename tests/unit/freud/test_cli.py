@@ -115,7 +115,7 @@ class TestPublish:
             got = [record.body.decode() for record in reader.get_many(9)]
             assert got == ["hello", "", "grüße", "a\nb"]
 
-    def test_nobody_reads_is_11(self, polybus, client, topic):
+    def test_publish_without_a_subscriber_exits_11(self, polybus, client, topic):
         client.create_topic(topic)
         code, out, err = polybus("topic", "publish", topic, "x")
         assert (code, out) == (11, "")
@@ -268,7 +268,7 @@ def open_bus() -> Iterator[BusProcess]:
         yield bus
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can change its uid")
 class TestTwoUsers:
     """A bus of root's serves everyone, and its policy decides."""
 

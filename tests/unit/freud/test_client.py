@@ -79,7 +79,7 @@ class TestTopics:
 
 
 class TestProducing:
-    async def test_nobody_there_is_none_and_takes_no_id(self, address, topic):
+    async def test_produce_without_a_subscriber_returns_none_and_uses_no_id(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             assert await client.produce(topic, b"unheard") is None

@@ -1,4 +1,4 @@
-"""Connections that fail and end, and what the client's user is told of it."""
+"""Connections that fail and end, and the errors that the client raises."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def answering(*answers: bytes) -> Serve:
 
 
 class TestConnecting:
-    async def test_nobody_there_is_said_at_once(self, tmp_path):
+    async def test_missing_socket_raises_at_once(self, tmp_path):
         for path in (tmp_path / "none.sock", tmp_path / "no" / "folder.sock"):
             with pytest.raises(NotConnected, match=r"no bus answers at unix:.*polybus serve"):
                 await freud.connect(f"unix:{path}").open()
@@ -83,7 +83,7 @@ class TestConnecting:
         with pytest.raises(NotConnected):
             await freud.connect(f"unix:{tmp_path}/file").open()
 
-    async def test_a_dead_socket_file_is_nobody(self, tmp_path):
+    async def test_stale_socket_file_raises_not_connected(self, tmp_path):
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(tmp_path / "dead.sock"))
         with pytest.raises(NotConnected, match="no bus answers"):

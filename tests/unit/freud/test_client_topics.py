@@ -157,7 +157,7 @@ class TestRecreation:
             got = await new.get_many(9)
             assert [(r.message_id, r.body) for r in got] == [(0, b"new 0"), (1, b"new 1")]
 
-    async def test_with_nobody_there_it_waits_for_the_first(self, address, topic):
+    async def test_buffer_waits_for_the_first_subscriber(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             old = await client.subscribe(topic)

@@ -102,8 +102,8 @@ def test_a_get_that_waits_is_woken_by_the_commit(bus: MemoryBus):
     assert answers(client) == [Answer(OK, b"a")]
 
 
-def test_news_that_comes_before_the_answer_to_whoever_wrote_it_wakes_too(bus: MemoryBus):
-    """The engines tell those who watch first: how far the log goes is not known by then."""
+def test_commit_event_before_the_writers_answer_wakes_readers(bus: MemoryBus):
+    """Engines call commit listeners first, before the registry knows the new end of the log."""
     topic = bus.make("t")
     client = bus.connect_freud()
     me = reader_of(bus, client)
@@ -251,7 +251,7 @@ def test_a_quota_without_room_delays_and_loses_nothing():
     assert ask(bus, other, get(second)) == [NOTHING]
     other.deliver(get(second, 60))
     bus.settle()
-    assert bus.reads == 0  # nobody asks in a loop
+    assert bus.reads == 0  # no reader polls
     client.eat()
     bus.pass_time(1)
     bus.settle()

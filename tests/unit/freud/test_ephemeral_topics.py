@@ -1,4 +1,4 @@
-"""Ephemeral topics in small: how messages are kept, who is charged, who is told.
+"""Ephemeral topics: how messages are kept, which account is charged, what is logged.
 
 States and verbs are in tests/property/bus, against a model; here is what no answer shows.
 """
@@ -230,7 +230,7 @@ class Bench:
 
 
 def recreating(bench: Bench) -> bytes:
-    """A topic t whose next life only buffers; the id of whom it waits for."""
+    """Make a topic t that buffers. Returns the id of the old reader it waits for."""
     old = bench.ask(bench.alice, create(b"t"), subscribe(b"t"))[1].payload
     bench.ask(bench.alice, delete(b"t"), create(b"t"))
     return old
@@ -311,7 +311,7 @@ def test_a_push_reader_who_comes_gets_the_buffer_that_waited():
 
 
 def test_a_full_push_reader_loses_a_buffer_that_goes_out_and_freud_does_not():
-    """Nobody can be made to wait for it then."""
+    """There is no producer that could wait then."""
     bench = Bench(limits=Limits(outbox_high_water_bytes=1000))
     old = recreating(bench)
     stuck = bench.bus.connect(appetite=0)
@@ -325,7 +325,7 @@ def test_a_full_push_reader_loses_a_buffer_that_goes_out_and_freud_does_not():
 
 
 def test_a_full_push_reader_is_passed_by_and_hears_the_next():
-    """Where nobody can wait for it: of a client that has gone, as of a buffer."""
+    """Without a producer that can wait: a client that is gone, or a buffer."""
     bench = Bench(limits=Limits(outbox_high_water_bytes=1000))
     bench.ask(bench.alice, create(b"t"), create(b"u"))
     stuck, roomy = bench.bus.connect(appetite=0), bench.bus.connect()
@@ -366,11 +366,11 @@ def test_what_fits_of_a_batch_does_not_keep_the_rest(buffering: bool):
     assert [len(one.chunk) for one in reader.ranges] == [1]
 
 
-# --- who is told -------------------------------------------------------------
+# --- logged refusals ----------------------------------------------------------
 
 
 def test_a_batch_that_does_not_fit_whole_is_said_once_for_each_that_does_not_fit():
-    """Trying it in halves is nobody's business."""
+    """The halves of a split batch are not logged one by one."""
     bench = Bench(quota_bytes=10)
     bench.ask(bench.alice, create(b"t"), subscribe(b"t"))
     found = bench.ask(bench.bob, *(produce(b"t", bytes(size)) for size in (4, 5, 9, 1, 9)))
@@ -436,7 +436,7 @@ def test_pieces_that_come_whole_after_their_reader_has_gone_are_counted():
     pusher.deliver(rqueue_client.publish_part(b"t", b"1" * 16, 0, 2, b"half"))
     topics = bench.bus.topics
     topics.unsubscribe(topics.readers.by_id[other])
-    topics.on_assembled(b"t", b"nobody reads it")
+    topics.on_assembled(b"t", b"no reader")
     assert bench.bus.stats("dropped") == {"no_subscriber": 1}
     assert (
         freud_client.number(bench.ask(bench.alice, subscribe(b"t"), freud_client.count(b"t"))[1])

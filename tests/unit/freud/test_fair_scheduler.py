@@ -64,7 +64,7 @@ def bus() -> MemoryBus:
 
 @pytest.fixture
 def owner(bus: MemoryBus) -> Speaker:
-    """Of many topics; t and u have many subscriptions, and nobody has any to begin and end."""
+    """Of many topics; t and u have many subscriptions, the others none."""
     one = Speaker(bus)
     one.ask(create(b"t"), create(b"u"), create(b"begin"))
     one.ask(*(create(b"topic-%d" % at) for at in range(TOPICS)))
@@ -99,7 +99,7 @@ Work = Callable[[Speaker], list[bytes]]
 
 @WORK
 def test_others_are_served_in_between(bus: MemoryBus, owner: Speaker, work: Work):
-    """Whoever is woken by the first request is served before the last is carried out."""
+    """A connection woken by the first request is served before the last one is executed."""
     wanted = work(owner)
     other, hog = Speaker(bus), Speaker(bus)
     (subscribed,) = other.ask(subscribe(b"begin"))

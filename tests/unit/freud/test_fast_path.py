@@ -1,7 +1,7 @@
-"""The short path beside the long one: which requests take it, and that nobody can tell.
+"""The fast path beside the slow path: which requests take it, with the same results.
 
 Two buses hear the same; on one of them every request goes the long way, through
-`receive_slow_path`. Answers, counters and what everybody holds must be equal.
+`receive_slow_path`. Answers, counters and the unread messages of all readers must be equal.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_one_message_there_and_back(long_ways: list[bytes]):
     }
 
 
-def test_whoever_waits_is_woken(long_ways: list[bytes]):
+def test_waiting_get_is_woken(long_ways: list[bytes]):
     bus = bus_with()
     pipe, key = subscribed(bus)
     waiting = bus.connect_freud(identity=ALICE)
@@ -215,7 +215,7 @@ def test_a_message_for_a_broken_connection_is_given_back():
     assert say(pipe, freud_client.get(key))[0].payload == b"one"
 
 
-def test_nobody_can_tell(monkeypatch: pytest.MonkeyPatch):
+def test_fast_and_slow_path_give_the_same_results(monkeypatch: pytest.MonkeyPatch):
     """Two buses, the same requests, one at a time: one of them knows only the long way."""
     for seed in range(60):
         ids = count()

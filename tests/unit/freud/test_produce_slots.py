@@ -167,7 +167,7 @@ def test_a_half_close_is_answered_all(bus: MemoryBus, client: MemoryPipe):
     assert client.closed
 
 
-def test_whoever_hangs_up_has_produced_all(bus: MemoryBus, client: MemoryPipe):
+def test_requests_before_a_hangup_are_produced(bus: MemoryBus, client: MemoryPipe):
     client.deliver((produce(b"t", bytes(400)) + produce(b"u", b"b")) * 4)
     client.hang_up()
     bus.settle()
@@ -177,7 +177,7 @@ def test_whoever_hangs_up_has_produced_all(bus: MemoryBus, client: MemoryPipe):
     assert [number(one) for one in answers(reader)] == [5, 5]
 
 
-def test_one_that_fails_when_nobody_is_there_is_counted(bus: MemoryBus, client: MemoryPipe):
+def test_failed_commit_of_a_gone_client_is_counted(bus: MemoryBus, client: MemoryPipe):
     client.deliver(produce(b"t", b"a") + produce(b"u", b"b"))
     client.hang_up()
     bus.store.fail_with = StoreFull("no space left")

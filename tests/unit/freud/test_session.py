@@ -145,7 +145,7 @@ def test_a_blocked_produce_is_counted_once_when_it_goes_through(bus: MemoryBus, 
     assert bus.stats("messages", "received") == before + 1
 
 
-def test_a_producer_that_ends_while_it_is_blocked_waits_for_nobody(bus: MemoryBus, owner: Speaker):
+def test_blocked_producer_that_ends_does_not_wait(bus: MemoryBus, owner: Speaker):
     """What it had to say is dropped, and counted; what does not concern the reader is done."""
     full_push_reader(bus, b"t", b"u")
     producer = Speaker(bus)
@@ -339,7 +339,7 @@ def test_two_connections_give_back_to_one_subscription_in_any_order(
 
 
 def test_a_broken_connection_consumes_nothing_of_what_wakes_it(bus: MemoryBus, owner: Speaker):
-    """A write finds it broken: whoever waits next gets the message."""
+    """A write fails: the next waiting Get receives the message."""
     key = owner.subscribe(b"t")
     dead, alive = Speaker(bus), Speaker(bus)
     dead.send(get(key, FOR_EVER), get(key, FOR_EVER))
@@ -380,7 +380,9 @@ def test_after_its_end_requests_are_done_and_gets_are_not(bus: MemoryBus, owner:
     assert owner.ask(get(key), get(key)) == [(OK, b"kept"), (OK, b"more")]
     assert freud_client.number(owner.ask(freud_client.count(b"t"))[0]) == 2
     bus.pass_time(FreudLimits().subscriber_timeout_s + 1)
-    assert freud_client.number(owner.ask(freud_client.count(b"t"))[0]) == 1  # nobody else used it
+    assert (
+        freud_client.number(owner.ask(freud_client.count(b"t"))[0]) == 1
+    )  # no other connection used it
 
 
 def test_behind_an_oversized_request_nothing_is_done(bus: MemoryBus, owner: Speaker):
@@ -411,7 +413,7 @@ def test_an_answer_ends_its_timer(bus: MemoryBus, owner: Speaker):
     assert waiting.answers() == []
 
 
-def test_a_woken_connection_goes_on_after_whoever_woke_it(bus: MemoryBus, owner: Speaker):
+def test_woken_connection_continues_after_the_producer_that_woke_it(bus: MemoryBus, owner: Speaker):
     key = owner.subscribe(b"t")
     waiting = Speaker(bus)
     waiting.send(get(key, FOR_EVER), delete(b"u"))

@@ -127,7 +127,7 @@ def test_a_million_tiny_messages_in_one_buffer() -> None:
 def test_counters_cover_every_message() -> None:
     fanout, source = fanout_of(("a", OWN, "x"), ("b", OWN, "x")), Source(3)
     fanout.has_produce_rules = True
-    stream = publish(b"x", b"12") + publish(b"nobody", b"345") + publish(b"forbidden", b"6")
+    stream = publish(b"x", b"12") + publish(b"unread", b"345") + publish(b"forbidden", b"6")
     route(fanout, stream, source)
     assert (source.messages, source.bytes, source.denied, source.unheard) == (3, 6, 1, 1)
     assert (fanout.messages, fanout.bytes, fanout.denied, fanout.unheard) == (3, 6, 1, 1)
@@ -180,7 +180,7 @@ def test_denied_or_unread_message_does_not_wait_for_a_full_subscriber() -> None:
     fanout = fanout_of(("a", OWN, "x"))
     fanout.subscribe(0, b"forbidden")
     fanout.set_full(0, True)
-    routed = route(fanout, publish(b"forbidden", b"") + publish(b"nobody", b""))
+    routed = route(fanout, publish(b"forbidden", b"") + publish(b"unread", b""))
     assert (routed.stop, fanout.denied, fanout.unheard) == (END, 1, 1)
 
 

@@ -215,7 +215,7 @@ class TestProcesses:
             client = rqueue.blocking.connect(ADDRESS)
             client.open()
             client.subscribe({topic!r})
-            # A thread that waits for ever, as a daemon: it must not hold the process.
+            # A thread that waits forever, as a daemon: it must not hold the process.
             threading.Thread(target=lambda: list(client), daemon=True).start()
             """,
             address,

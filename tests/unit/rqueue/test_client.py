@@ -235,7 +235,7 @@ class TestClosing:
         assert [message.content async for message in client] == [b"a", b"b"]
         assert [batch async for batch in client.batches()] == []
 
-    async def test_it_ends_whoever_waits(self, address):
+    async def test_close_ends_waiting_readers(self, address):
         async with rqueue.connect(address) as client:
             waiting = asyncio.create_task(client.next_batch())
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Connections that fail, end, and come back; and what the client's user is told of it."""
+"""Connections that fail, end and are replaced, and the errors that the client raises."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ class TestTelling:
         oracle = OracleServer()
 
         async def narrow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            """Hangs up on whoever wants more than two topics, the probe being one."""
+            """Closes a connection that subscribes to more than two topics, the probe included."""
             try:
                 while sum(writer in members for members in oracle.subscribers.values()) <= 2:
                     await oracle._obey(writer, *await oracle._read_frame(reader))

@@ -199,8 +199,7 @@ def test_paused_session_receives_nothing_until_it_resumes():
             await far.send(b"abc")
             await eventually(lambda: session.data == b"a", "one byte, then it paused")
             await far.send(b"def")
-            # The kernel has it, and the loop would have told us by now: an answer
-            # of the far end's own making proves that turns have passed.
+            # The kernel has the bytes. The round trip shows that the loop has run since.
             session.pipe.write(b"x")
             assert await far.read(1) == b"x"
             assert session.data == b"a"
@@ -271,7 +270,7 @@ def test_close_sends_written_bytes_first():
             session.pipe.write(bytes(8 << 20))
             session.pipe.close()
             assert len(await far.to_the_end()) == 8 << 20
-            await eventually(lambda: "ended" in session.events, "the session is told")
+            await eventually(lambda: "ended" in session.events, "the session has ended")
             assert session.events[-1] == "ended"
             assert desk.left == desk.entered
 

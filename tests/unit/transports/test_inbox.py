@@ -46,7 +46,7 @@ def arrive(inbox: ReceiveBuffer, session: Frames, data: bytes) -> None:
     """Feed bytes as an event loop does: as many as fit, repeatedly."""
     while data:
         space = inbox.get_buffer()
-        assert len(space) > 0, "an inbox without space would spin for ever"
+        assert len(space) > 0, "a buffer without space would loop forever"
         count = min(len(space), len(data))
         space[:count] = data[:count]
         inbox.receive = session.receive

@@ -27,7 +27,7 @@ from polybus.transports.unix_credentials import service_of, unit_of
 from tests.rig.observer import until
 
 OTHER_UID = 4242
-ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root can change its uid")
 V4, V6, MAPPED = "127.0.0.1", "::1", "::ffff:127.0.0.1"
 
 
@@ -104,7 +104,7 @@ def short_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_ended_process_has_no_service(short_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its pid may be another's by now."""
+    """Its pid may be reused."""
     monkeypatch.setattr(unix_credentials, "service_of", lambda pid: "another's")
     with calling(short_path, "") as link:
         found = identify_peer(link)
@@ -265,13 +265,13 @@ class Remembering:
 
 
 def never(*_: object) -> int:
-    raise AssertionError("nobody should call this")
+    raise AssertionError("must not be called")
 
 
 def test_reset_peer_is_not_identified_as_its_successor(table):
     """One process resets, and the next gets the same two addresses before we look."""
     with socket.create_server((V4, 0)) as server:
-        quiet = f"127.77.{os.getpid() % 250}.7"  # where nobody else takes the port meanwhile
+        quiet = f"127.77.{os.getpid() % 250}.7"  # an address whose ports no other test uses
         first = socket.create_connection(server.getsockname(), source_address=(quiet, 0))
         place = first.getsockname()
         first.send(b"forged")
@@ -331,7 +331,7 @@ def test_responses_to_earlier_queries_are_ignored():
     table = NetlinkSocketTable()
     with connected() as (near, far):
         ends = [SocketEnd(packed(V4), one.getsockname()[1]) for one in (far, near)]
-        for _ in range(3):  # about nobody, and the answer is not read
+        for _ in range(3):  # for no socket, and the response is not read
             table._netlink.send(question(999, SocketEnd(packed(V4), 1), ends[1]))
         assert table.owner(*ends) == os.getuid()
     table.close()

@@ -495,7 +495,7 @@ def test_tls_hangup_during_the_handshake_is_reported(certificate: Certificate):
             listener = await house.listen(ANY_TLS_PORT)
             _reader, silent = await house.call(listener)
             await until(lambda: house.gate.open == 1)
-            silent.close()  # only looked whether somebody is there
+            silent.close()  # only checked that the port is open
             await until(lambda: house.gate.open == 0)
             _reader, writer = await house.call(listener)
             writer.write(b"\x16\x03\x01")

@@ -163,7 +163,12 @@ def subscribe(
             sys.stdout.buffer.flush()
             printed += len(records)
         if subscription.notice is not None and (printed < count or not count):
-            return _report_deletion(subscription.notice, topic, as_json, OK if not count else 13)
+            notice = subscription.notice
+            if as_json:
+                line = {"id": notice.message_id, "timestamp_ns": notice.timestamp_ns}
+                print(json.dumps({**line, "deleted": topic}), flush=True)
+            _print_notice(f"topic {topic!r} was deleted")
+            return OK if not count else 13
     return bus.code
 
 
@@ -213,14 +218,6 @@ def _batches(subscription: BlockingSubscription, count: int) -> Iterator[list[Re
             return
         left -= len(records)
         yield records
-
-
-def _report_deletion(notice: Record, topic: str, as_json: bool, code: int) -> int:
-    if as_json:
-        line = {"id": notice.message_id, "timestamp_ns": notice.timestamp_ns, "deleted": topic}
-        print(json.dumps(line), flush=True)
-    _print_notice(f"topic {topic!r} was deleted")
-    return code
 
 
 def _publish_lines(bus: _Bus, topic: str) -> int:

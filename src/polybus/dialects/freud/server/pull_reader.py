@@ -55,10 +55,6 @@ class PullReader(UnreadQueue):
         assert self.incarnation is not None
         return self.incarnation.name
 
-    @property
-    def has_waiters(self) -> bool:
-        return bool(self.waiters)
-
     def wait(self, wake: Callable[[], None], *, polls: bool = False) -> None:
         """Call `wake` once, when there is a message to take or the reader has ended.
 
@@ -189,7 +185,7 @@ class PullReaders:
         return len(denied)
 
     def tick(self, now_s: float) -> None:
-        for reader in [r for r in self._unowned if r.has_waiters]:
+        for reader in [r for r in self._unowned if r.waiters]:
             reader.used_s = now_s
         for reader in [r for r in self._unowned if now_s - r.used_s >= self._timeout_s]:
             self.end(reader, "abandoned")

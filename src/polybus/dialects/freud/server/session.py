@@ -239,6 +239,7 @@ class FreudSession(FastSession):
         self._slots.clear()
         self.uncommitted = 0
         self._stop_waiting()
+        # A resting session stays in the scheduler's queue, which resumes it.
         if self.halt != Halt.RESTING:
             self.halt = Halt.NONE
         if self.phase == Phase.DEPARTED:
@@ -264,6 +265,7 @@ class FreudSession(FastSession):
     def _finish_abandoned(self) -> None:
         """Execute the requests of a client that is gone, a turn at a time."""
         self._run()
+        # Requests that were received but not scanned, then those still in the socket.
         self.pipe.redeliver()
         if self.halt == Halt.RESTING:
             self.pipe.retain_slot()
@@ -275,11 +277,6 @@ class FreudSession(FastSession):
         self._readers.release_readers(self._requests.readers.values())
         self._broker.leave(self._connection)
         self.pipe.release_slot()
-
-    def _close(self, reason: str) -> None:
-        self.answers.flush()
-        self._change_phase(PhaseEvent.CLOSE)
-        self._broker.close(self._connection, reason)
 
     # --- the fields of `polybus connections`
 
@@ -344,8 +341,10 @@ class FreudSession(FastSession):
         self._run()
         if self._is_halted or self._is_closed:
             return
+        # Held input first, also if reading was never paused.
         self.pipe.redeliver()
         self.pipe.resume_reading()
+        # A half-closed client is answered all its requests, also those that await a commit.
         if self.phase == Phase.FINISHED and self._is_drained():
             self._change_phase(PhaseEvent.DRAINED)
             self._broker.finish(self._connection)
@@ -373,7 +372,10 @@ class FreudSession(FastSession):
             self.answers.add(encode_answers(Code.MALFORMED_REQUEST, 1, text))
             self._broker.counters.count("refused", f"malformed_{group.reason}")
             if group.closes:
-                self._close(group.reason)
+                # After a frame over the limit the stream cannot be parsed any further.
+                self.answers.flush()
+                self._change_phase(PhaseEvent.CLOSE)
+                self._broker.close(self._connection, group.reason)
             return True
         if self._is_gone and group.type in READ_ONLY_REQUESTS:
             return True
@@ -433,6 +435,7 @@ class FreudSession(FastSession):
             return True
         self._weight_left -= COMMIT_WEIGHT
         if self._is_gone:
+            # No connection to answer: the publisher counts a failure itself.
             publisher.publish(
                 self._connection, group.topic, group.offsets, group.bodies, group.count
             )
@@ -475,12 +478,14 @@ class FreudSession(FastSession):
         if gets.unanswered is None:
             gets.unanswered = group.count
         while gets.unanswered > 0 and self._weight_left > 0 and not self.answers.stalled:
+            # In the loop: flushing the notice of a deleted topic ends the reader.
             reader = self._readers.find(self.pipe.identity, group.subscriber)
             if reader is None:
                 return gets.answer_all(Code.DOESNT_EXIST)
             weight = gets.answer_messages(group, reader)
             if not weight:
                 polls = group.max_blocking_s == 0 or self.phase != Phase.OPEN
+                # A durable reader that is behind has messages to fetch, even for a poll.
                 if polls and not reader.is_behind:
                     return gets.answer_all(Code.NOTHING_HAPPENED)
                 self._wait(reader, group.max_blocking_s, polls=polls)

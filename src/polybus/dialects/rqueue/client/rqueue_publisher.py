@@ -42,7 +42,7 @@ class Publisher:
         cap = self._options.max_payload
         data, after = encode_run(topic, group, place, cap, RUN_BYTES)
         if after == place:  # too large for one frame
-            await self._in_parts(topic, group[place])
+            await self._publish_in_parts(topic, group[place])
             return place + 1
         await (await self._send(data)).drain()
         return after
@@ -78,7 +78,7 @@ class Publisher:
         if self._published > self._lost_up_to:
             self._loss = None
 
-    async def _in_parts(self, topic: bytes, content: Buffer) -> None:
+    async def _publish_in_parts(self, topic: bytes, content: Buffer) -> None:
         message_id = os.urandom(codec.MESSAGE_ID_BYTES)
         buffers = codec.publish_in_parts(topic, content, message_id, self._options.max_payload)
         connection = await self._send(next(buffers))
