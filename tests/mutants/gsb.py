@@ -1,9 +1,9 @@
-"""Breaks calls and GSB's session on purpose, and demands that their tests notice.
+"""Mutants of GSB's server and client. Their tests must fail for each.
 
     python tests/mutants/gsb.py [--unit | --live] [part of a mutant's name ...]
 
-The same procedure as in bus.py: `unit` is in memory, with the model, on the short path of
-calls and without it; `live` is a real server and plain sockets.
+The procedure is that of bus.py. `unit` runs in memory, with and without the fast path; `live`
+is a real server with plain sockets.
 """
 
 from __future__ import annotations
