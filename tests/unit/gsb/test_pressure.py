@@ -352,7 +352,7 @@ def test_free_partials_wait_at_the_hard_limit(bus):
         for _ in range(LIMITS.free_partials):
             service.reply(call_id, ITEM, partial=True)
     assert not service.is_read
-    assert not slow.session.party.is_closed
+    assert not slow.session.connection.is_closed
     slow.pipe.eat()
     bus.turn()
     assert len(slow.replies()) == 40 * LIMITS.free_partials

@@ -17,8 +17,9 @@ of credits, about as many as fill an outbox, and refills it when half is used.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.server.call_table import CallTable
 
 if TYPE_CHECKING:
@@ -48,9 +49,8 @@ class BackPressure:
             max_window=MAX_WINDOW,
         )
         self._clock = clock
-        self._hard_limit_bytes = (
-            max_outbox_bytes // 2
-        )  # over it, replies wait even if they are free or have credit
+        # Over it, replies wait even if they are free or have credit: the outbox must not overflow.
+        self._hard_limit_bytes = max_outbox_bytes // 2
         self.full: dict[GsbSession, None] = {}
 
     # --- called by outboxes
@@ -77,8 +77,8 @@ class BackPressure:
         waiters = list(peer.waiters)
         peer.waiters.clear()
         for waiter in waiters:
-            cast("GsbSession", waiter).waiting_for = None
-            cast("GsbSession", waiter).schedule_retry()
+            waiter.waiting_for = None
+            waiter.schedule_retry()
 
     def remove(self, peer: GsbSession) -> None:
         """Forget a closed connection and resume the connections that wait for it."""
@@ -100,7 +100,7 @@ class BackPressure:
         if call.caller.full:
             self._resume_service(call)
         if call.endpoint.halted:
-            cast("GsbSession", call.endpoint).schedule_retry()
+            call.endpoint.schedule_retry()
 
     def wait(self, waiter: GsbSession, peer: GsbSession) -> None:
         """Halt `waiter` until `peer` has room or is closed."""
@@ -115,14 +115,13 @@ class BackPressure:
 
         Replies of a draining service always may, since it cannot wait.
         """
-        caller = cast("GsbSession", call.caller)
-        if call.endpoint.draining or not caller.full:
+        if call.endpoint.draining or not call.caller.full:
             return True
         if partial and not (
             call.endpoint.credits and (call.free_left(self.table) or call.credit > 0)
         ):
             return False
-        return caller.outbox_bytes <= self._hard_limit_bytes
+        return call.caller.outbox_bytes <= self._hard_limit_bytes
 
     def on_partial(self, call: Call, size: int) -> None:
         """Count a forwarded PARTIAL and use a credit for it."""
@@ -147,15 +146,16 @@ class BackPressure:
             return
         call.resume_clock(now_s)
         call.credit += window - left
-        cast("GsbSession", call.endpoint).send_credit(call.id, window - left)
+        credit = pb.Credit(request_id=call.id.decode(), replies=window - left)
+        call.endpoint.send_packet(pb.Packet(credit=credit))
 
     def _halt_service(self, call: Call) -> None:
         if not call.endpoint.credits:
             call.endpoint.full_calls += 1
-            cast("GsbSession", call.endpoint).halt()
+            call.endpoint.halt()
 
     def _resume_service(self, call: Call) -> None:
         if not call.endpoint.credits:
             call.endpoint.full_calls -= 1
             if not call.endpoint.full_calls and call.endpoint.halted:
-                cast("GsbSession", call.endpoint).schedule_retry()
+                call.endpoint.schedule_retry()
