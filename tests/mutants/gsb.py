@@ -503,8 +503,8 @@ CLIENT = [
         "dialects/gsb/client/service_registration.py",
         (
             "an unregistered name is still retried",
-            "if not link.is_up or self._retried.get(service_id) is not link:",
-            "if not link.is_up:",
+            "if not connection.is_up or self._retried.get(service_id) is not connection:",
+            "if not connection.is_up:",
         ),
         (
             "a taken name cannot be unregistered",
