@@ -6,9 +6,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polybus.dialects.gsb import gsb_packets, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb import sp
-from polybus.dialects.gsb.server import gsb_packets
 
 text = st.text(max_size=20)
 body = st.one_of(st.binary(max_size=300), st.integers(0, 70_000).map(bytes))

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from polybus.dialects.gsb import sp
-from polybus.dialects.gsb.server import gsb_packets
+from polybus.dialects.gsb import gsb_packets, sp
 from tests.rig.gsb_memory_peer import MemoryPeer
 from tests.rig.memory_bus import MemoryBus
 from tests.unit.kernel.fence import PAGE, fenced

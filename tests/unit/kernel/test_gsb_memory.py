@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.dialects.gsb.server import gsb_packets
+from polybus.dialects.gsb import gsb_packets
 from tests.rig.gsb_memory_peer import MemoryPeer
 from tests.rig.memory_bus import MemoryBus
 

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.gsb_packets import call_request
 from polybus.dialects.gsb.server.back_pressure import BackPressure
 from polybus.dialects.gsb.server.call_log import CallLog
 from polybus.dialects.gsb.server.call_table import Call, overdue
-from polybus.dialects.gsb.server.gsb_packets import call_request
 from polybus.dialects.gsb.server.peer_liveness import PingMonitor, StuckPeerMonitor
 from polybus.dialects.gsb.server.service_registry import ServiceRegistry, ServiceStatus
 from polybus.dialects.gsb.service_address import MAX_REQUEST_ID_BYTES, StatusCode

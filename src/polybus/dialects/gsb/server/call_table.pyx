@@ -20,12 +20,11 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from polybus.dialects.gsb.server.gsb_packets cimport CALL_REPLY, NOT_HOT, SERVICE_CALL, Kind, Packet, Slice, field_size, frame_size, put_field, put_head, put_reply, read_packet, reply_size
+from polybus.dialects.gsb.gsb_packets cimport CALL_REPLY, CALL_REQUEST, SERVICE_CALL, Kind, Packet, Slice, field_size, frame_size, put_field, put_head, put_reply, read_packet, reply_size, slice_of
 
 cdef enum:
     LENGTH_SIZE = 8
     IPC_MARK = 1
-    CALL_REQUEST = 16
     MAX_ID = 255
     PARTIAL = 1
     FAILURE = 500
@@ -547,13 +546,6 @@ def overdue(endpoints, double now_s):
                 has_next = True
                 nearest_s = due_s
     return late, nearest_s if has_next else None
-
-
-cdef Slice slice_of(bytes text) noexcept:
-    cdef Slice view
-    view.at = <const unsigned char*>PyBytes_AS_STRING(text)
-    view.size = PyBytes_GET_SIZE(text)
-    return view
 
 
 cdef bytes hexadecimal(uint64_t number):

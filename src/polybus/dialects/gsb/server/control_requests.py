@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.request_outcome import OutcomeKind, RequestOutcome
 from polybus.bus.subscriptions import SubscribeResult
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.server.gsb_packets import frame
+from polybus.dialects.gsb.gsb_packets import frame
 from polybus.dialects.gsb.server.service_registry import OK_STATUS, ServiceStatus
 from polybus.dialects.gsb.service_address import StatusCode
 from polybus.errors import InvalidTopic

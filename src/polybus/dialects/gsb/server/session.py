@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.outbox import Outbox
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.gsb_packets import GsbEncoding, call_reply, frame, read
 from polybus.dialects.gsb.server.call_router import FULL, PARTIAL, CallRouter
 from polybus.dialects.gsb.server.call_table import CallEndpoint
 from polybus.dialects.gsb.server.control_requests import CONTROL_KINDS, ControlRequests
-from polybus.dialects.gsb.server.gsb_packets import GsbEncoding, call_reply, frame, read
 from polybus.dialects.gsb.server.oversized_packet import SERVICE_CALL, OversizedPacket
 from polybus.dialects.gsb.server.sender_tracker import SenderTracker
 from polybus.dialects.gsb.server.service_registry import ServiceStatus
