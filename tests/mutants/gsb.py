@@ -107,8 +107,8 @@ PRESSURE = mutants(
     "dialects/gsb/server/back_pressure.py",
     (
         "services of a caller with room are not resumed",
-        "self._resume_service(call)\n        waiting_calls",
-        "pass\n        waiting_calls",
+        "self._resume_service(call)\n        # Copied",
+        "pass\n        # Copied",
     ),
     (
         "waiting calls get no credit when the caller has room",
@@ -160,8 +160,8 @@ PRESSURE = mutants(
     ("the clock stays stopped", "        call.resume_clock(now_s)\n", ""),
     (
         "services with credits are halted",
-        "    def _halt_service(self, call: Call) -> None:\n        if not call.endpoint.credits:",
-        "    def _halt_service(self, call: Call) -> None:\n        if True:",
+        "        if not call.endpoint.credits:\n            call.endpoint.full_calls += 1",
+        "        if True:\n            call.endpoint.full_calls += 1",
     ),
 )
 

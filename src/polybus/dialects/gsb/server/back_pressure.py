@@ -66,6 +66,7 @@ class BackPressure:
         self.full.pop(peer, None)
         for call in peer.calls.values():
             self._resume_service(call)
+        # Copied, because `grant` puts a call back if its caller is full again.
         waiting_calls = list(peer.awaiting_credit)
         peer.awaiting_credit.clear()
         for call in waiting_calls:
@@ -99,6 +100,7 @@ class BackPressure:
         call.caller.awaiting_credit.pop(call, None)
         if call.caller.full:
             self._resume_service(call)
+        # It may be halted at a reply of this call, which is now dropped.
         if call.endpoint.halted:
             call.endpoint.schedule_retry()
 
@@ -141,7 +143,7 @@ class BackPressure:
         now_s = self._clock()
         if call.caller.full:
             call.caller.awaiting_credit[call] = None
-            if not left:
+            if not left:  # the service waits for its caller, so its deadline must not pass
                 call.stop_clock(now_s)
             return
         call.resume_clock(now_s)
@@ -150,6 +152,7 @@ class BackPressure:
         call.endpoint.send_packet(pb.Packet(credit=credit))
 
     def _halt_service(self, call: Call) -> None:
+        """Stop reading from a service without credits. One with credits stops by itself."""
         if not call.endpoint.credits:
             call.endpoint.full_calls += 1
             call.endpoint.halt()

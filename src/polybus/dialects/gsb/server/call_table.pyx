@@ -270,6 +270,7 @@ cdef class CallEndpoint:
                     <const unsigned char*>view.buf + at, end - at
                 ):
                     break
+                # A session that ends cannot continue later.
                 if slow >= MAX_SLOW and not self.draining:
                     self.yield_turn()
                     break
@@ -325,7 +326,7 @@ cdef class CallEndpoint:
             if not self.head(at, end - at, &length):
                 break
             if length > <uint64_t>self.table.max_packet_bytes:
-                break
+                break  # the slow path skips it
             if length > <uint64_t>(end - at - head):
                 if length >= LARGE_BYTES:
                     at += head
@@ -336,6 +337,7 @@ cdef class CallEndpoint:
             if not self.packet(at + head, <Py_ssize_t>length, now_s):
                 break
             at += head + length
+        # Once per read, so that many packets for a peer share one write.
         self.table.flush()
         return at - start
 
@@ -385,8 +387,10 @@ cdef class CallEndpoint:
         cdef CallEndpoint endpoint
         cdef Call call
         cdef void* entry
+        # After a change of names or rules the slow path resolves the addresses again.
         if self.draining or self.generation != table.generation:
             return False
+        # The slow path refuses these.
         if not 0 < packet.request_id.size <= MAX_ID or PyDict_Size(self.calls) >= table.max_open_calls:
             return False
         # An earlier deadline than all others needs a new timer, which the slow path sets.
@@ -426,6 +430,7 @@ cdef class CallEndpoint:
         if entry is NULL:
             return False
         call = <Call>entry
+        # The slow path decides whether the reply has to wait (back_pressure.py).
         if call.caller.full:
             return False
         if packet.type == PARTIAL:
@@ -458,6 +463,7 @@ cdef class CallEndpoint:
         call.reply_bytes += packet.data.size
         call.caller.write_reply(call.request_id, packet)
         if self.credits and call.free_left(table) + call.credit <= call.window(table) // 2:
+            # Gathered output goes first, because `grant` pushes to the service directly.
             table.flush()
             table.grant(call)
         return True
@@ -494,7 +500,7 @@ cdef class CallEndpoint:
         cdef void* grown
         cdef Py_ssize_t capacity
         if size >= GATHER_BYTES:
-            self.flush()
+            self.flush()  # earlier frames go first
             return PyBytes_FromStringAndSize(NULL, size)
         if self.out_size + size > self.out_capacity:
             capacity = 2 * (self.out_size + size)

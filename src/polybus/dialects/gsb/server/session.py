@@ -314,6 +314,7 @@ class GsbSession(CallEndpoint):
 
     def _resume(self) -> None:
         self._is_retry_scheduled = False
+        # A service without credits waits until none of its callers is full.
         must_wait = self.full_calls and not self.draining
         if self.halted and not must_wait and not self.connection.is_closed:
             self._end_halt()
@@ -321,11 +322,13 @@ class GsbSession(CallEndpoint):
                 self._pipe.resume_reading()
 
     def _end_halt(self) -> None:
+        """Stop the clock of unread time, which the deadlines of its calls leave out."""
         if self.halted:
             self.halted = False
             self.unread_s += self.broker.now_s() - self.halted_since_s
 
     def _on_hangup(self) -> None:
+        # The peer can send nothing more, and so cannot be slowed down.
         self.draining = True
         self._calls.on_hangup(self)
         self.schedule_retry()
