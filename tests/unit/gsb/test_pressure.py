@@ -165,6 +165,21 @@ def test_deadline_is_stopped_while_the_service_is_not_read(bus):
     assert bus.stats("dropped", "unknown_call") == 1
 
 
+def test_unread_time_extends_the_deadline_at_every_check(bus):
+    service, slow, quick = service_of(bus), MemoryPeer(bus), MemoryPeer(bus, deadline_ms=5000)
+    first = opened(service, slow)
+    opened(service, quick)
+    fill(service, slow, first)
+    bus.pass_time(10)
+    slow.pipe.eat()
+    bus.turn()
+    other = MemoryPeer(bus, deadline_ms=500)
+    other.call("greeter")  # its deadline makes the bus check all calls
+    bus.pass_time(1)
+    assert other.failure() == ("1", 504)
+    assert quick.kinds() == []
+
+
 def test_unread_time_before_a_call_does_not_extend_its_deadline(bus):
     service, slow, quick = service_of(bus), MemoryPeer(bus), MemoryPeer(bus, deadline_ms=1000)
     fill(service, slow, opened(service, slow))

@@ -440,6 +440,15 @@ def test_half_close_reported_twice_ends_the_session_once(bus, monkeypatch):
     assert caller.failure() == ("1", 503)
 
 
+def test_end_of_the_connection_while_it_drains_ends_the_session_once(bus, monkeypatch):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
+    service.register("greeter")
+    caller.call("greeter")
+    monkeypatch.setattr(service.pipe, "redeliver", service.session.on_ended)
+    service.pipe.shut_down()
+    assert caller.failure() == ("1", 503)
+
+
 # --- packets larger than one read
 
 LARGE = b"x" * 150_000
