@@ -36,7 +36,7 @@ async def main(address: str | None) -> None:
             print(await anext(items), "… and so on; enough")
 
         try:
-            await caller.call("nobody")
+            await caller.call("unknown")
         except DoesNotExist as error:
             print("no such service:", error)
         for service in await caller.call("sys/services"):

@@ -1,11 +1,10 @@
-"""The calling end: `python -m bench.gsb.caller KIND ADDRESS IN_FLIGHT`, told by lines of stdin.
+"""The caller: `python -m bench.gsb.caller KIND ADDRESS IN_FLIGHT`, driven by lines on stdin.
 
-    calls N      so many calls, IN_FLIGHT at once; each sends another number and must get it back
-    numbers N    a stream of so many numbers, which must be 0, 1, 2, …
-    items N      a stream of so many items of 1 MiB
+    calls N      N calls, IN_FLIGHT at once; each sends another number and must get it back
+    numbers N    a stream of N numbers, which must be 0, 1, 2, …
+    items N      a stream of N items of 1 MiB
 
-The answer to each is a line of JSON: seconds, and of calls how long the middle one took and the one
-that 99 of 100 were faster than.
+The answer to each is a line of JSON: seconds, and for calls the 50th and 99th percentile.
 """
 
 import asyncio
@@ -20,14 +19,14 @@ import uvloop
 
 from bench.gsb.wire import BUFFERS, ECHO, ITEM_BYTES, ITEMS, METHOD, NUMBERS, gsb_pb2
 
-# One call: sends a number, and returns the one that came back.
+# One call: sends a number and returns the number of the reply.
 Call = Callable[[int], Awaitable[int]]
 NUMBER_BYTES = 8
 US = 1e6
 
 
 class WrongAnswer(Exception):
-    """What came back is not what was sent."""
+    """The reply differs from the request."""
 
 
 async def gsb_bus(address: str, stack: AsyncExitStack) -> Any:
@@ -90,12 +89,12 @@ async def req_many(address: str, stack: AsyncExitStack) -> Call:
 
 
 async def run_calls(call: Call, count: int, in_flight: int) -> list[float]:
-    """How long each took."""
+    """Run the calls. Returns the seconds of each."""
     took: list[float] = []
     numbers = iter(range(count))
     clock = time.perf_counter
 
-    async def one_after_another() -> None:
+    async def call_in_sequence() -> None:
         for number in numbers:
             began = clock()
             answer = await call(number)
@@ -103,7 +102,7 @@ async def run_calls(call: Call, count: int, in_flight: int) -> list[float]:
             if answer != number:
                 raise WrongAnswer(f"sent {number}, got {answer}")
 
-    await asyncio.gather(*(one_after_another() for _ in range(in_flight)))
+    await asyncio.gather(*(call_in_sequence() for _ in range(in_flight)))
     return took
 
 
@@ -149,7 +148,7 @@ def req(address: str, _in_flight: int) -> Iterator[Callable[[int], list[float]]]
 
 @contextmanager
 def pair(address: str, in_flight: int) -> Iterator[Callable[[int], list[float]]]:
-    """GSB with nothing but pynng and the compiled messages: a window of calls in flight."""
+    """GSB with pynng and the compiled messages alone: a window of calls in flight."""
     import pynng
 
     with pynng.Pair0(dial=address, block_on_dial=True, **BUFFERS) as socket:
@@ -196,7 +195,7 @@ def orders() -> Iterator[tuple[str, int]]:
         yield order, int(count)
 
 
-def told(seconds: float, took: list[float]) -> None:
+def print_outcome(seconds: float, took: list[float]) -> None:
     print(json.dumps(outcome(seconds, took)), flush=True)
 
 
@@ -210,7 +209,7 @@ async def asynchronous(kind: str, address: str, in_flight: int) -> None:
                 took = await run_calls(call, count, in_flight)
             else:
                 await stream(bus, order, count)
-            told(time.perf_counter() - began, took)
+            print_outcome(time.perf_counter() - began, took)
 
 
 CALLS = {"gsb": gsb, "nats": nats, "grpc": grpcio, "req": req_many}
@@ -224,9 +223,9 @@ def main() -> None:
             for _order, count in orders():
                 began = time.perf_counter()
                 took = calls(count)
-                told(time.perf_counter() - began, took)
+                print_outcome(time.perf_counter() - began, took)
         return
-    threaded = kind in ("grpc", "req")  # they have threads of their own for the sockets
+    threaded = kind in ("grpc", "req")  # these use threads of their own for the sockets
     loop = asyncio.new_event_loop if threaded else uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(asynchronous(kind, address, in_flight))

@@ -1,11 +1,11 @@
-"""What is measured, and what must hold.
+"""The cases, and their requirements.
 
-- one call at a time with our client: at least 0.6 of a relay in C with the same four hops between
+- one call at a time with the client: at least 0.6 of a relay in C with the same four hops between
   the same ends
-- 64 calls in flight on one connection of our client: at least 3 times raw pynng, Req0 and Rep0
+- 64 calls in flight on one connection of the client: at least 3 times raw pynng, Req0 and Rep0
   with no bus between; at least 1.5 times nats-py on nats-server, and 1.5 times grpcio's asyncio
-- the same with pynng at both ends: not behind raw pynng
-- a stream of small items: at least 200 000 a second
+- the same with pynng at both ends: at least as fast as raw pynng
+- a stream of small items: at least 200 000 per second
 - 1 GiB in items of 1 MiB: at least 0.5 of the relay in C
 """
 

@@ -1,6 +1,6 @@
-"""What is measured: two processes that talk to each other, and what is between them.
+"""The contenders: a caller and a service in processes of their own, and the server between them.
 
-Both ends are processes of their own, started and never forked: nng breaks after a fork.
+Both are started and never forked, because nng breaks after a fork.
 """
 
 import json
@@ -40,8 +40,8 @@ class Pair:
         self._count = LEAST[order]
 
     def _run(self) -> dict[str, float]:
-        found: dict[str, float] = json.loads(self._caller.ask(f"{self._order} {self._count}")[0])
-        return found
+        outcome: dict[str, float] = json.loads(self._caller.ask(f"{self._order} {self._count}")[0])
+        return outcome
 
     def calibrate(self, wanted_s: float) -> None:
         while (took_s := self._run()["seconds"]) < TRIAL_S and self._count < 1 << 24:
@@ -51,9 +51,9 @@ class Pair:
 
     def measure(self) -> Values:
         before_s = 0.0 if self.pid is None else cpu_s(self.pid)
-        found = self._run()
+        outcome = self._run()
         metric, each = METRICS[self._order]
-        values = {metric.key: self._count * each / found.pop("seconds"), **found}
+        values = {metric.key: self._count * each / outcome.pop("seconds"), **outcome}
         if self.pid is not None:
             values["server_cpu_us_each"] = (cpu_s(self.pid) - before_s) / self._count * 1e6
         return values
@@ -63,7 +63,7 @@ class Pair:
 def pair(
     name: str, kind: str, address: str, in_flight: int, order: str, pid: int | None, whole: int = 0
 ) -> Iterator[Pair]:
-    """Both ends of one kind, at an address; `whole` is how much one measurement is, if not time."""
+    """Run caller and service of one kind. `whole` is the count of a measurement; 0: by time."""
     label = f"gsb-{name.replace(' ', '-').replace('/', '-')}"
     with ExitStack() as stack:
         command = [sys.executable, "-m", "bench.gsb.service", kind, address]
@@ -79,7 +79,7 @@ def pair(
         yield Pair(name, pid, caller, order, whole)
 
 
-# --- what is between -------------------------------------------------------------
+# --- servers ----------------------------------------------------------------------
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def polybus(folder: Path) -> Iterator[Bus]:
 
 @contextmanager
 def relay(gives_credit: bool) -> Iterator[tuple[int, str]]:
-    """Pid and address."""
+    """Run the relay. Yields its pid and address."""
     credit = ["credit"] if gives_credit else []
     with Program("gsb-relay", [compiled("gsb_relay", "gsb_relay.c"), *credit]) as running:
         yield running.pid, f"tcp://127.0.0.1:{int(running.line())}"
@@ -105,7 +105,7 @@ def nats() -> Iterator[tuple[int | None, str]]:
 
 
 def direct(scheme: str) -> str:
-    """An address where the service itself listens."""
+    """Return an address where the service itself listens."""
     return f"{scheme}127.0.0.1:{free_port()}"
 
 

@@ -1,4 +1,4 @@
-"""The order of work: the bus, the peers, then the cases in rounds."""
+"""Runs the benchmark: starts the bus and its peers, then measures the cases in rounds."""
 
 import sys
 import time

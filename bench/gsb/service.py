@@ -1,6 +1,6 @@
-"""The answering end: `python -m bench.gsb.service KIND ADDRESS`; it prints `ready`, and answers.
+"""The service: `python -m bench.gsb.service KIND ADDRESS`. It prints `ready` and then serves.
 
-Every kind answers with what it was sent. GSB's services also stream: numbers, and items of 1 MiB.
+Every kind replies with its request. GSB's services also stream numbers and items of 1 MiB.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ def req(address: str) -> None:
 
 
 def pair(address: str) -> None:
-    """A service with nothing but pynng and the compiled messages."""
+    """A service with pynng and the compiled messages alone."""
     import pynng
 
     with pynng.Pair0(dial=address, block_on_dial=True, **BUFFERS) as socket:
@@ -104,7 +104,7 @@ ASYNC: dict[str, tuple[Callable[[str], Awaitable[None]], Callable[[], asyncio.Ab
 ASYNC = {
     "gsb": (gsb, uvloop.new_event_loop),
     "nats": (nats, uvloop.new_event_loop),
-    "grpc": (grpcio, asyncio.new_event_loop),  # it has threads of its own for the sockets
+    "grpc": (grpcio, asyncio.new_event_loop),  # it uses threads of its own for the sockets
 }
 PLAIN = {"req": req, "pair": pair}
 

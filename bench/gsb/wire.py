@@ -1,4 +1,4 @@
-"""What both ends agree on."""
+"""Names and sizes that caller and service share."""
 
 from polybus.dialects.gsb import gsb_pb2
 
@@ -7,5 +7,5 @@ __all__ = ["BUFFERS", "ECHO", "ITEMS", "ITEM_BYTES", "METHOD", "NUMBERS", "gsb_p
 ECHO, NUMBERS, ITEMS = "echo", "numbers", "items"
 METHOD = ("bench.Echo", "Call")  # gRPC's service and method
 ITEM_BYTES = 1 << 20
-# Of a Pair0 socket, in messages: without them nng hands over each one by itself.
+# Of a Pair0 socket, in messages. Without them nng passes each message separately.
 BUFFERS = {"send_buffer_size": 128, "recv_buffer_size": 128}

@@ -1,4 +1,4 @@
-"""A live bus for GSB's fault tests: what each may ask of it, and what must be left of a test."""
+"""A live bus for GSB's fault tests, its peers, and the check that a test leaves no state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS = {
 
 @contextmanager
 def serving(env: Mapping[str, str] | None = None) -> Iterator[BusProcess]:
-    # Short on purpose: the path of a Unix socket has at most 107 bytes.
+    # A short path, because the path of a Unix socket has at most 107 bytes.
     with (
         tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp") as folder,
         serve(
@@ -36,13 +36,13 @@ def serving(env: Mapping[str, str] | None = None) -> Iterator[BusProcess]:
 
 
 def tables(bus: BusProcess) -> dict[str, Any]:
-    found: dict[str, Any] = stats(bus)["gsb"]
-    return found
+    section: dict[str, Any] = stats(bus)["gsb"]
+    return section
 
 
-def check_nothing_is_left(bus: BusProcess) -> None:
-    """Nobody is connected any more: then no call, no service and nobody who waits is left."""
-    until(lambda: tables(bus)["connections"] == 0, "connections end")
+def check_no_state_left(bus: BusProcess) -> None:
+    """Check that the bus has no call, service or waiting peer once all connections have ended."""
+    until(lambda: tables(bus)["connections"] == 0, "all connections end")
     left = {
         name: tables(bus)[name] for name in ("services", "open_calls", "serving", "full", "waiting")
     }
@@ -51,14 +51,20 @@ def check_nothing_is_left(bus: BusProcess) -> None:
 
 
 def failure(reply: pb.CallReply) -> Failure:
-    """What a FULL reply with code 500 says."""
+    """Return the failure in a FULL reply with code 500."""
     assert (reply.code, reply.type) == (500, 0), reply
     return read_failure(reply.data)
 
 
-def party(bus: BusProcess, **more: Any) -> Peer:
-    return connect(bus.address("gsb"), **more)
+def failure_codes(packets: list[pb.Packet]) -> list[int]:
+    """Return the codes of the failures among packets; each packet must be a failed FULL."""
+    return [failure(packet.call_reply).code for packet in packets]
 
 
-def party_over_ipc(bus: BusProcess, **more: Any) -> Peer:
-    return connect(next(one for _, one in bus.listeners if one.scheme == "ipc"), **more)
+def connect_tcp(bus: BusProcess, **options: Any) -> Peer:
+    return connect(bus.address("gsb"), **options)
+
+
+def connect_ipc(bus: BusProcess, **options: Any) -> Peer:
+    address = next(address for _, address in bus.listeners if address.scheme == "ipc")
+    return connect(address, **options)

@@ -1,7 +1,8 @@
-"""What GSB's peers may do wrong, on a live bus with plain sockets.
+"""Bad input of GSB peers on a live bus, sent through plain sockets.
 
-Whoever breaks the protocol is cut, with the reason counted; whoever only asks for what
-cannot be is told so, and goes on. Nobody else notices, and nothing is left behind.
+The bus closes a connection that violates the protocol and counts the reason. It refuses an
+invalid request and keeps the connection. Other connections are not affected, and no state is
+left.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import pytest
 from polybus.testing.bus_process import BusProcess
 from tests.faults.gsb_live import (
     MAX_PACKET_BYTES,
-    check_nothing_is_left,
+    check_no_state_left,
+    connect_ipc,
+    connect_tcp,
     failure,
-    party,
-    party_over_ipc,
+    failure_codes,
     serving,
 )
 from tests.rig.byte_feeder import one_by_one
@@ -32,9 +34,9 @@ def running() -> Iterator[BusProcess]:
 
 @pytest.fixture
 def bus(running: BusProcess) -> Iterator[BusProcess]:
-    """All tests share one."""
+    """The bus that all tests of the module share."""
     yield running
-    check_nothing_is_left(running)
+    check_no_state_left(running)
 
 
 # --- greetings and frames ------------------------------------------------------
@@ -52,18 +54,19 @@ def bus(running: BusProcess) -> Iterator[BusProcess]:
     ],
     ids=["version", "req", "pair1", "reserved", "http", "one-byte"],
 )
-def test_a_bad_greeting_is_cut(bus, greeting):
+def test_bad_greeting_closes_the_connection(bus, greeting):
     before = count(bus, "connections", "closed", "bad_greeting")
-    with party(bus, greeting=greeting) as peer:
+    with connect_tcp(bus, greeting=greeting) as peer:
         peer.wait_for_end()
     until(
-        lambda: count(bus, "connections", "closed", "bad_greeting") == before + 1, "it is counted"
+        lambda: count(bus, "connections", "closed", "bad_greeting") == before + 1,
+        "the close is counted",
     )
 
 
-def test_a_frame_over_ipc_without_its_mark_is_cut(bus):
+def test_ipc_frame_without_mark_closes_the_connection(bus):
     before = count(bus, "connections", "closed", "bad_frame")
-    with party_over_ipc(bus) as peer, party_over_ipc(bus) as other:
+    with connect_ipc(bus) as peer, connect_ipc(bus) as other:
         other.ping()
         peer.send_bytes(b"\0" + peer.frame(call("echo", "1"))[1:])
         peer.wait_for_end()
@@ -71,18 +74,18 @@ def test_a_frame_over_ipc_without_its_mark_is_cut(bus):
     assert count(bus, "connections", "closed", "bad_frame") == before + 1
 
 
-def test_over_ipc_and_tcp_they_meet(bus):
-    with party_over_ipc(bus) as service, party(bus) as caller, party_over_ipc(bus) as other:
+def test_ipc_and_tcp_peers_call_each_other(bus):
+    with connect_ipc(bus) as service, connect_tcp(bus) as caller, connect_ipc(bus) as other:
         service.register("echo")
-        for one in (caller, other):
-            for piece in one_by_one(one.frame(call("echo", "1", b"x"))):
-                one.send_bytes(piece)
+        for peer in (caller, other):
+            for piece in one_by_one(peer.frame(call("echo", "1", b"x"))):
+                peer.send_bytes(piece)
             service.send(reply(service.call().request_id, b"y"))
-            assert one.reply().data == b"y"
+            assert peer.reply().data == b"y"
 
 
-def test_a_greeting_and_a_call_byte_by_byte(bus):
-    with party(bus) as service, party(bus, greeting=b"") as caller:
+def test_greeting_and_call_may_arrive_byte_by_byte(bus):
+    with connect_tcp(bus) as service, connect_tcp(bus, greeting=b"") as caller:
         service.register("echo")
         for piece in one_by_one(GREETING + caller.frame(call("echo", "1", b"x"))):
             caller.send_bytes(piece)
@@ -97,8 +100,8 @@ def test_a_greeting_and_a_call_byte_by_byte(bus):
         (b"", "no_packet"),
         (b"\xff\xff\xff", "no_packet"),
         (b"\x0a\x7f", "no_packet"),  # a field that is longer than the packet
-        (b"\xfa\x01\x00", "no_packet"),  # a kind that nobody knows, and no other
-        (b"\x32\x04\x0a\x02\xff\xfe", "no_packet"),  # an address that is no text
+        (b"\xfa\x01\x00", "no_packet"),  # an unknown kind only
+        (b"\x32\x04\x0a\x02\xff\xfe", "no_packet"),  # an address that is not UTF-8
         (packet("register_reply"), "wrong_direction"),
         (packet("unregister_reply"), "wrong_direction"),
         (packet("subscribe_reply"), "wrong_direction"),
@@ -110,22 +113,23 @@ def test_a_greeting_and_a_call_byte_by_byte(bus):
     ],
     ids=str,
 )
-def test_what_is_no_packet_of_a_client_is_cut(bus, payload, reason):
+def test_packet_that_no_client_may_send_closes_the_connection(bus, payload, reason):
     before = count(bus, "connections", "closed", reason)
-    with party(bus) as peer:
+    with connect_tcp(bus) as peer:
         peer.send(payload)
         peer.wait_for_end()
-    until(lambda: count(bus, "connections", "closed", reason) == before + 1, "it is counted")
+    until(lambda: count(bus, "connections", "closed", reason) == before + 1, "the close is counted")
 
 
 @pytest.mark.parametrize("first", [hello(), packet("ping", token=b"1")], ids=["hello", "ping"])
-def test_a_hello_that_is_not_the_first_packet_is_cut(bus, first):
+def test_hello_after_the_first_packet_closes_the_connection(bus, first):
     before = count(bus, "connections", "closed", "second_hello")
-    with party(bus, first=first) as peer:
+    with connect_tcp(bus, first=first) as peer:
         peer.send(hello())
         peer.wait_for_end()
     until(
-        lambda: count(bus, "connections", "closed", "second_hello") == before + 1, "it is counted"
+        lambda: count(bus, "connections", "closed", "second_hello") == before + 1,
+        "the close is counted",
     )
 
 
@@ -133,7 +137,7 @@ def test_unknown_fields_are_ignored(bus):
     later = b"\xba\x3e\x03new"  # field 999, in a packet and in the message inside
     inner = packet("service_call_request", address="echo", request_id="1", data=b"x")[2:] + later
     known = b"\x32" + bytes([len(inner)]) + inner + later
-    with party(bus) as service, party(bus, first=hello() + later) as caller:
+    with connect_tcp(bus) as service, connect_tcp(bus, first=hello() + later) as caller:
         service.register("echo")
         caller.send(known)
         request = service.call()
@@ -148,34 +152,35 @@ def test_unknown_fields_are_ignored(bus):
 TOO_MUCH = bytes(MAX_PACKET_BYTES + 1)
 
 
-@pytest.mark.sabotage("sizes-off", expects="Silent: the bus said nothing")
-def test_a_call_over_the_limit_is_refused_and_its_connection_lives(bus):
-    with party(bus) as service, party(bus) as caller:
+@pytest.mark.sabotage("sizes-off", expects="the oversized call was not refused")
+def test_oversized_call_is_refused_and_its_connection_continues(bus):
+    with connect_tcp(bus) as service, connect_tcp(bus) as caller:
         service.register("echo")
-        caller.send(call("echo", "big", TOO_MUCH), call("echo", "small", b"x"))
-        assert failure(caller.reply()).code == 413
+        caller.send(call("echo", "big", TOO_MUCH))
+        assert failure_codes(caller.ping()) == [413], "the oversized call was not refused"
+        caller.send(call("echo", "small", b"x"))
         service.send(reply(service.call().request_id, b"y"))
         answer = caller.reply()
         assert (answer.request_id, answer.data) == ("small", b"y")
 
 
-def test_the_largest_packet_passes(bus):
+def test_packet_of_the_largest_size_is_forwarded(bus):
     room = MAX_PACKET_BYTES - len(call("echo", "1", TOO_MUCH)) + len(TOO_MUCH)
-    with party(bus) as service, party(bus) as caller:
+    with connect_tcp(bus) as service, connect_tcp(bus) as caller:
         service.register("echo")
         caller.send(call("echo", "1", bytes(room)))
         assert len(service.call().data) == room
 
 
-def test_a_reply_over_the_limit_ends_its_call_and_no_other(bus):
-    with party(bus) as service, party(bus) as caller:
+def test_oversized_reply_ends_only_its_call(bus):
+    with connect_tcp(bus) as service, connect_tcp(bus) as caller:
         service.register("echo")
         caller.send(call("echo", "1"), call("echo", "2"))
         first, second = service.call(), service.call()
         service.send(partial(first.request_id, b"p"), reply(first.request_id, TOO_MUCH))
         service.send(reply(second.request_id, b"fine"))
         assert caller.reply().data == b"p"
-        answers = {one.request_id: one for one in (caller.reply(), caller.reply())}
+        answers = {answer.request_id: answer for answer in (caller.reply(), caller.reply())}
         assert failure(answers["1"]).code == 413
         assert answers["2"].data == b"fine"
         assert service.next("cancel").request_id == first.request_id
@@ -191,14 +196,14 @@ def test_a_reply_over_the_limit_ends_its_call_and_no_other(bus):
     ],
     ids=["broadcast", "ping", "register", "noise"],
 )
-def test_any_other_packet_over_the_limit_is_cut(bus, large):
-    with party(bus) as peer:
+def test_other_oversized_packet_closes_the_connection(bus, large):
+    with connect_tcp(bus) as peer:
         peer.send_bytes(peer.frame(large))
         peer.wait_for_end()
 
 
-def test_a_frame_of_an_impossible_length_is_cut(bus):
-    with party(bus) as peer:
+def test_frame_of_impossible_length_closes_the_connection(bus):
+    with connect_tcp(bus) as peer:
         peer.send_bytes(b"\xff" * 8 + b"\x0a\x00")
         peer.wait_for_end()
 
@@ -217,23 +222,23 @@ NODE_ID = "0x" + "ab" * 20
     ],
     ids=ascii,
 )  # fmt: skip
-def test_names_that_cannot_be_registered(bus, name):
-    with party(bus) as peer:
+def test_invalid_or_reserved_name_is_refused(bus, name):
+    with connect_tcp(bus) as peer:
         assert peer.register(name) == 400
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 64, "/".join(["y" * 50] * 5), "sysx/a"])
-def test_names_that_can(bus, name):
-    with party(bus) as peer, party(bus) as other:
+def test_valid_name_is_registered_once(bus, name):
+    with connect_tcp(bus) as peer, connect_tcp(bus) as other:
         assert peer.register(name) == 0
         assert peer.register(name) == 409
         assert other.register(name) == 409
 
 
-def test_unregistering_what_is_not_ours(bus):
-    with party(bus) as peer, party(bus) as other:
+def test_unregister_of_a_name_of_another_connection_is_refused(bus):
+    with connect_tcp(bus) as peer, connect_tcp(bus) as other:
         other.register("theirs")
-        for name in ("theirs", "nobody's", ""):
+        for name in ("theirs", "unknown", ""):
             peer.send(packet("unregister_request", service_id=name))
             assert peer.next("unregister_reply").code == 404
 
@@ -244,22 +249,22 @@ def test_unregistering_what_is_not_ours(bus):
         ("", 400), ("/", 400), ("/echo", 400), ("/other/echo", 400), ("echo/", 400),
         ("/local/", 400), ("/local", 400), ("/net/", 400), ("/net/echo", 400), ("ec ho", 400),
         ("echo//x", 400), (NODE_ID, 400), (f"/net/{NODE_ID}", 400), (f"/net/{NODE_ID}/", 400),
-        (f"/net/{NODE_ID}/echo", 404), (f"{NODE_ID}/echo", 404), ("nobody", 404), ("ech", 404),
-        ("echoes", 404), ("/local/nobody", 404), ("sys/nothing", 404), ("sys", 404),
+        (f"/net/{NODE_ID}/echo", 404), (f"{NODE_ID}/echo", 404), ("unknown", 404), ("ech", 404),
+        ("echoes", 404), ("/local/unknown", 404), ("sys/nothing", 404), ("sys", 404),
     ],
     ids=ascii,
 )  # fmt: skip
-def test_addresses_that_lead_nowhere(bus, address, code):
-    with party(bus) as service, party(bus) as caller:
+def test_call_to_an_unknown_or_invalid_address_is_refused(bus, address, code):
+    with connect_tcp(bus) as service, connect_tcp(bus) as caller:
         service.register("echo")
         caller.send(call(address, "1"))
-        found = failure(caller.reply())
-        assert (found.code, found.origin) == (code, "bus")
-        assert found.message
+        refusal = failure(caller.reply())
+        assert (refusal.code, refusal.origin) == (code, "bus")
+        assert refusal.message
 
 
-def test_an_empty_request_id(bus):
-    with party(bus) as service, party(bus) as caller:
+def test_empty_request_id_is_refused(bus):
+    with connect_tcp(bus) as service, connect_tcp(bus) as caller:
         service.register("echo")
         caller.send(call("echo", ""))
         answer = caller.reply()
@@ -267,8 +272,8 @@ def test_an_empty_request_id(bus):
 
 
 @pytest.mark.parametrize("address", ["a/b/c", "/local/a/b/c", "a/b/c/d"])
-def test_the_longest_name_wins_at_a_slash(bus, address):
-    with party(bus) as short, party(bus) as long, party(bus) as caller:
+def test_address_resolves_to_the_longest_registered_name(bus, address):
+    with connect_tcp(bus) as short, connect_tcp(bus) as long, connect_tcp(bus) as caller:
         short.register("a")
         long.register("a/b/c")
         caller.send(call(address, "1"))
@@ -280,44 +285,44 @@ def test_the_longest_name_wins_at_a_slash(bus, address):
 # --- ids -----------------------------------------------------------------------
 
 
-@pytest.mark.sabotage("ids-off", expects="Silent: the bus said nothing")
-def test_an_id_that_is_in_use_is_refused_and_the_open_call_goes_on(bus):
-    with party(bus) as service, party(bus) as caller, party(bus) as other:
+@pytest.mark.sabotage("ids-off", expects="the id of an open call was accepted again")
+def test_id_of_an_open_call_is_refused_and_the_open_call_continues(bus):
+    with connect_tcp(bus) as service, connect_tcp(bus) as caller, connect_tcp(bus) as other:
         service.register("echo")
         caller.send(call("echo", "1", b"first"))
         request = service.call()
         caller.send(call("echo", "1", b"second"))
-        assert failure(caller.reply()).code == 409
-        other.send(call("echo", "1", b"of another"))
-        assert service.call().data == b"of another"
+        assert failure_codes(caller.ping()) == [409], "the id of an open call was accepted again"
+        other.send(call("echo", "1", b"from another caller"))
+        assert service.call().data == b"from another caller"
         service.send(reply(request.request_id, b"answer"))
         assert caller.reply().data == b"answer"
-        caller.send(call("echo", "1", b"again"))  # it has ended: the id is free
+        caller.send(call("echo", "1", b"again"))  # the first call has ended, so its id is free
         assert service.call().data == b"again"
 
 
-@pytest.mark.sabotage("late-off", expects=r"assert 0 == \(0 \+ 4\)")
-def test_replies_that_belong_to_no_call_are_counted_and_dropped(bus):
+@pytest.mark.sabotage("late-off", expects="a late reply was not counted")
+def test_reply_to_no_open_call_is_dropped_and_counted(bus):
     before = count(bus, "dropped", "unknown_call")
-    with party(bus) as service, party(bus) as caller:
+    with connect_tcp(bus) as service, connect_tcp(bus) as caller:
         service.register("echo")
         service.send(reply("never-given", b"x"), partial("never-given"))
         caller.send(call("echo", "1"))
         request = service.call()
         service.send(
             reply(request.request_id, b"answer"),
-            reply(request.request_id, b"once more"),
-            partial(request.request_id, b"and more"),
+            reply(request.request_id, b"second"),
+            partial(request.request_id, b"third"),
         )
         assert caller.reply().data == b"answer"
         service.ping()
-        assert count(bus, "dropped", "unknown_call") == before + 4
-        caller.send(packet("ping", token=b"last"))
-        assert caller.next("pong").token == b"last"  # nothing came before it
+        dropped = count(bus, "dropped", "unknown_call") - before
+        assert dropped == 4, "a late reply was not counted"
+        assert caller.ping() == []
 
 
-def test_replies_of_a_connection_that_was_not_asked_reach_nobody(bus):
-    with party(bus) as service, party(bus) as forger, party(bus) as caller:
+def test_reply_of_a_connection_that_does_not_serve_the_call_is_dropped(bus):
+    with connect_tcp(bus) as service, connect_tcp(bus) as forger, connect_tcp(bus) as caller:
         service.register("echo")
         caller.send(call("echo", "1"))
         request = service.call()
@@ -327,24 +332,24 @@ def test_replies_of_a_connection_that_was_not_asked_reach_nobody(bus):
         assert caller.reply().data == b"true"
 
 
-def test_a_cancel_of_an_unknown_id_is_count(bus):
+def test_cancel_of_an_unknown_id_is_counted(bus):
     before = count(bus, "refused", "unknown_cancel")
-    with party(bus) as caller:
+    with connect_tcp(bus) as caller:
         caller.send(cancel("nothing"))
         caller.ping()
     assert count(bus, "refused", "unknown_cancel") == before + 1
 
 
-def test_two_services_on_one_connection_end_with_it(bus):
-    with party(bus) as service:
+def test_all_names_of_a_connection_are_released_when_it_ends(bus):
+    with connect_tcp(bus) as service:
         service.register("one")
         service.register("two")
-    with party(bus) as other:
+    with connect_tcp(bus) as other:
         until(lambda: other.register("one") == 0, "the name is free")
         assert other.register("two") == 0
 
 
-def test_a_client_that_hangs_up_in_the_middle_of_a_frame(bus):
+def test_hangup_within_a_frame_leaves_no_state(bus):
     for piece in (
         b"",
         GREETING[:3],
@@ -352,15 +357,15 @@ def test_a_client_that_hangs_up_in_the_middle_of_a_frame(bus):
         GREETING + b"\0\0",
         GREETING + b"\0" * 7 + b"\x09\x32",
     ):
-        with party(bus, greeting=piece):
+        with connect_tcp(bus, greeting=piece):
             pass
 
 
-def test_the_bus_still_works(bus):
-    with party(bus) as service, party(bus) as caller:
+def test_half_closed_connection_ends_after_its_calls(bus):
+    with connect_tcp(bus) as service, connect_tcp(bus) as caller:
         service.register("echo")
         caller.send(call("echo", "1"))
-        service.packet()  # the call is under way
+        service.packet()  # the call is open
         service.close()
         assert failure(caller.reply()).code == 503
         caller.socket.shutdown(1)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb import sp
 from polybus.dialects.gsb.limits import GsbLimits
-from tests.rig.gsb_memory_peer import Far
+from tests.rig.gsb_memory_peer import MemoryPeer
 from tests.rig.memory_bus import MemoryBus
 from tests.vectors.gsb import VECTORS
 
@@ -39,8 +39,8 @@ def told(
     """Return the output of the three peers."""
     bus = MemoryBus(gsb=LIMITS)
     bus.gsb.calls.table.fast_path_enabled = fast_path
-    service, caller = Far(bus), Far(bus, is_unix=True)
-    peer = Far(bus, is_unix=is_unix, credits=with_credits)
+    service, caller = MemoryPeer(bus), MemoryPeer(bus, is_unix=True)
+    peer = MemoryPeer(bus, is_unix=is_unix, credits=with_credits)
     service.register("a")
     peer.register("f")
     caller.call("f", "1")
@@ -70,7 +70,7 @@ def _frames(form: sp.Form) -> list[bytes]:
     ]
     calls = [
         pb.ServiceCallRequest(address=address, request_id=request_id, data=b"data")
-        for address in ("a", "a/b", "/local/f", "nobody", "sys/ping", "/net/x")
+        for address in ("a", "a/b", "/local/f", "unknown", "sys/ping", "/net/x")
         for request_id in ("7", "8", "")
     ]
     payloads = [

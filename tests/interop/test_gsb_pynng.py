@@ -1,4 +1,4 @@
-"""Real nng sockets at both ends: plain `pynng.Pair0`, which knows nothing of us."""
+"""Real nng sockets, `pynng.Pair0`, as callers and services of a bus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_S = 60
 
 @pytest.fixture(scope="module")
 def bus() -> Iterator[BusProcess]:
-    # Short on purpose: the path of a Unix socket has at most 107 bytes.
+    # A short path, because the path of a Unix socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp") as folder:
         listen = ("gsb=tcp://127.0.0.1:0", f"gsb=ipc://{folder}/gsb.sock")
         with serve("--engine", "memory:", listen=listen) as running:
@@ -35,8 +35,8 @@ def bus() -> Iterator[BusProcess]:
 
 @pytest.fixture(params=["tcp", "ipc"])
 def address(bus: BusProcess, request: pytest.FixtureRequest) -> Iterator[str]:
-    yield next(str(one) for _, one in bus.listeners if one.scheme == request.param)
-    until(lambda: stats(bus)["gsb"]["connections"] == 0, "all have gone")
+    yield next(str(place) for _, place in bus.listeners if place.scheme == request.param)
+    until(lambda: stats(bus)["gsb"]["connections"] == 0, "all connections end")
     left = stats(bus)["gsb"]
     assert (left["services"], left["open_calls"], left["serving"]) == (0, 0, 0)
     check_unharmed(bus)
@@ -52,56 +52,56 @@ def dialled(address: str) -> Any:
     )
 
 
-def received(socket: Any, kind: str) -> Any:
-    found = pb.Packet.FromString(socket.recv())
-    assert found.WhichOneof("kind") == kind, found
-    return getattr(found, kind)
+def receive(socket: Any, kind: str) -> Any:
+    packet = pb.Packet.FromString(socket.recv())
+    assert packet.WhichOneof("kind") == kind, packet
+    return getattr(packet, kind)
 
 
 def register(socket: Any, name: str) -> None:
     socket.send(packet("register_request", service_id=name))
-    assert received(socket, "register_reply").code == 0
+    assert receive(socket, "register_reply").code == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 65_536, 5_000_000])
-def test_a_call_between_two_nng_sockets(address, size):
+def test_call_between_two_nng_sockets(address, size):
     with dialled(address) as service, dialled(address) as caller:
         register(service, "echo")
         caller.send(call("echo", "1", b"q" * size))
-        request = received(service, "call_request")
+        request = receive(service, "call_request")
         assert request.data == b"q" * size
         assert request.caller.startswith("local:")
         service.send(partial(request.request_id, b"p" * size))
         service.send(reply(request.request_id, b"a" * size))
-        assert received(caller, "call_reply").data == b"p" * size
-        assert received(caller, "call_reply").data == b"a" * size
+        assert receive(caller, "call_reply").data == b"p" * size
+        assert receive(caller, "call_reply").data == b"a" * size
 
 
-def test_a_thousand_calls_under_way(address):
+def test_a_thousand_concurrent_calls(address):
     with dialled(address) as service, dialled(address) as caller:
         register(service, "echo")
 
         def answer() -> None:
             for _ in range(1000):
-                request = received(service, "call_request")
+                request = receive(service, "call_request")
                 service.send(reply(request.request_id, request.data))
 
         thread = threading.Thread(target=answer)
         thread.start()
         for number in range(1000):
             caller.send(call("echo", str(number), b"%d" % number))
-        answers = [received(caller, "call_reply") for _ in range(1000)]
+        answers = [receive(caller, "call_reply") for _ in range(1000)]
         thread.join()
-        assert [(one.request_id, one.data) for one in answers] == [
+        assert [(answer.request_id, answer.data) for answer in answers] == [
             (str(number), b"%d" % number) for number in range(1000)
         ]
 
 
-def test_a_long_stream_without_credits_all_arrives(address):
+def test_long_stream_without_credits_arrives_completely(address):
     with dialled(address) as service, dialled(address) as caller:
         register(service, "many")
         caller.send(call("many", "1"))
-        request = received(service, "call_request")
+        request = receive(service, "call_request")
 
         def send() -> None:
             for number in range(3000):
@@ -111,64 +111,64 @@ def test_a_long_stream_without_credits_all_arrives(address):
         thread = threading.Thread(target=send)
         thread.start()
         for number in range(3000):
-            assert received(caller, "call_reply").data == b"%d" % number + bytes(2000)
-        assert received(caller, "call_reply").type == 0
+            assert receive(caller, "call_reply").data == b"%d" % number + bytes(2000)
+        assert receive(caller, "call_reply").type == 0
         thread.join()
 
 
-def test_a_stream_that_is_cancelled_half_way(address):
+def test_cancelled_stream_ends_at_caller_and_service(address):
     with dialled(address) as service, dialled(address) as caller:
         register(service, "many")
         caller.send(call("many", "1"))
-        request = received(service, "call_request")
+        request = receive(service, "call_request")
         service.send(partial(request.request_id, b"1"))
-        assert received(caller, "call_reply").data == b"1"
+        assert receive(caller, "call_reply").data == b"1"
         caller.send(cancel("1"))
-        assert received(caller, "call_reply").code == 500
-        assert received(service, "cancel").request_id == request.request_id
+        assert receive(caller, "call_reply").code == 500
+        assert receive(service, "cancel").request_id == request.request_id
 
 
 def test_hello_ping_subscribe_and_broadcast(address):
-    with dialled(address) as one, dialled(address) as two:
-        one.send(hello(deadline_ms=1000))
-        one.send(packet("ping", token=b"here?"))
-        assert received(one, "pong").token == b"here?"
-        for verb in ("subscribe", "subscribe"):  # twice is once
-            one.send(packet(f"{verb}_request", topic="news"))
-            assert received(one, f"{verb}_reply").code == 0
-        two.send(packet("broadcast_request", topic="news", data=b"hear", caller="a lie"))
-        assert received(two, "broadcast_reply").code == 0
-        heard = received(one, "broadcast_request")
-        assert (heard.topic, heard.data) == ("news", b"hear")
-        assert heard.caller.startswith("local:")
-        one.send(packet("unsubscribe_request", topic="news"))
-        assert received(one, "unsubscribe_reply").code == 0
-        one.send(packet("unsubscribe_request", topic="news"))
-        assert received(one, "unsubscribe_reply").code == 404
-        two.send(packet("broadcast_request", topic="news", data=b"nobody"))
-        assert received(two, "broadcast_reply").code == 0
+    with dialled(address) as subscriber, dialled(address) as sender:
+        subscriber.send(hello(deadline_ms=1000))
+        subscriber.send(packet("ping", token=b"1"))
+        assert receive(subscriber, "pong").token == b"1"
+        for verb in ("subscribe", "subscribe"):  # a second subscribe succeeds and changes nothing
+            subscriber.send(packet(f"{verb}_request", topic="news"))
+            assert receive(subscriber, f"{verb}_reply").code == 0
+        sender.send(packet("broadcast_request", topic="news", data=b"data", caller="a lie"))
+        assert receive(sender, "broadcast_reply").code == 0
+        message = receive(subscriber, "broadcast_request")
+        assert (message.topic, message.data) == ("news", b"data")
+        assert message.caller.startswith("local:")
+        subscriber.send(packet("unsubscribe_request", topic="news"))
+        assert receive(subscriber, "unsubscribe_reply").code == 0
+        subscriber.send(packet("unsubscribe_request", topic="news"))
+        assert receive(subscriber, "unsubscribe_reply").code == 404
+        sender.send(packet("broadcast_request", topic="news", data=b"unread"))
+        assert receive(sender, "broadcast_reply").code == 0
 
 
-def test_our_client_and_nng_call_each_other(address):
+def test_client_and_nng_call_each_other(address):
     with dialled(address) as socket, gsb.blocking.connect(address) as ours:
 
         @ours.service("ours")
-        def double(one: gsb.Call) -> int:
-            return int(one.data) * 2
+        def double(call: gsb.Call) -> int:
+            return int(call.data) * 2
 
         socket.send(call("ours", "1", b"\x15"))
-        assert received(socket, "call_reply").data == b"\x2a"
+        assert receive(socket, "call_reply").data == b"\x2a"
         register(socket, "theirs")
         answer: list[object] = []
         thread = threading.Thread(target=lambda: answer.append(ours.call("theirs", "question")))
         thread.start()
-        request = received(socket, "call_request")
+        request = receive(socket, "call_request")
         socket.send(reply(request.request_id, b"\x2a"))
         thread.join()
         assert answer == [42]
 
 
-def test_an_nng_service_registers_again_when_the_bus_was_restarted():
+def test_nng_service_registers_again_after_a_restart_of_the_bus():
     with serve("--engine", "memory:", listen=("gsb=tcp://127.0.0.1:0",)) as first:
         place = first.address("gsb")
         service = pynng.Pair0(recv_timeout=TIMEOUT_MS, reconnect_time_min=20)
@@ -176,16 +176,16 @@ def test_an_nng_service_registers_again_when_the_bus_was_restarted():
             lambda _pipe: service.send(packet("register_request", service_id="echo"))
         )
         service.dial(str(place), block=True)
-        assert received(service, "register_reply").code == 0
+        assert receive(service, "register_reply").code == 0
         first.process.kill()
         first.wait()
     with serve("--engine", "memory:", listen=(f"gsb={place}",)) as second, service:
-        assert received(service, "register_reply").code == 0
+        assert receive(service, "register_reply").code == 0
         with dialled(str(place)) as caller:
             caller.send(call("echo", "1", b"again"))
-            request = received(service, "call_request")
+            request = receive(service, "call_request")
             service.send(reply(request.request_id, request.data))
-            assert received(caller, "call_reply").data == b"again"
+            assert receive(caller, "call_reply").data == b"again"
         check_unharmed(second)
 
 
@@ -196,24 +196,24 @@ def run_example(name: str, address: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_example_with_pynng_alone(address):
+def test_example_with_pynng_only(address):
     assert "polybus" not in _imports(EXAMPLES / "gsb_pynng.py")
-    said = run_example("gsb_pynng", address)
-    assert said[:5] == ["registered, code 0", "item 3", "item 2", "item 1", "that was all"]
-    assert [line for line in said if line.startswith("item ")][3:6] == [
+    lines = run_example("gsb_pynng", address)
+    assert lines[:5] == ["registered, code 0", "item 3", "item 2", "item 1", "that was all"]
+    assert [line for line in lines if line.startswith("item ")][3:6] == [
         "item 1000",
         "item 999",
         "item 998",
     ]
-    assert any("has heard enough of countdown/from" in line for line in said)
-    assert any("'code': 499" in line for line in said)
+    assert any("has heard enough of countdown/from" in line for line in lines)
+    assert any("'code': 499" in line for line in lines)
 
 
-def test_the_example_with_our_client(address):
-    said = run_example("gsb", address)
-    assert said[0] == "{'hello': 'Ada'}"
-    assert said.count("the stream has ended") == 2
-    assert said[-2:] == ["greeter was called 1 times", "greeter/many was called 2 times"]
+def test_example_with_the_client(address):
+    lines = run_example("gsb", address)
+    assert lines[0] == "{'hello': 'Ada'}"
+    assert lines.count("the stream has ended") == 2
+    assert lines[-2:] == ["greeter was called 1 times", "greeter/many was called 2 times"]
 
 
 def _imports(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""GSB beside the rest of the bus: TLS, rules, the log of calls, other dialects' topics."""
+"""GSB with the rest of the bus: TLS, rules, the call log, topics of other dialects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.rig.observer import check_unharmed, stats, until
 TIMEOUT_MS = 20_000
 
 
-def test_over_tls_with_our_client_and_with_nng(tmp_path: Path) -> None:
+def test_client_and_nng_connect_over_tls(tmp_path: Path) -> None:
     certificate, key = write_certificate(tmp_path)
     env = {"POLYBUS_TLS_CERTIFICATE": str(certificate), "POLYBUS_TLS_KEY": str(key)}
     with serve("--engine", "memory:", listen=("gsb=tls+tcp://localhost:0",), env=env) as bus:
@@ -41,11 +41,11 @@ def test_over_tls_with_our_client_and_with_nng(tmp_path: Path) -> None:
             socket.dial(address, block=True)
             socket.send(packet("ping", token=b"hidden"))
             assert b"hidden" in socket.recv()
-        a_service_may_hang_up_while_it_is_not_read(bus, trusting(certificate))
+        check_hangup_of_a_halted_service(bus, trusting(certificate))
         check_unharmed(bus)
 
 
-def a_service_may_hang_up_while_it_is_not_read(bus: BusProcess, tls: ssl.SSLContext) -> None:
+def check_hangup_of_a_halted_service(bus: BusProcess, tls: ssl.SSLContext) -> None:
     address = bus.address("gsb")
     with connect(address, tls=tls, small=True) as caller, connect(address, tls=tls) as successor:
         with connect(address, tls=tls) as service:
@@ -53,23 +53,23 @@ def a_service_may_hang_up_while_it_is_not_read(bus: BusProcess, tls: ssl.SSLCont
             caller.send(call("many", "1"))
             request = service.call()
             sent = 0
-            while stats(bus)["gsb"]["waiting"] == 0:  # what is sent then lies in the bus's socket
+            while stats(bus)["gsb"]["waiting"] == 0:  # later items stay in the socket buffers
                 for _ in range(8):
                     service.send(partial(request.request_id, bytes(64 * 1024)))
                     sent += 1
-        until(lambda: successor.register("many") == 0, "the name is free at once")
+        until(lambda: successor.register("many") == 0, "the name is released")
         items = 0
-        while (found := caller.reply()).type == 1:
+        while (last := caller.reply()).type == 1:
             items += 1
-        assert read_failure(found.data).code == 503
+        assert read_failure(last.data).code == 503
         assert items == sent
 
 
-def test_every_call_is_a_message_of_the_log_and_topics_are_everybodys(tmp_path: Path) -> None:
+def test_calls_are_logged_and_topics_are_shared_with_freud(tmp_path: Path) -> None:
     listen = ("gsb=tcp://127.0.0.1:0", "native=grpc://127.0.0.1:0", f"freud=unix:{tmp_path}/f.sock")
     env = {"POLYBUS_GSB_AUDIT": "true", "POLYBUS_ACL": "deny everyone call secret"}
     with serve(listen=listen, env=env) as bus:
-        a_broadcast_reaches_freud_and_the_other_way_round(bus)
+        check_broadcasts_reach_freud_and_back(bus)
         with gsb.blocking.connect(str(bus.address("gsb"))) as client:
 
             @client.service("numbers")
@@ -83,7 +83,7 @@ def test_every_call_is_a_message_of_the_log_and_topics_are_everybodys(tmp_path: 
             with pytest.raises(Denied):
                 client.call("secret")
         url = f"polybus://127.0.0.1:{bus.address('native').port}"
-        broadcasts_on_a_durable_topic_tell_who_sent_them(bus, url)
+        check_durable_broadcasts_have_their_sender(bus, url)
         printed: list[dict[str, object]] = []
         while len(printed) < 2:
             done = bus.run("sub", "gsb.calls", "-o", "earliest", "-n", "2", "--bus", url)
@@ -96,35 +96,31 @@ def test_every_call_is_a_message_of_the_log_and_topics_are_everybodys(tmp_path: 
         assert (second["address"], second["code"]) == ("secret", 403)
 
 
-def broadcasts_on_a_durable_topic_tell_who_sent_them(bus: BusProcess, url: str) -> None:
+def check_durable_broadcasts_have_their_sender(bus: BusProcess, url: str) -> None:
     async def main(address: str) -> None:
-        async with gsb.connect(address) as one, gsb.connect(address) as other:
-            heard = await other.subscribe("kept")
-            await asyncio.gather(*(one.broadcast("kept", n) for n in range(200)))
-            found = [await heard.get(20) for _ in range(200)]
-            assert {one.caller for one in found if one is not None} == {f"local:{os.getuid()}"}
-            assert sorted(one.data for one in found if one is not None) == list(range(200))
+        async with gsb.connect(address) as sender, gsb.connect(address) as reader:
+            subscription = await reader.subscribe("kept")
+            await asyncio.gather(*(sender.broadcast("kept", n) for n in range(200)))
+            messages = [await subscription.get(20) for _ in range(200)]
+            assert {m.caller for m in messages if m is not None} == {f"local:{os.getuid()}"}
+            assert sorted(m.data for m in messages if m is not None) == list(range(200))
 
     assert bus.run("topic", "create", "kept", "--bus", url).returncode == 0
     asyncio.run(main(str(bus.address("gsb"))))
 
 
-def a_broadcast_reaches_freud_and_the_other_way_round(bus: BusProcess) -> None:
-    async def talk(one: gsb.Client, other: freud.Client) -> None:
-        await other.create_topic("both")
-        mine, theirs = await one.subscribe("both"), await other.subscribe("both")
-        await one.broadcast("both", body=b"from gsb")
-        await other.produce("both", b"from freud")
-        for _ in range(2):
-            heard = await mine.get(20)
-            read = await theirs.get(20)
-            assert heard is not None
-            assert read is not None
-            assert heard.body == read.body
-        await theirs.unsubscribe()
-
+def check_broadcasts_reach_freud_and_back(bus: BusProcess) -> None:
     async def main(gsb_at: str, freud_at: str) -> None:
-        async with gsb.connect(gsb_at) as one, freud.connect(freud_at) as other:
-            await talk(one, other)
+        async with gsb.connect(gsb_at) as ours, freud.connect(freud_at) as other:
+            await other.create_topic("both")
+            gsb_reader, freud_reader = await ours.subscribe("both"), await other.subscribe("both")
+            await ours.broadcast("both", body=b"from gsb")
+            await other.produce("both", b"from freud")
+            for _ in range(2):
+                pushed, pulled = await gsb_reader.get(20), await freud_reader.get(20)
+                assert pushed is not None
+                assert pulled is not None
+                assert pushed.body == pulled.body
+            await freud_reader.unsubscribe()
 
     asyncio.run(main(str(bus.address("gsb")), str(bus.address("freud"))))

@@ -353,7 +353,7 @@ def copy_tree() -> None:
     skipped = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("src", "tests"):
         shutil.copytree(ROOT / folder, TREE / folder, ignore=skipped)
-    for name in ("pyproject.toml", "README.md", "docs", "examples"):
+    for name in ("pyproject.toml", "README.md", "docs", "examples", ".ci"):
         (TREE / name).symlink_to(ROOT / name)
 
 

@@ -1,13 +1,11 @@
-"""The far end of a GSB connection in memory, spoken with protobuf alone.
+"""A GSB peer of a bus in memory. It encodes and decodes with protobuf, not with the kernel.
 
-    service, caller = Far(bus), Far(bus)
-    service.register("greeter")
-    caller.call("greeter", "1", b"data")
-    request = service.called()                    # the CallRequest
-    service.reply(request.request_id, b"hello")
-    assert caller.replies() == [("1", 0, 0, b"hello")]
-
-What it sends and reads is written and read without the kernel.
+service, caller = MemoryPeer(bus), MemoryPeer(bus)
+service.register("greeter")
+caller.call("greeter", "1", b"data")
+request = service.called()                    # the CallRequest
+service.reply(request.request_id, b"hello")
+assert caller.replies() == [("1", 0, 0, b"hello")]
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ class Reply(NamedTuple):
     data: bytes
 
 
-class Far:
-    """One connection. `hello` are the fields of its hello; without any it sends none."""
+class MemoryPeer:
+    """One connection. `hello` are the fields of its hello; without fields it sends none."""
 
     def __init__(
         self,
@@ -96,21 +94,21 @@ class Far:
     # --- reading
 
     def packets(self) -> list[pb.Packet]:
-        """Those that have come since last time."""
+        """Return the packets received since the last call."""
         self.bus.turn()
         data = bytes(self.pipe.taken[self._read :])
         self._read += len(data)
-        found = [pb.Packet.FromString(payload) for payload in self._frames.feed(data)]
+        received = [pb.Packet.FromString(payload) for payload in self._frames.feed(data)]
         before, self._packets = self._packets, []
-        return before + found
+        return before + received
 
     def next(self, kind: str) -> Any:
-        """The next packet, which is of this kind."""
-        found = self.packets()
-        assert found, f"no {kind} came"
-        self._packets = found[1:]
-        assert found[0].WhichOneof("kind") == kind, found[0]
-        return getattr(found[0], kind)
+        """Return the next packet, which must be of this kind."""
+        packets = self.packets()
+        assert packets, f"no {kind} arrived"
+        self._packets = packets[1:]
+        assert packets[0].WhichOneof("kind") == kind, packets[0]
+        return getattr(packets[0], kind)
 
     def called(self) -> Any:
         return self.next("call_request")
@@ -119,11 +117,11 @@ class Far:
         return [packet.WhichOneof("kind") or "" for packet in self.packets()]
 
     def replies(self) -> list[Reply]:
-        """All that have come, which are replies."""
+        """Return all received packets, which must be replies."""
         return [_reply(packet) for packet in self.packets()]
 
     def failure(self) -> tuple[str, int]:
-        """The next packet is a FULL that fails: the request id, and the code."""
+        """Return request id and code of the next packet, which must be a FULL with a failure."""
         reply = _reply_of(self.next("call_reply"))
         assert (reply.code, reply.type) == (500, 0)
         failure = read_failure(reply.data)

@@ -1,7 +1,7 @@
-"""A GSB peer on a plain socket: caller, service, or neither, and able to be wrong.
+"""A GSB peer on a plain blocking socket: a caller, a service, or a client that sends bad input.
 
-SP is written here once more, from nng's own bytes; packets are protobuf's. Blocking,
-with a deadline on everything.
+SP is implemented here again, from bytes that nng sent; packets are protobuf's. Every read has a
+timeout.
 
     with connect(bus.address("gsb")) as service, connect(bus.address("gsb")) as caller:
         service.register("echo")
@@ -22,11 +22,11 @@ from typing import Any, Self
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.model.address import Address
 
-TIMEOUT_S = 20.0  # only ever reached when something is wrong
+TIMEOUT_S = 20.0  # only a failing test reaches it
 READ_BYTES = 1 << 18
 GREETING = b"\0SP\0\0\x10\0\0"
 FULL, PARTIAL = 0, 1
-# A caller or service that takes nothing: its buffers shall be full soon.
+# For a peer that reads nothing: a small buffer is full soon.
 SMALL_BUFFER_BYTES = 4096
 
 
@@ -35,19 +35,19 @@ class HungUp(Exception):
 
 
 class Silent(AssertionError):
-    """Nothing came before the deadline."""
+    """No packet arrived before the timeout."""
 
 
 # --- packets -----------------------------------------------------------------
 
 
 def packet(kind: str, **fields: Any) -> bytes:
-    made = pb.Packet()
-    message = getattr(made, kind)
+    packet = pb.Packet()
+    message = getattr(packet, kind)
     message.SetInParent()
     for name, value in fields.items():
         setattr(message, name, value)
-    return made.SerializeToString()
+    return packet.SerializeToString()
 
 
 def hello(**fields: Any) -> bytes:
@@ -87,7 +87,7 @@ class Peer:
         self.socket.sendall(b"".join(map(self.frame, payloads)))
 
     def send_bytes(self, data: bytes) -> None:
-        """As they are; a bus that has hung up meanwhile is no surprise."""
+        """Send bytes without a frame. The bus may have closed the connection already."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -98,11 +98,11 @@ class Peer:
     def greeting(self) -> bytes:
         while len(self._received) < len(GREETING):
             self._receive()
-        found, self._received = self._received[:8], self._received[8:]
-        return found
+        greeting, self._received = self._received[:8], self._received[8:]
+        return greeting
 
     def packet(self) -> pb.Packet:
-        """The next one; `HungUp` if there is none."""
+        """Return the next packet. Raises `HungUp` if the bus closed the connection."""
         head = 8 + self._is_ipc
         while len(self._received) < head:
             self._receive()
@@ -114,21 +114,21 @@ class Peer:
         return pb.Packet.FromString(payload)
 
     def next(self, kind: str) -> Any:
-        """The next packet, which must be of this kind."""
-        found = self.packet()
-        assert found.WhichOneof("kind") == kind, found
-        return getattr(found, kind)
+        """Return the next packet, which must be of this kind."""
+        packet = self.packet()
+        assert packet.WhichOneof("kind") == kind, packet
+        return getattr(packet, kind)
 
     def reply(self) -> pb.CallReply:
-        found: pb.CallReply = self.next("call_reply")
-        return found
+        reply: pb.CallReply = self.next("call_reply")
+        return reply
 
     def call(self) -> pb.CallRequest:
-        found: pb.CallRequest = self.next("call_request")
-        return found
+        request: pb.CallRequest = self.next("call_request")
+        return request
 
     def wait_for_end(self) -> None:
-        """Read on until the bus hangs up."""
+        """Read until the bus closes the connection."""
         try:
             while True:
                 self._receive()
@@ -139,25 +139,31 @@ class Peer:
         try:
             data = self.socket.recv(READ_BYTES)
         except TimeoutError:
-            raise Silent("the bus said nothing") from None
+            raise Silent("no packet before the timeout") from None
         if not data:
             raise HungUp
         self._received += data
 
-    # --- small talk
+    # --- requests and their answers
 
     def register(self, service_id: str) -> int:
         self.send(packet("register_request", service_id=service_id))
         return int(self.next("register_reply").code)
 
-    def ping(self) -> None:
-        """Return when the bus has read all that was sent; what came before the pong is lost."""
+    def ping(self) -> list[pb.Packet]:
+        """Return when the bus has handled everything sent before, with the packets before its pong.
+
+        The bus answers a connection's packets in order, so a packet that is missing from the
+        result will not arrive later, unless another connection causes it.
+        """
         token = str(time.monotonic_ns()).encode()
         self.send(packet("ping", token=token))
+        before = []
         while True:
-            found = self.packet()
-            if found.WhichOneof("kind") == "pong" and found.pong.token == token:
-                return
+            received = self.packet()
+            if received.WhichOneof("kind") == "pong" and received.pong.token == token:
+                return before
+            before.append(received)
 
     def close(self) -> None:
         self.socket.close()
@@ -182,7 +188,7 @@ def connect(
     small: bool = False,
     tls: ssl.SSLContext | None = None,
 ) -> Peer:
-    """Greeted, and with its hello sent if there is one; `small` takes little before it is full."""
+    """Connect, greet, and send `first` if it is set. `small` shrinks the receive buffer."""
     family = socket.AF_UNIX if address.is_unix else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.settimeout(TIMEOUT_S)

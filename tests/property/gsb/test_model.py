@@ -1,4 +1,4 @@
-"""Random conversations: the bus does what the model says, on the short path and without it."""
+"""Random requests: the bus behaves as the model does, with the fast path and without it."""
 
 from __future__ import annotations
 
@@ -8,66 +8,66 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from tests.rig.gsb_memory_peer import Far
+from tests.rig.gsb_memory_peer import MemoryPeer
 from tests.rig.gsb_wire import read_failure
 from tests.rig.memory_bus import MemoryBus
 from tests.rig.oracle.gsb import GsbBus, Sent
 
 NODE = "0x" + "ab" * 20
-PARTIES = 3
+PEERS = 3
 NAMES = ["a", "a/b", "b", "sys/x", "net", "a//b", NODE]
 ADDRESSES = [
     "a", "a/b", "a/b/c", "a/bc", "b", "/local/a/b", "/local/b", "sys/ping", "sys/none", "",
     "/a", "a/", f"/net/{NODE}/a", f"{NODE}/a", NODE, "/net/a", "grün", "x" * 65,
 ]  # fmt: skip
-party = st.integers(0, PARTIES - 1)
+peer = st.integers(0, PEERS - 1)
 request_id = st.sampled_from(["1", "2", "3", "ü", "", "x" * 256])
-# Ids that the bus may have given, and others.
+# Ids that the bus may have assigned, and others.
 call_id = st.sampled_from(["1", "2", "3", "4", "5", "6", "a", "zz", ""])
 data = st.sampled_from([b"", b"x", b"y" * 130, b"z" * 70_000])
 steps = st.one_of(
-    st.tuples(st.just("register"), party, st.sampled_from(NAMES)),
-    st.tuples(st.just("register"), party, st.sampled_from(["a", "a/b", "b"])),
-    st.tuples(st.just("unregister"), party, st.sampled_from(NAMES)),
-    st.tuples(st.just("call"), party, st.sampled_from(ADDRESSES), request_id, data),
-    st.tuples(st.just("call"), party, st.sampled_from(["a", "a/b", "b"]), request_id, data),
+    st.tuples(st.just("register"), peer, st.sampled_from(NAMES)),
+    st.tuples(st.just("register"), peer, st.sampled_from(["a", "a/b", "b"])),
+    st.tuples(st.just("unregister"), peer, st.sampled_from(NAMES)),
+    st.tuples(st.just("call"), peer, st.sampled_from(ADDRESSES), request_id, data),
+    st.tuples(st.just("call"), peer, st.sampled_from(["a", "a/b", "b"]), request_id, data),
     st.tuples(
-        st.just("reply"), party, call_id, st.sampled_from([0, 500, 7]), st.integers(0, 1), data
+        st.just("reply"), peer, call_id, st.sampled_from([0, 500, 7]), st.integers(0, 1), data
     ),
-    st.tuples(st.just("cancel"), party, request_id),
-    st.tuples(st.just("leave"), party),
+    st.tuples(st.just("cancel"), peer, request_id),
+    st.tuples(st.just("leave"), peer),
 )
 
 
 class Real:
-    """The bus, asked as the model is."""
+    """The bus, with the methods of the model."""
 
     def __init__(self, *, fast_path_enabled: bool) -> None:
         self.bus = MemoryBus()
         self.bus.gsb.calls.table.fast_path_enabled = fast_path_enabled
-        self.far = [Far(self.bus, is_unix=number == 1) for number in range(PARTIES)]
+        self.peers = [MemoryPeer(self.bus, is_unix=number == 1) for number in range(PEERS)]
 
-    def register(self, party: int, name: str) -> None:
-        self.far[party].send(register_request=pb.RegisterRequest(service_id=name))
+    def register(self, number: int, name: str) -> None:
+        self.peers[number].send(register_request=pb.RegisterRequest(service_id=name))
 
-    def unregister(self, party: int, name: str) -> None:
-        self.far[party].send(unregister_request=pb.UnregisterRequest(service_id=name))
+    def unregister(self, number: int, name: str) -> None:
+        self.peers[number].send(unregister_request=pb.UnregisterRequest(service_id=name))
 
-    def call(self, party: int, address: str, request_id: str, data: bytes) -> None:
-        self.far[party].call(address, request_id, data)
+    def call(self, number: int, address: str, request_id: str, data: bytes) -> None:
+        self.peers[number].call(address, request_id, data)
 
-    def reply(self, party: int, call_id: str, code: int, kind: int, data: bytes) -> None:
-        self.far[party].reply(call_id, data, partial=kind == 1, code=code)
+    def reply(self, number: int, call_id: str, code: int, kind: int, data: bytes) -> None:
+        self.peers[number].reply(call_id, data, partial=kind == 1, code=code)
 
-    def cancel(self, party: int, request_id: str) -> None:
-        self.far[party].cancel(request_id)
+    def cancel(self, number: int, request_id: str) -> None:
+        self.peers[number].cancel(request_id)
 
-    def leave(self, party: int) -> None:
-        self.far[party].pipe.hang_up()
+    def leave(self, number: int) -> None:
+        self.peers[number].pipe.hang_up()
         self.bus.turn()
 
-    def sent(self, party: int) -> list[Sent]:
-        return [plain(packet) for packet in self.far[party].packets()]
+    def sent(self, number: int) -> list[Sent]:
+        return [plain(packet) for packet in self.peers[number].packets()]
 
 
 def plain(packet: pb.Packet) -> Sent:
@@ -86,26 +86,26 @@ def plain(packet: pb.Packet) -> Sent:
     return kind, getattr(packet, kind).code
 
 
-def told(program: list[tuple[Any, ...]], subject: Any) -> None:
+def run_program(program: list[tuple[Any, ...]], subject: Any) -> None:
     gone: set[int] = set()
-    for verb, who, *rest in program:
-        if who in gone:
+    for verb, number, *rest in program:
+        if number in gone:
             continue
         if verb == "leave":
-            gone.add(who)
-        getattr(subject, verb)(who, *rest)
+            gone.add(number)
+        getattr(subject, verb)(number, *rest)
 
 
 @given(st.lists(steps, max_size=40))
-def test_conversations(program):
+def test_bus_behaves_as_the_model(program):
     model = GsbBus()
-    for number in range(PARTIES):
+    for number in range(PEERS):
         model.join(number)
-    told(program, model)
+    run_program(program, model)
     for fast_path_enabled in (True, False):
         real = Real(fast_path_enabled=fast_path_enabled)
-        told(program, real)
-        for number in range(PARTIES):
+        run_program(program, real)
+        for number in range(PEERS):
             if number not in model.gone:
                 assert real.sent(number) == model.sent[number]
         stats = real.bus.stats("gsb")

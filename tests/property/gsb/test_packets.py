@@ -1,4 +1,4 @@
-"""The kernel's reader and writer of packets, against protobuf's own."""
+"""The compiled reader and writer of packets, compared with protobuf's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polybus.dialects.gsb import gsb_packets, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb import sp
-from polybus.dialects.gsb.server import gsb_packets
 
 text = st.text(max_size=20)
 body = st.one_of(st.binary(max_size=300), st.integers(0, 70_000).map(bytes))
@@ -17,7 +16,7 @@ number = st.integers(0, 2**31 - 1)
 
 @st.composite
 def packets(draw: st.DrawFn) -> bytes:
-    """Calls and replies as protobuf writes them, sometimes damaged a little."""
+    """Return a call or reply as protobuf encodes it, sometimes damaged."""
     if draw(st.booleans()):
         call = pb.ServiceCallRequest(address=draw(text), request_id=draw(text), data=draw(body))
         payload = pb.Packet(service_call_request=call).SerializeToString()
@@ -38,35 +37,35 @@ def packets(draw: st.DrawFn) -> bytes:
 
 
 @given(packets())
-def test_what_the_kernel_reads_is_what_protobuf_reads(payload):
-    found = gsb_packets.read(b"??" + payload + b"?", 2, 2 + len(payload))
-    if found is None:
+def test_packets_read_by_the_kernel_equal_protobufs(payload):
+    fields = gsb_packets.read(b"??" + payload + b"?", 2, 2 + len(payload))
+    if fields is None:
         return
     try:
         packet = pb.Packet.FromString(payload)
     except DecodeError:
-        raise AssertionError("protobuf takes it for no packet") from None
-    if found[0] == 6:
+        raise AssertionError("protobuf refuses the packet") from None
+    if fields[0] == 6:
         call = packet.service_call_request
-        assert found[1:] == (call.address.encode(), call.request_id.encode(), call.data)
+        assert fields[1:] == (call.address.encode(), call.request_id.encode(), call.data)
     else:
         reply = packet.call_reply
-        assert found[1:] == (reply.request_id.encode(), reply.code, reply.type, reply.data)
-    assert packet.WhichOneof("kind") == {6: "service_call_request", 7: "call_reply"}[found[0]]
+        assert fields[1:] == (reply.request_id.encode(), reply.code, reply.type, reply.data)
+    assert packet.WhichOneof("kind") == {6: "service_call_request", 7: "call_reply"}[fields[0]]
 
 
 ascii_text = st.text(st.characters(max_codepoint=127), max_size=200)
 
 
 @given(ascii_text, ascii_text, body)
-def test_usual_calls_are_read_by_the_kernel(address, request_id, data):
+def test_common_calls_are_read_by_the_kernel(address, request_id, data):
     call = pb.ServiceCallRequest(address=address, request_id=request_id, data=data)
     payload = pb.Packet(service_call_request=call).SerializeToString()
     assert gsb_packets.read(payload, 0, len(payload)) is not None
 
 
 @given(ascii_text, st.sampled_from([0, 500]), st.integers(0, 1), body, st.booleans())
-def test_replies_are_written_and_read_as_protobuf_does(request_id, code, kind, data, ipc):
+def test_replies_are_encoded_and_decoded_as_by_protobuf(request_id, code, kind, data, ipc):
     reply = pb.CallReply(request_id=request_id, data=data)
     reply.code, reply.type = code, kind
     payload = pb.Packet(call_reply=reply).SerializeToString()
@@ -76,7 +75,7 @@ def test_replies_are_written_and_read_as_protobuf_does(request_id, code, kind, d
 
 
 @given(text, body, text, text, st.booleans())
-def test_requests_are_written_as_protobuf_does(request_id, data, caller, address, ipc):
+def test_requests_are_encoded_as_by_protobuf(request_id, data, caller, address, ipc):
     request = pb.CallRequest(request_id=request_id, data=data, caller=caller, address=address)
     payload = pb.Packet(call_request=request).SerializeToString()
     written = gsb_packets.call_request(
@@ -86,5 +85,5 @@ def test_requests_are_written_as_protobuf_does(request_id, data, caller, address
 
 
 @given(st.binary(max_size=300), st.booleans())
-def test_frames_are_written_as_the_format_says(payload, ipc):
+def test_frames_are_encoded_as_by_the_codec(payload, ipc):
     assert gsb_packets.frame(ipc, payload) == sp.frame(payload, sp.Form(ipc))

@@ -1,4 +1,4 @@
-"""Random streams to callers that read as they like: nothing is lost, reordered or left over."""
+"""Random streams to callers that read at random: no item is lost or reordered, no state is left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from polybus.dialects.gsb.limits import GsbLimits
 from polybus.model.limits import KIB, Limits
-from tests.rig.gsb_memory_peer import Far
+from tests.rig.gsb_memory_peer import MemoryPeer, Reply
 from tests.rig.memory_bus import MemoryBus
 
 MARK = 64 * KIB
@@ -33,15 +33,15 @@ steps = st.one_of(
 
 
 class World:
-    """Each caller has at most one call with each service; items are numbered."""
+    """Two services and two callers. A caller has at most one call to each service."""
 
     def __init__(self, *, fast_path_enabled: bool) -> None:
         self.bus = MemoryBus(Limits(outbox_max_bytes=64 * MARK), gsb=LIMITS)
         self.bus.gsb.calls.table.fast_path_enabled = fast_path_enabled
-        self.services = [Far(self.bus), Far(self.bus, credits=True)]
-        for number, far in enumerate(self.services):
-            far.register(f"s{number}")
-        self.callers = [Far(self.bus, deadline_ms=5000) for _ in range(CALLERS)]
+        self.services = [MemoryPeer(self.bus), MemoryPeer(self.bus, credits=True)]
+        for number, peer in enumerate(self.services):
+            peer.register(f"s{number}")
+        self.callers = [MemoryPeer(self.bus, deadline_ms=5000) for _ in range(CALLERS)]
         self.gone: set[int] = set()
         self.ids: dict[tuple[int, int], str] = {}
         self.calls = 0
@@ -49,67 +49,65 @@ class World:
         self.sent: dict[str, list[int]] = {}  # by request id
         self.heard: list[dict[str, list[Any]]] = [{} for _ in range(CALLERS)]
 
-    def call(self, who: int, whom: int) -> None:
-        if who in self.gone or (who, whom) in self.ids:
+    def call(self, caller: int, service: int) -> None:
+        if caller in self.gone or (caller, service) in self.ids:
             return
         self.calls += 1
-        request_id = f"{who}-{whom}-{self.calls}"
-        self.callers[who].call(f"s{whom}", request_id)
-        self.ids[who, whom] = f"{self.bus.gsb.calls.table.opened:x}"
-        self.sent[self.ids[who, whom]] = []
+        request_id = f"{caller}-{service}-{self.calls}"
+        self.callers[caller].call(f"s{service}", request_id)
+        self.ids[caller, service] = f"{self.bus.gsb.calls.table.opened:x}"
+        self.sent[self.ids[caller, service]] = []
 
-    def stream(self, who: int, whom: int, size: int) -> None:
-        if (who, whom) in self.ids:
+    def stream(self, caller: int, service: int, size: int) -> None:
+        if (caller, service) in self.ids:
             self.items += 1
-            call_id = self.ids[who, whom]
+            call_id = self.ids[caller, service]
             self.sent[call_id].append(self.items)
             item = b"%d," % self.items
-            self.services[whom].reply(call_id, item.ljust(size, b"."), partial=True)
+            self.services[service].reply(call_id, item.ljust(size, b"."), partial=True)
 
-    def finish(self, who: int, whom: int) -> None:
-        if (who, whom) in self.ids:
-            self.services[whom].reply(self.ids.pop((who, whom)))
+    def finish(self, caller: int, service: int) -> None:
+        if (caller, service) in self.ids:
+            self.services[service].reply(self.ids.pop((caller, service)))
 
-    def cancel(self, who: int, whom: int) -> None:
-        if (who, whom) in self.ids and who not in self.gone:
-            number = next(iter(k for k in self.callers[who].session.calls), b"")
-            self.callers[who].cancel(number.decode())
+    def cancel(self, caller: int, service: int) -> None:
+        if (caller, service) in self.ids and caller not in self.gone:
+            number = next(iter(k for k in self.callers[caller].session.calls), b"")
+            self.callers[caller].cancel(number.decode())
 
-    def starve(self, who: int) -> None:
-        self.callers[who].pipe.appetite = 0
+    def starve(self, caller: int) -> None:
+        self.callers[caller].pipe.appetite = 0
 
-    def eat(self, who: int, size: int | None) -> None:
-        if who not in self.gone:
-            self.callers[who].pipe.eat(size)
+    def eat(self, caller: int, size: int | None) -> None:
+        if caller not in self.gone:
+            self.callers[caller].pipe.eat(size)
             self.bus.turn()
 
     def wait(self, seconds: float) -> None:
         self.bus.pass_time(seconds)
 
-    def hang_up(self, who: int) -> None:
-        if who not in self.gone:
-            self.gone.add(who)
-            self.callers[who].pipe.hang_up()
+    def hang_up(self, caller: int) -> None:
+        if caller not in self.gone:
+            self.gone.add(caller)
+            self.callers[caller].pipe.hang_up()
             self.bus.turn()
 
     def end(self) -> None:
-        """Everybody reads, all services answer, and time goes by."""
+        """Let all callers read, all services answer, and the deadlines pass."""
         for number in range(CALLERS):
             self.eat(number, None)
         for pair in list(self.ids):
             self.finish(*pair)
         self.bus.pass_time(6)
 
-    def stories(self) -> list[list[tuple[str, int, int, bytes]]]:
-        """What each caller that stayed has got."""
+    def replies(self) -> list[list[Reply]]:
+        """Return the replies of each caller that is still connected."""
         return [
-            [(one.request_id, one.code, one.type, one.data) for one in far.replies()]
-            for number, far in enumerate(self.callers)
-            if number not in self.gone
+            peer.replies() for number, peer in enumerate(self.callers) if number not in self.gone
         ]
 
 
-def lived(program: list[tuple[Any, ...]], *, fast_path_enabled: bool) -> World:
+def run_program(program: list[tuple[Any, ...]], *, fast_path_enabled: bool) -> World:
     world = World(fast_path_enabled=fast_path_enabled)
     for verb, *rest in program:
         getattr(world, verb)(*rest)
@@ -118,13 +116,13 @@ def lived(program: list[tuple[Any, ...]], *, fast_path_enabled: bool) -> World:
 
 
 @given(st.lists(steps, max_size=60))
-def test_streams(program):
-    worlds = [lived(program, fast_path_enabled=enabled) for enabled in (True, False)]
-    stories = [world.stories() for world in worlds]
-    assert stories[0] == stories[1]
-    for story in stories[0]:
+def test_streams_are_ordered_and_leave_no_state(program):
+    worlds = [run_program(program, fast_path_enabled=enabled) for enabled in (True, False)]
+    fast, slow = (world.replies() for world in worlds)
+    assert fast == slow
+    for received in fast:
         by_call: dict[str, list[tuple[int, bytes]]] = {}
-        for request_id, _, kind, data in story:
+        for request_id, _, kind, data in received:
             by_call.setdefault(request_id, []).append((kind, data))
         for replies in by_call.values():
             assert [kind for kind, _ in replies] == [1] * (len(replies) - 1) + [0]
@@ -133,4 +131,4 @@ def test_streams(program):
     for world in worlds:
         stats = world.bus.stats("gsb")
         assert (stats["open_calls"], stats["serving"], stats["full"], stats["waiting"]) == (0,) * 4
-        assert all(far.is_read for far in world.services)
+        assert all(peer.is_read for peer in world.services)

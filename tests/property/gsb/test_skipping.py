@@ -1,4 +1,4 @@
-"""Packets that are skipped: what is found in passing is what the protobuf library finds."""
+"""Oversized packets: the fields extracted while skipping equal those of the protobuf library."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.server.oversized_packet import OversizedPacket
 from polybus.errors import BadFrame
 
-Found = tuple[str, bytes, bytes, int]
+Fields = tuple[str, bytes, bytes, int]
 
 text = st.text("aü/", max_size=5)
 data = st.binary(max_size=300)
 calls = st.builds(pb.ServiceCallRequest, address=text, request_id=text, data=data)
 replies = st.builds(pb.CallReply, request_id=text, data=data, code=st.sampled_from([0, 500]))
-# Fields that nobody knows, and known ones of another type; at both levels, in any order.
+# Unknown fields, and known ones of another wire type; at both levels, in any order.
 unknown = st.sampled_from(
     [b"\x9a\x06\x02hi", b"\xa0\x06\x05", b"\xa5\x06four", b"\xa1\x06eight..."]
 )
@@ -48,7 +48,7 @@ packets = st.lists(
 ).map(b"".join)
 
 
-def skipped(payload: bytes, step: int) -> Found | None:
+def extract(payload: bytes, step: int) -> Fields | None:
     skipping = OversizedPacket(len(payload), 1000)
     try:
         for at in range(0, len(payload), step):
@@ -59,7 +59,7 @@ def skipped(payload: bytes, step: int) -> Found | None:
     return kind, skipping.request_id, skipping.address, skipping.data_bytes
 
 
-def expected(payload: bytes) -> Found | None:
+def expected(payload: bytes) -> Fields | None:
     try:
         packet = pb.Packet.FromString(payload)
     except DecodeError:
@@ -67,19 +67,19 @@ def expected(payload: bytes) -> Found | None:
     kind = packet.WhichOneof("kind")
     if kind is None:
         return None
-    found = getattr(packet, kind)
-    address = getattr(found, "address", "").encode()
-    return kind, found.request_id.encode(), address, len(found.data)
+    message = getattr(packet, kind)
+    address = getattr(message, "address", "").encode()
+    return kind, message.request_id.encode(), address, len(message.data)
 
 
 @given(packets, st.integers(1, 400))
-def test_what_is_found_is_what_protobuf_finds(payload, step):
+def test_extracted_fields_equal_protobufs(payload, step):
     if payload:
-        assert skipped(payload, step) == expected(payload)
+        assert extract(payload, step) == expected(payload)
 
 
 @given(packets, st.data())
-def test_what_is_cut_short_is_a_packet_to_neither(payload, source):
+def test_truncated_packets_are_read_as_by_protobuf(payload, source):
     cut = payload[: source.draw(st.integers(1, max(1, len(payload))))]
     if cut:
-        assert skipped(cut, 1) == expected(cut)
+        assert extract(cut, 1) == expected(cut)

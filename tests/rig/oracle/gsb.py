@@ -1,7 +1,7 @@
-"""What a bus with GSB must do, written from the spec in the most obvious way.
+"""A model of a GSB bus, written from the specification.
 
-Without time and without pressure: who has registered what, which calls are open, and what
-each party is sent. Packets are tuples; ids of the bus are its count of calls, in hex.
+It has names, open calls and the packets sent to each peer, but no time and no back-pressure.
+Packets are tuples. Ids of the bus are its count of calls, in hexadecimal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OpenCall:
 
 @dataclass
 class GsbBus:
-    """`sent[party]` are the packets for a party, in their order."""
+    """`sent[peer]` are the packets for a peer, in order."""
 
     names: dict[str, int] = field(default_factory=dict)
     calls: dict[str, OpenCall] = field(default_factory=dict)
@@ -35,10 +35,10 @@ class GsbBus:
     unknown_replies: int = 0
     unknown_cancels: int = 0
 
-    def join(self, party: int) -> None:
-        self.sent[party] = []
+    def join(self, peer: int) -> None:
+        self.sent[peer] = []
 
-    def register(self, party: int, name: str) -> None:
+    def register(self, peer: int, name: str) -> None:
         if (
             not is_name(name)
             or name.split("/")[0] in ("local", "net", "sys")
@@ -49,72 +49,72 @@ class GsbBus:
             code = 409
         else:
             code = 0
-            self.names[name] = party
-        self._send(party, "register_reply", code)
+            self.names[name] = peer
+        self._send(peer, "register_reply", code)
 
-    def unregister(self, party: int, name: str) -> None:
-        code = 0 if self.names.get(name) == party else 404
+    def unregister(self, peer: int, name: str) -> None:
+        code = 0 if self.names.get(name) == peer else 404
         if code == 0:
             del self.names[name]
-        self._send(party, "unregister_reply", code)
+        self._send(peer, "unregister_reply", code)
 
-    def call(self, party: int, address: str, request_id: str, data: bytes) -> None:
-        code = self._refusal(party, address, request_id)
+    def call(self, peer: int, address: str, request_id: str, data: bytes) -> None:
+        code = self._refusal(peer, address, request_id)
         if code:
-            self._fail(party, request_id, code)
+            self._fail(peer, request_id, code)
             return
         place = without_node(address)
         if place == "sys/ping":
             self.opened += 1
-            self._send(party, "call_reply", request_id, 0, FULL, data)
+            self._send(peer, "call_reply", request_id, 0, FULL, data)
             return
         service = self._find(place)
         if service is None:
-            self._fail(party, request_id, 404)
+            self._fail(peer, request_id, 404)
             return
         self.opened += 1
         call_id = f"{self.opened:x}"
-        self.calls[call_id] = OpenCall(party, request_id, service)
+        self.calls[call_id] = OpenCall(peer, request_id, service)
         self._send(service, "call_request", call_id, data, "local:anonymous", place)
 
-    def reply(self, party: int, call_id: str, code: int, kind: int, data: bytes) -> None:
+    def reply(self, peer: int, call_id: str, code: int, kind: int, data: bytes) -> None:
         call = self.calls.get(call_id)
-        if call is None or call.service != party:
+        if call is None or call.service != peer:
             self.unknown_replies += 1
             return
         if kind == FULL:
             del self.calls[call_id]
         self._send(call.caller, "call_reply", call.request_id, code, kind, data)
 
-    def cancel(self, party: int, request_id: str) -> None:
-        found = [
+    def cancel(self, peer: int, request_id: str) -> None:
+        call_ids = [
             call_id
             for call_id, call in self.calls.items()
-            if (call.caller, call.request_id) == (party, request_id)
+            if (call.caller, call.request_id) == (peer, request_id)
         ]
-        if not found:
+        if not call_ids:
             self.unknown_cancels += 1
             return
-        call = self.calls.pop(found[0])
-        self._send(call.service, "cancel", found[0])
-        self._fail(party, request_id, 499)
+        call = self.calls.pop(call_ids[0])
+        self._send(call.service, "cancel", call_ids[0])
+        self._fail(peer, request_id, 499)
 
-    def leave(self, party: int) -> None:
-        self.gone.add(party)
-        self.names = {name: owner for name, owner in self.names.items() if owner != party}
+    def leave(self, peer: int) -> None:
+        self.gone.add(peer)
+        self.names = {name: owner for name, owner in self.names.items() if owner != peer}
         for call_id, call in list(self.calls.items()):
-            if call.service == party:
+            if call.service == peer:
                 del self.calls[call_id]
                 self._fail(call.caller, call.request_id, 503)
         for call_id, call in list(self.calls.items()):
-            if call.caller == party:
+            if call.caller == peer:
                 del self.calls[call_id]
                 self._send(call.service, "cancel", call_id)
 
-    def _refusal(self, party: int, address: str, request_id: str) -> int:
+    def _refusal(self, peer: int, address: str, request_id: str) -> int:
         if not 0 < len(request_id.encode()) <= 255:
             return 400
-        mine = [call.request_id for call in self.calls.values() if call.caller == party]
+        mine = [call.request_id for call in self.calls.values() if call.caller == peer]
         if request_id in mine:
             return 409
         place = without_node(address)
@@ -128,17 +128,17 @@ class GsbBus:
     def _find(self, place: str | None) -> int | None:
         segments = (place or "").split("/")
         for count in range(len(segments), 0, -1):
-            found = self.names.get("/".join(segments[:count]))
-            if found is not None:
-                return found
+            peer = self.names.get("/".join(segments[:count]))
+            if peer is not None:
+                return peer
         return None
 
-    def _fail(self, party: int, request_id: str, code: int) -> None:
-        self._send(party, "failure", request_id, code)
+    def _fail(self, peer: int, request_id: str, code: int) -> None:
+        self._send(peer, "failure", request_id, code)
 
-    def _send(self, party: int, *packet: object) -> None:
-        if party not in self.gone:
-            self.sent[party].append(packet)
+    def _send(self, peer: int, *packet: object) -> None:
+        if peer not in self.gone:
+            self.sent[peer].append(packet)
 
 
 def is_name(text: str) -> bool:

@@ -60,12 +60,19 @@ SABOTAGES = [
         "        if False:\n",
         (SLOW,),
     ),
-    # Packets may be of any size.
+    # Packets of any size are handled.
     Patch(
         "sizes-off",
         "dialects/gsb/server/session.py",
-        "        if size > self._max_packet_bytes:\n",
-        "        if False:\n",
-        (SLOW,),
+        "        self._max_packet_bytes = limits.max_packet_bytes\n",
+        "        self._max_packet_bytes = 1 << 40\n",
+        (
+            SLOW,
+            Edit(
+                "dialects/gsb/server/back_pressure.py",
+                "            max_packet_bytes=limits.max_packet_bytes,\n",
+                "            max_packet_bytes=1 << 40,\n",
+            ),
+        ),
     ),
 ]

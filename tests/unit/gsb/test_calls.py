@@ -1,4 +1,4 @@
-"""Calls in memory: how they open, stream and end, each in exactly one FULL."""
+"""Calls of a bus in memory: they open, stream, and end in exactly one FULL."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.gsb.limits import GsbLimits
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
-from tests.rig.gsb_memory_peer import Far, Reply
+from tests.rig.gsb_memory_peer import MemoryPeer, Reply
 from tests.rig.memory_bus import MemoryBus
 
 NODE = "0x" + "0123456789abcdef" * 2 + "01234567"
 FULL, PARTIAL = 0, 1
 
 
-@pytest.fixture(params=[True, False], ids=["short", "long"])
+@pytest.fixture(params=[True, False], ids=["fast", "slow"])
 def bus(request) -> MemoryBus:
-    """With the kernel's short path, and without it."""
+    """A bus with the fast path, and one without it."""
     bus = MemoryBus(gsb=GsbLimits(max_open_calls=3, max_services=2))
     bus.gsb.calls.table.fast_path_enabled = request.param
     return bus
 
 
 @pytest.fixture(params=[False, True], ids=["tcp", "ipc"])
-def pair(bus, request) -> tuple[Far, Far]:
-    """A service `greeter`, and a caller."""
-    service, caller = Far(bus, is_unix=request.param), Far(bus, is_unix=not request.param)
+def pair(bus, request) -> tuple[MemoryPeer, MemoryPeer]:
+    """Return a service `greeter` and a caller."""
+    service, caller = (
+        MemoryPeer(bus, is_unix=request.param),
+        MemoryPeer(bus, is_unix=not request.param),
+    )
     assert service.register("greeter") == 0
     return service, caller
 
@@ -36,7 +39,7 @@ def empty(bus: MemoryBus) -> bool:
     return all(bus.stats("gsb", name) == 0 for name in ("open_calls", "serving", "waiting"))
 
 
-def test_a_call_reaches_its_service_and_the_answer_its_caller(bus, pair):
+def test_call_reaches_the_service_and_its_reply_the_caller(bus, pair):
     service, caller = pair
     caller.call("greeter", "seven", b"data")
     request = service.called()
@@ -48,7 +51,7 @@ def test_a_call_reaches_its_service_and_the_answer_its_caller(bus, pair):
     assert empty(bus)
 
 
-def test_a_stream_comes_in_order_and_ends_with_one_full(bus, pair):
+def test_stream_is_ordered_and_ends_with_one_full(bus, pair):
     service, caller = pair
     caller.call("greeter")
     call_id = service.called().request_id
@@ -63,7 +66,7 @@ def test_a_stream_comes_in_order_and_ends_with_one_full(bus, pair):
     assert empty(bus)
 
 
-def test_a_failure_of_the_service_passes_unchanged(pair):
+def test_failure_of_the_service_is_forwarded_unchanged(pair):
     service, caller = pair
     caller.call("greeter")
     service.reply(service.called().request_id, b"\x80", code=500)
@@ -71,9 +74,9 @@ def test_a_failure_of_the_service_passes_unchanged(pair):
 
 
 @pytest.mark.parametrize("address", ["greeter/many/more", "/local/greeter/many/more"])
-def test_an_address_finds_the_longest_name_at_a_slash(bus, pair, address):
+def test_address_resolves_to_the_longest_registered_name(bus, pair, address):
     service, caller = pair
-    other = Far(bus)
+    other = MemoryPeer(bus)
     assert other.register("greeter/many") == 0
     caller.call(address)
     assert other.called().address == "greeter/many/more"
@@ -81,9 +84,9 @@ def test_an_address_finds_the_longest_name_at_a_slash(bus, pair, address):
     assert service.called().address == "greeter/manymore"
 
 
-def test_a_name_gone_leaves_the_shorter_one(bus, pair):
+def test_address_resolves_to_the_shorter_name_after_unregister(bus, pair):
     service, caller = pair
-    other = Far(bus)
+    other = MemoryPeer(bus)
     other.register("greeter/many")
     caller.call("greeter/many")
     assert other.called().address == "greeter/many"
@@ -95,7 +98,7 @@ def test_a_name_gone_leaves_the_shorter_one(bus, pair):
 @pytest.mark.parametrize(
     ("address", "code"),
     [
-        ("nobody", 404),
+        ("unknown", 404),
         ("greeterx", 404),
         ("local/greeter", 404),
         ("net/greeter", 404),
@@ -122,14 +125,14 @@ def test_a_name_gone_leaves_the_shorter_one(bus, pair):
         ("/".join(["x"] * 129), 400),
     ],
 )
-def test_addresses_that_lead_nowhere(pair, address, code):
+def test_call_to_an_unknown_or_invalid_address_is_refused(pair, address, code):
     _, caller = pair
     caller.call(address, "7")
     assert caller.failure() == ("7", code)
 
 
-def test_the_longest_name_is_one_of_255_bytes(bus):
-    service, caller = Far(bus), Far(bus)
+def test_name_may_have_255_bytes(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
     name = "/".join(["x" * 63] * 3 + ["y" * 63])
     assert len(name) == 255
     assert service.register(name) == 0
@@ -142,11 +145,11 @@ def test_the_longest_name_is_one_of_255_bytes(bus):
     "name",
     ["", "/x", "x/", "x//y", "x y", "x\n", "local", "local/x", "net/x", "sys", "sys/x", NODE],
 )
-def test_names_that_cannot_be_registered(bus, name):
-    assert Far(bus).register(name) == 400
+def test_invalid_or_reserved_name_is_refused(bus, name):
+    assert MemoryPeer(bus).register(name) == 400
 
 
-def test_a_taken_name_and_one_of_nobody(bus, pair):
+def test_name_is_registered_by_one_connection_at_a_time(bus, pair):
     service, caller = pair
     assert caller.register("greeter") == 409
     assert service.register("greeter") == 409
@@ -155,13 +158,13 @@ def test_a_taken_name_and_one_of_nobody(bus, pair):
     assert caller.register("greeter") == 0
 
 
-def test_a_connection_registers_only_so_many(bus):
-    service = Far(bus)
+def test_services_per_connection_are_limited(bus):
+    service = MemoryPeer(bus)
     assert [service.register(name) for name in ("a", "b", "c")] == [0, 0, 403]
     assert bus.stats("refused", "max_services") == 1
 
 
-def test_open_calls_outlive_the_name(bus, pair):
+def test_open_calls_continue_after_an_unregister(bus, pair):
     service, caller = pair
     caller.call("greeter")
     call_id = service.called().request_id
@@ -173,13 +176,13 @@ def test_open_calls_outlive_the_name(bus, pair):
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * 256])
-def test_a_request_id_that_is_none(pair, request_id):
+def test_empty_or_too_long_request_id_is_refused(pair, request_id):
     _, caller = pair
     caller.call("greeter", request_id)
     assert caller.failure() == (request_id, 400)
 
 
-def test_a_request_id_in_use_does_not_end_the_open_call(bus, pair):
+def test_id_of_an_open_call_is_refused_and_the_open_call_continues(bus, pair):
     service, caller = pair
     caller.call("greeter", "1", b"first")
     call_id = service.called().request_id
@@ -192,9 +195,9 @@ def test_a_request_id_in_use_does_not_end_the_open_call(bus, pair):
     assert service.called().data == b""
 
 
-def test_two_callers_may_use_one_id(bus, pair):
+def test_two_callers_may_use_the_same_id(bus, pair):
     service, caller = pair
-    other = Far(bus)
+    other = MemoryPeer(bus)
     caller.call("greeter", "1", b"a")
     other.call("greeter", "1", b"b")
     first, second = service.called(), service.called()
@@ -204,7 +207,7 @@ def test_two_callers_may_use_one_id(bus, pair):
     assert other.replies() == [Reply("1", 0, FULL, b"B")]
 
 
-def test_a_caller_has_only_so_many_open_calls(bus, pair):
+def test_open_calls_per_caller_are_limited(bus, pair):
     _, caller = pair
     for n in range(4):
         caller.call("greeter", str(n))
@@ -212,7 +215,7 @@ def test_a_caller_has_only_so_many_open_calls(bus, pair):
     assert bus.stats("refused", "max_open_calls") == 1
 
 
-def test_a_cancelled_call_ends_at_once_behind_what_was_streamed(bus, pair):
+def test_cancelled_call_ends_after_the_items_already_sent(bus, pair):
     service, caller = pair
     caller.call("greeter")
     call_id = service.called().request_id
@@ -228,14 +231,14 @@ def test_a_cancelled_call_ends_at_once_behind_what_was_streamed(bus, pair):
     assert empty(bus)
 
 
-def test_a_cancel_of_what_is_not_open_is_counted(bus, pair):
+def test_cancel_of_an_unknown_id_is_counted(bus, pair):
     _, caller = pair
     caller.cancel("9")
     assert caller.kinds() == []
     assert bus.stats("refused", "unknown_cancel") == 1
 
 
-def test_replies_to_nobody_are_counted(bus, pair):
+def test_reply_to_no_open_call_is_dropped_and_counted(bus, pair):
     service, caller = pair
     caller.call("greeter")
     call_id = service.called().request_id
@@ -246,14 +249,14 @@ def test_replies_to_nobody_are_counted(bus, pair):
     assert bus.stats("dropped", "unknown_call") == 2
 
 
-def test_nobody_answers_the_calls_of_others(bus, pair):
+def test_reply_of_a_connection_that_does_not_serve_the_call_is_dropped(bus, pair):
     service, caller = pair
     caller.call("greeter")
-    Far(bus).reply(service.called().request_id, b"false")
+    MemoryPeer(bus).reply(service.called().request_id, b"false")
     assert caller.kinds() == []
 
 
-def test_a_service_that_goes_away_ends_its_calls(bus, pair):
+def test_service_that_disconnects_ends_its_calls(bus, pair):
     service, caller = pair
     caller.call("greeter", "1")
     caller.call("greeter", "2")
@@ -266,7 +269,7 @@ def test_a_service_that_goes_away_ends_its_calls(bus, pair):
     assert empty(bus)
 
 
-def test_a_caller_that_goes_away_cancels_its_calls(bus, pair):
+def test_caller_that_disconnects_cancels_its_calls(bus, pair):
     service, caller = pair
     caller.call("greeter")
     call_id = service.called().request_id
@@ -277,8 +280,8 @@ def test_a_caller_that_goes_away_cancels_its_calls(bus, pair):
     assert empty(bus)
 
 
-def test_a_connection_may_call_itself(bus):
-    both = Far(bus)
+def test_connection_may_call_its_own_service(bus):
+    both = MemoryPeer(bus)
     both.register("me")
     both.call("me", "1", b"x")
     both.reply(both.called().request_id, b"y")
@@ -291,8 +294,8 @@ def test_a_connection_may_call_itself(bus):
 # --- deadlines
 
 
-def test_a_call_without_an_answer_ends_at_its_deadline(bus):
-    service, caller = Far(bus), Far(bus, deadline_ms=500)
+def test_call_without_a_reply_ends_at_its_deadline(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus, deadline_ms=500)
     service.register("greeter")
     caller.call("greeter")
     call_id = service.called().request_id
@@ -304,8 +307,8 @@ def test_a_call_without_an_answer_ends_at_its_deadline(bus):
     assert empty(bus)
 
 
-def test_the_deadline_runs_from_the_last_reply(bus):
-    service, caller = Far(bus), Far(bus, deadline_ms=1000)
+def test_each_reply_starts_the_deadline_again(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus, deadline_ms=1000)
     service.register("greeter")
     caller.call("greeter")
     call_id = service.called().request_id
@@ -317,7 +320,7 @@ def test_the_deadline_runs_from_the_last_reply(bus):
     assert caller.failure() == ("1", 504)
 
 
-def test_without_a_hello_the_deadline_is_the_default(bus, pair):
+def test_deadline_without_a_hello_is_the_default(bus, pair):
     _, caller = pair
     caller.call("greeter")
     bus.pass_time(59)
@@ -326,8 +329,8 @@ def test_without_a_hello_the_deadline_is_the_default(bus, pair):
     assert caller.failure() == ("1", 504)
 
 
-def test_zero_is_the_default(bus):
-    service, caller = Far(bus), Far(bus, credits=True, deadline_ms=0)
+def test_deadline_zero_in_a_hello_is_the_default(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus, credits=True, deadline_ms=0)
     service.register("greeter")
     caller.call("greeter")
     bus.pass_time(59)
@@ -336,10 +339,10 @@ def test_zero_is_the_default(bus):
     assert caller.failure() == ("1", 504)
 
 
-def test_a_shorter_deadline_is_kept_behind_a_longer_one(bus):
-    service = Far(bus)
+def test_shorter_deadline_of_a_later_call_is_met(bus):
+    service = MemoryPeer(bus)
     service.register("greeter")
-    slow, quick = Far(bus, deadline_ms=10_000), Far(bus, deadline_ms=100)
+    slow, quick = MemoryPeer(bus, deadline_ms=10_000), MemoryPeer(bus, deadline_ms=100)
     slow.call("greeter")
     quick.call("greeter")
     bus.pass_time(0.3)
@@ -349,7 +352,7 @@ def test_a_shorter_deadline_is_kept_behind_a_longer_one(bus):
     assert slow.failure() == ("1", 504)
 
 
-# --- who may
+# --- rules
 
 
 ALICE, BOB = Identity(1, groups=frozenset()), Identity(2, groups=frozenset())
@@ -366,11 +369,11 @@ def set_rules(bus: MemoryBus, *lines: str) -> None:
     bus.broker.policy.replace([PlacedRule(rule, "config", rule.who.number) for rule in rules])
 
 
-def test_a_rule_refuses_a_call(bus):
+def test_rule_denies_a_call(bus):
     bus = ruled("deny user:2 call greeter")
-    service = Far(bus)
+    service = MemoryPeer(bus)
     service.register("greeter")
-    alice, bob = Far(bus, identity=ALICE), Far(bus, identity=BOB)
+    alice, bob = MemoryPeer(bus, identity=ALICE), MemoryPeer(bus, identity=BOB)
     alice.call("greeter/x")
     assert service.called().caller == "local:1"
     bob.call("greeter/x")
@@ -378,20 +381,20 @@ def test_a_rule_refuses_a_call(bus):
     assert bus.stats("refused", "call_denied") == 1
 
 
-def test_a_rule_may_speak_of_one_method(bus):
+def test_rule_denies_one_method(bus):
     bus = ruled("allow user:1 call greeter/secret*")
-    service = Far(bus)
+    service = MemoryPeer(bus)
     service.register("greeter")
-    bob = Far(bus, identity=BOB)
+    bob = MemoryPeer(bus, identity=BOB)
     bob.call("greeter/open", "1")
     bob.call("greeter/secret", "2")
     assert bob.failure() == ("2", 403)
     assert service.called().address == "greeter/open"
 
 
-def test_new_rules_hold_for_the_next_call(bus):
+def test_changed_rules_apply_to_the_next_call(bus):
     bus = ruled()
-    service, bob = Far(bus), Far(bus, identity=BOB)
+    service, bob = MemoryPeer(bus), MemoryPeer(bus, identity=BOB)
     service.register("greeter")
     bob.call("greeter", "1")
     set_rules(bus, "deny user:2 call *")
@@ -401,15 +404,15 @@ def test_new_rules_hold_for_the_next_call(bus):
     assert bob.replies() == [Reply("1", 0, FULL, b"")]
 
 
-def test_a_rule_refuses_a_name():
+def test_rule_denies_a_registration():
     bus = ruled("allow user:1 create greeter*")
-    assert Far(bus, identity=BOB).register("greeter") == 403
-    assert Far(bus, identity=ALICE).register("greeter") == 0
+    assert MemoryPeer(bus, identity=BOB).register("greeter") == 403
+    assert MemoryPeer(bus, identity=ALICE).register("greeter") == 0
     assert bus.stats("refused", "register_denied") == 1
 
 
 @pytest.mark.parametrize("code", [1, 404, 2**31 - 1, -1, -(2**31)])
-def test_a_code_that_nobody_knows_passes_unchanged(bus, pair, code):
+def test_unknown_reply_code_is_forwarded_unchanged(bus, pair, code):
     service, caller = pair
     caller.call("greeter")
     service.reply(service.called().request_id, b"x", code=code)

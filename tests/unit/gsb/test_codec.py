@@ -1,4 +1,4 @@
-"""Packets: gsb.proto and its compiled form agree; values become data and come back."""
+"""Packets, values and failures of the codec; gsb.proto and its compiled module agree."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.vectors import gsb as golden
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_compiled_form_is_what_the_proto_file_says():
+def test_compiled_module_matches_the_proto_file():
     subprocess.run([sys.executable, ".ci/proto.py", "--check"], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize("vector", golden.PACKETS, ids=str)
-def test_packets_come_back_as_they_were_written(vector):
-    found = codec.decode_packet(vector.payload)
-    assert found.WhichOneof("kind") == vector.kind
-    assert found.SerializeToString() == vector.payload
+def test_packets_survive_a_round_trip(vector):
+    packet = codec.decode_packet(vector.payload)
+    assert packet.WhichOneof("kind") == vector.kind
+    assert packet.SerializeToString() == vector.payload
 
 
-def test_the_kinds_have_the_numbers_of_the_spec():
+def test_kinds_have_the_numbers_of_the_spec():
     kinds = {field.name: field.number for field in pb.Packet.DESCRIPTOR.fields}
     assert list(kinds.values()) == list(range(1, 19))
     assert kinds["service_call_request"] == 6
@@ -37,8 +37,8 @@ def test_the_kinds_have_the_numbers_of_the_spec():
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff\xff", b"\x0a\x05x", b"\x98\x06\x01"])
-def test_what_is_no_packet_is_refused(payload):
-    """Nothing, noise, a packet cut short, and one of a kind that is not known."""
+def test_payload_that_is_not_a_packet_is_refused(payload):
+    """Empty, noise, truncated, and of an unknown kind."""
     with pytest.raises(BadFrame) as caught:
         codec.decode_packet(payload)
     assert caught.value.reason == codec.NO_PACKET
@@ -51,11 +51,11 @@ def test_unknown_fields_are_ignored():
 
 
 @pytest.mark.parametrize("value", [None, 0, "", "text", b"bytes", [1, {"a": None}], {1: 2.5}])
-def test_values_come_back(value):
+def test_values_survive_a_round_trip(value):
     assert codec.unpack(codec.pack(value)) == value
 
 
-def test_no_value_takes_no_bytes():
+def test_none_is_packed_as_empty_data():
     assert codec.pack(None) == b""
 
 

@@ -1,4 +1,4 @@
-"""The page on GSB's wire says what the code does."""
+"""The specification of GSB documents the kinds, codes, reasons and settings of the code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SPEC = (Path(__file__).parents[3] / "docs" / "spec" / "gsb.md").read_text()
 
 
 def rows() -> list[list[str]]:
-    """The cells of every row of every table."""
+    """Return the cells of every row of every table."""
     lines = re.findall(r"^\| (.+?) \|$", SPEC, re.MULTILINE)
     return [[cell.strip() for cell in line.split("|")] for line in lines]
 
 
-def test_every_kind_of_packet_has_its_row():
+def test_every_kind_of_packet_is_documented():
     for kind in pb.Packet.DESCRIPTOR.fields:
         (row,) = [row for row in rows() if row[:2] == [str(kind.number), f"`{kind.name}`"]]
         assert kind.message_type is not None
@@ -30,7 +30,7 @@ def test_every_kind_of_packet_has_its_row():
         assert row[2].startswith(("client", "both")) == (kind.name in FROM_CLIENTS)
 
 
-def test_every_reason_for_an_end_is_there():
+def test_every_close_reason_is_documented():
     reasons = (
         sp.BAD_GREETING,
         sp.BAD_FRAME,
@@ -40,20 +40,20 @@ def test_every_reason_for_an_end_is_there():
         codec.SECOND_HELLO,
         sp.TOO_LARGE,
     )
-    found = [row[0].strip("`") for row in rows()]
-    assert [name for name in found if name in reasons] == list(reasons)
+    documented = [row[0].strip("`") for row in rows()]
+    assert [name for name in documented if name in reasons] == list(reasons)
 
 
-def test_every_code_is_there():
-    found = {row[0] for row in rows()}
-    assert {str(int(code)) for code in StatusCode if code is not StatusCode.FAILURE} <= found
+def test_every_status_code_is_documented():
+    documented = {row[0] for row in rows()}
+    assert {str(int(code)) for code in StatusCode if code is not StatusCode.FAILURE} <= documented
 
 
-def test_every_setting_is_there():
-    found = {row[0] for row in rows()}
+def test_every_setting_is_documented():
+    documented = {row[0] for row in rows()}
     for field in dataclasses.fields(GsbLimits):
-        assert f"`[gsb] {field.name}`" in found
+        assert f"`[gsb] {field.name}`" in documented
 
 
-def test_the_greeting_is_there():
+def test_greeting_is_documented():
     assert sp.GREETING.hex(" ").replace(" 00 10 ", " | 00 10 | ") in SPEC

@@ -1,4 +1,4 @@
-"""Back-pressure in memory: who is not read, for how long, and what goes on all the same."""
+"""Back-pressure of a bus in memory: which peers are halted, for how long, and which continue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from polybus.dialects.gsb.limits import GsbLimits
 from polybus.model.limits import KIB, Limits
-from tests.rig.gsb_memory_peer import Far, Reply
+from tests.rig.gsb_memory_peer import MemoryPeer, Reply
 from tests.rig.memory_bus import MemoryBus
 
 FULL, PARTIAL = 0, 1
@@ -22,27 +22,27 @@ LIMITS = GsbLimits(
 )
 
 
-@pytest.fixture(params=[True, False], ids=["short", "long"])
+@pytest.fixture(params=[True, False], ids=["fast", "slow"])
 def bus(request) -> MemoryBus:
-    """With the kernel's short path, and without it."""
+    """A bus with the fast path, and one without it."""
     bus = MemoryBus(Limits(outbox_max_bytes=16 * MARK), gsb=LIMITS)
     bus.gsb.calls.table.fast_path_enabled = request.param
     return bus
 
 
-def service_of(bus: MemoryBus, *, with_credits: bool = False) -> Far:
-    service = Far(bus, credits=True) if with_credits else Far(bus)
+def service_of(bus: MemoryBus, *, with_credits: bool = False) -> MemoryPeer:
+    service = MemoryPeer(bus, credits=True) if with_credits else MemoryPeer(bus)
     assert service.register("greeter") == 0
     return service
 
 
-def opened(service: Far, caller: Far, request_id: str = "1") -> str:
+def opened(service: MemoryPeer, caller: MemoryPeer, request_id: str = "1") -> str:
     caller.call("greeter", request_id)
     return str(service.called().request_id)
 
 
-def fill(service: Far, caller: Far, call_id: str) -> int:
-    """Streams to a caller that does not read until it is full; how many items that took."""
+def fill(service: MemoryPeer, caller: MemoryPeer, call_id: str) -> int:
+    """Stream to a caller that does not read until it is full. Returns the number of items."""
     caller.pipe.appetite = 0
     sent = 0
     while not caller.session.full:
@@ -55,14 +55,14 @@ def fill(service: Far, caller: Far, call_id: str) -> int:
 # --- services without credits
 
 
-def test_a_service_without_credits_is_not_read_while_a_caller_is_full(bus):
-    service, slow, quick = service_of(bus), Far(bus), Far(bus)
+def test_service_without_credits_is_not_read_while_a_caller_is_full(bus):
+    service, slow, quick = service_of(bus), MemoryPeer(bus), MemoryPeer(bus)
     first, second = opened(service, slow), opened(service, quick)
     sent = fill(service, slow, first)
     assert not service.is_read
     service.reply(first, b"more", partial=True)
     service.reply(second, b"answer")
-    assert quick.kinds() == []  # all callers of that connection wait
+    assert quick.kinds() == []  # all callers of the service wait
     slow.pipe.eat()
     bus.turn()
     assert service.is_read
@@ -70,8 +70,8 @@ def test_a_service_without_credits_is_not_read_while_a_caller_is_full(bus):
     assert quick.replies() == [Reply("1", 0, FULL, b"answer")]
 
 
-def test_it_is_read_again_only_when_most_was_taken(bus):
-    service, slow = service_of(bus), Far(bus)
+def test_service_is_read_again_at_the_low_water_mark(bus):
+    service, slow = service_of(bus), MemoryPeer(bus)
     call_id = opened(service, slow)
     sent = fill(service, slow, call_id)
     slow.pipe.eat(sent * len(ITEM) - MARK // 2)
@@ -82,9 +82,9 @@ def test_it_is_read_again_only_when_most_was_taken(bus):
     assert service.is_read
 
 
-def test_other_services_go_on(bus):
-    service, slow, quick = service_of(bus), Far(bus), Far(bus)
-    other = Far(bus)
+def test_other_services_continue(bus):
+    service, slow, quick = service_of(bus), MemoryPeer(bus), MemoryPeer(bus)
+    other = MemoryPeer(bus)
     other.register("other")
     fill(service, slow, opened(service, slow))
     quick.call("other")
@@ -92,9 +92,9 @@ def test_other_services_go_on(bus):
     assert quick.replies() == [Reply("1", 0, FULL, b"answer")]
 
 
-def test_a_full_caller_that_calls_holds_up_whom_it_calls(bus):
-    service, slow = service_of(bus), Far(bus)
-    other = Far(bus)
+def test_call_of_a_full_caller_halts_its_service(bus):
+    service, slow = service_of(bus), MemoryPeer(bus)
+    other = MemoryPeer(bus)
     other.register("other")
     fill(service, slow, opened(service, slow))
     slow.call("other", "2")
@@ -105,8 +105,8 @@ def test_a_full_caller_that_calls_holds_up_whom_it_calls(bus):
 
 
 @pytest.mark.parametrize("with_credits", [False, True])
-def test_a_full_callers_cancel_arrives_and_is_answered_behind_its_items(bus, with_credits):
-    service, slow = service_of(bus, with_credits=with_credits), Far(bus)
+def test_cancel_of_a_full_caller_is_answered_after_its_items(bus, with_credits):
+    service, slow = service_of(bus, with_credits=with_credits), MemoryPeer(bus)
     call_id = opened(service, slow)
     sent = fill(service, slow, call_id)
     slow.cancel()
@@ -119,14 +119,14 @@ def test_a_full_callers_cancel_arrives_and_is_answered_behind_its_items(bus, wit
     assert bus.stats("gsb", "waiting") == 0
 
 
-def test_one_full_caller_is_enough(bus):
-    service, one, other = service_of(bus), Far(bus), Far(bus)
-    first, second = opened(service, one), opened(service, other)
-    one.pipe.appetite = other.pipe.appetite = 0
-    fill(service, one, first)
+def test_service_is_not_read_while_any_caller_is_full(bus):
+    service, slow, other = service_of(bus), MemoryPeer(bus), MemoryPeer(bus)
+    first, second = opened(service, slow), opened(service, other)
+    slow.pipe.appetite = other.pipe.appetite = 0
+    fill(service, slow, first)
     assert not service.is_read
     other.session.on_filled(None)
-    one.cancel()
+    slow.cancel()
     bus.turn()
     assert not service.is_read
     other.session.on_room(None)
@@ -135,8 +135,8 @@ def test_one_full_caller_is_enough(bus):
     service.reply(second)
 
 
-def test_a_full_caller_that_goes_away_frees_the_service(bus):
-    service, slow, quick = service_of(bus), Far(bus), Far(bus)
+def test_full_caller_that_disconnects_resumes_the_service(bus):
+    service, slow, quick = service_of(bus), MemoryPeer(bus), MemoryPeer(bus)
     first, second = opened(service, slow), opened(service, quick)
     fill(service, slow, first)
     service.reply(first, b"more", partial=True)
@@ -148,8 +148,8 @@ def test_a_full_caller_that_goes_away_frees_the_service(bus):
     assert bus.stats("dropped", "unknown_call") == 1
 
 
-def test_the_deadline_stands_while_the_service_is_not_read(bus):
-    service, slow, quick = service_of(bus), Far(bus), Far(bus, deadline_ms=5000)
+def test_deadline_is_stopped_while_the_service_is_not_read(bus):
+    service, slow, quick = service_of(bus), MemoryPeer(bus), MemoryPeer(bus, deadline_ms=5000)
     first, second = opened(service, slow), opened(service, quick)
     bus.pass_time(2.5)
     fill(service, slow, first)
@@ -165,8 +165,23 @@ def test_the_deadline_stands_while_the_service_is_not_read(bus):
     assert bus.stats("dropped", "unknown_call") == 1
 
 
-def test_time_before_a_call_is_not_its_own(bus):
-    service, slow, quick = service_of(bus), Far(bus), Far(bus, deadline_ms=1000)
+def test_unread_time_extends_the_deadline_at_every_check(bus):
+    service, slow, quick = service_of(bus), MemoryPeer(bus), MemoryPeer(bus, deadline_ms=5000)
+    first = opened(service, slow)
+    opened(service, quick)
+    fill(service, slow, first)
+    bus.pass_time(10)
+    slow.pipe.eat()
+    bus.turn()
+    other = MemoryPeer(bus, deadline_ms=500)
+    other.call("greeter")  # its deadline makes the bus check all calls
+    bus.pass_time(1)
+    assert other.failure() == ("1", 504)
+    assert quick.kinds() == []
+
+
+def test_unread_time_before_a_call_does_not_extend_its_deadline(bus):
+    service, slow, quick = service_of(bus), MemoryPeer(bus), MemoryPeer(bus, deadline_ms=1000)
     fill(service, slow, opened(service, slow))
     bus.pass_time(10)
     quick.call("greeter")  # while its service is not read
@@ -179,24 +194,24 @@ def test_time_before_a_call_is_not_its_own(bus):
     assert quick.failure() == ("1", 504)
 
 
-def test_a_hang_up_of_a_service_that_is_not_read_is_noticed(bus):
-    service, slow, quick = service_of(bus), Far(bus), Far(bus)
+def test_hangup_of_a_halted_service_is_noticed(bus):
+    service, slow, quick = service_of(bus), MemoryPeer(bus), MemoryPeer(bus)
     first, second = opened(service, slow), opened(service, quick)
     sent = fill(service, slow, first)
     service.reply(first, b"more", partial=True)
     service.reply(second, b"answer")
     service.pipe.hung_up()
-    other = Far(bus)
-    assert other.register("greeter") == 0  # free at once
-    assert quick.replies() == [Reply("1", 0, FULL, b"answer")]  # what it sent is taken
+    other = MemoryPeer(bus)
+    assert other.register("greeter") == 0  # released at the hang-up
+    assert quick.replies() == [Reply("1", 0, FULL, b"answer")]  # received before the hang-up
     service.pipe.hang_up()
     slow.pipe.eat()
     assert [slow.next("call_reply").data for _ in range(sent + 1)] == [ITEM] * sent + [b"more"]
-    assert slow.failure() == ("1", 503)  # and 503 follows it
+    assert slow.failure() == ("1", 503)
 
 
-def test_what_a_service_sent_before_its_connection_broke_is_passed_on(bus):
-    service, slow = service_of(bus), Far(bus)
+def test_items_sent_before_a_lost_connection_are_forwarded(bus):
+    service, slow = service_of(bus), MemoryPeer(bus)
     call_id = opened(service, slow)
     sent = fill(service, slow, call_id)
     service.reply(call_id, b"more", partial=True)
@@ -209,13 +224,13 @@ def test_what_a_service_sent_before_its_connection_broke_is_passed_on(bus):
 # --- services with credits
 
 
-def credit(service: Far) -> int:
-    """How much has been granted since last time."""
+def credit(service: MemoryPeer) -> int:
+    """Return the credit granted since the last call."""
     return sum(packet.credit.replies for packet in service.packets())
 
 
-def test_the_first_partials_need_no_credit(bus):
-    service, caller = service_of(bus, with_credits=True), Far(bus)
+def test_first_partials_need_no_credit(bus):
+    service, caller = service_of(bus, with_credits=True), MemoryPeer(bus)
     call_id = opened(service, caller)
     for _ in range(LIMITS.free_partials):
         service.reply(call_id, b"x", partial=True)
@@ -223,8 +238,8 @@ def test_the_first_partials_need_no_credit(bus):
     assert credit(service) > 0
 
 
-def test_credit_is_granted_as_long_as_the_caller_reads(bus):
-    service, caller = service_of(bus, with_credits=True), Far(bus)
+def test_credit_is_granted_while_the_caller_reads(bus):
+    service, caller = service_of(bus, with_credits=True), MemoryPeer(bus)
     call_id = opened(service, caller)
     allowance, sent = LIMITS.free_partials, 0
     while sent < 5000:
@@ -237,16 +252,16 @@ def test_credit_is_granted_as_long_as_the_caller_reads(bus):
     assert bus.stats("gsb", "waiting") == 0
 
 
-def test_credit_for_small_items_comes_in_large_portions(bus):
-    service, caller = service_of(bus, with_credits=True), Far(bus)
+def test_credit_for_small_items_is_granted_in_large_windows(bus):
+    service, caller = service_of(bus, with_credits=True), MemoryPeer(bus)
     call_id = opened(service, caller)
     for _ in range(1000):
         service.reply(call_id, b"x", partial=True)
     assert len(service.packets()) <= 12
 
 
-def test_a_slow_caller_slows_its_own_stream_alone(bus):
-    service, slow, quick = service_of(bus, with_credits=True), Far(bus), Far(bus)
+def test_slow_caller_delays_only_its_own_stream(bus):
+    service, slow, quick = service_of(bus, with_credits=True), MemoryPeer(bus), MemoryPeer(bus)
     first, second = opened(service, slow), opened(service, quick)
     fill(service, slow, first)
     assert service.is_read
@@ -254,8 +269,8 @@ def test_a_slow_caller_slows_its_own_stream_alone(bus):
     assert quick.next("call_reply").data == b"answer"
 
 
-def test_a_service_that_overruns_is_not_read_until_there_is_credit(bus):
-    service, slow = service_of(bus, with_credits=True), Far(bus)
+def test_service_that_exceeds_its_credit_is_not_read_until_credit_is_granted(bus):
+    service, slow = service_of(bus, with_credits=True), MemoryPeer(bus)
     call_id = opened(service, slow)
     sent = fill(service, slow, call_id)
     while service.is_read:
@@ -270,8 +285,8 @@ def test_a_service_that_overruns_is_not_read_until_there_is_credit(bus):
     assert credit(service) > 0
 
 
-def test_a_call_that_ends_frees_the_service_that_overran_it(bus):
-    service, slow = service_of(bus, with_credits=True), Far(bus)
+def test_end_of_a_call_resumes_the_service_that_exceeded_its_credit(bus):
+    service, slow = service_of(bus, with_credits=True), MemoryPeer(bus)
     call_id = opened(service, slow)
     fill(service, slow, call_id)
     sent = 0
@@ -284,16 +299,16 @@ def test_a_call_that_ends_frees_the_service_that_overran_it(bus):
     assert bus.stats("dropped", "unknown_call") == 1
 
 
-def test_a_full_needs_no_credit(bus):
-    service, slow = service_of(bus, with_credits=True), Far(bus)
+def test_full_reply_needs_no_credit(bus):
+    service, slow = service_of(bus, with_credits=True), MemoryPeer(bus)
     first = opened(service, slow)
     fill(service, slow, first)
     service.reply(first, b"end")
     assert bus.stats("gsb", "open_calls") == 0
 
 
-def test_credit_dies_with_its_call(bus):
-    service, slow = service_of(bus, with_credits=True), Far(bus)
+def test_no_credit_is_granted_for_an_ended_call(bus):
+    service, slow = service_of(bus, with_credits=True), MemoryPeer(bus)
     first = opened(service, slow)
     fill(service, slow, first)
     service.packets()
@@ -303,11 +318,11 @@ def test_credit_dies_with_its_call(bus):
 
 
 @pytest.mark.parametrize("is_overrun", [False, True])
-def test_the_deadline_stands_while_the_service_is_out_of_credit(bus, is_overrun):
-    service, slow = service_of(bus, with_credits=True), Far(bus, deadline_ms=1000)
+def test_deadline_is_stopped_while_the_service_is_out_of_credit(bus, is_overrun):
+    service, slow = service_of(bus, with_credits=True), MemoryPeer(bus, deadline_ms=1000)
     call_id = opened(service, slow)
     sent = fill(service, slow, call_id)
-    while not slow.session.calls[b"1"].is_out_of_credit:  # it keeps to its credit
+    while not slow.session.calls[b"1"].is_out_of_credit:  # within its credit
         service.reply(call_id, ITEM, partial=True)
         sent += 1
         assert sent < 100
@@ -324,8 +339,8 @@ def test_the_deadline_stands_while_the_service_is_out_of_credit(bus, is_overrun)
     assert slow.failure() == ("1", 504)
 
 
-def test_an_item_that_came_late_starts_the_clock_again(bus):
-    service, slow = service_of(bus, with_credits=True), Far(bus, deadline_ms=1000)
+def test_item_after_a_stopped_clock_starts_the_deadline_again(bus):
+    service, slow = service_of(bus, with_credits=True), MemoryPeer(bus, deadline_ms=1000)
     call_id = opened(service, slow)
     sent = fill(service, slow, call_id)
     while not slow.session.calls[b"1"].is_out_of_credit:
@@ -343,16 +358,16 @@ def test_an_item_that_came_late_starts_the_clock_again(bus):
     assert slow.failure() == ("1", 504)
 
 
-def test_nothing_goes_far_beyond_the_mark_whatever_is_free(bus):
-    """Many streams at once: their free PARTIALs wait, too, before the caller would be cut."""
-    service, slow = service_of(bus, with_credits=True), Far(bus)
+def test_free_partials_wait_at_the_hard_limit(bus):
+    """The free PARTIALs of many streams together must not overflow the outbox."""
+    service, slow = service_of(bus, with_credits=True), MemoryPeer(bus)
     calls = [opened(service, slow, str(n)) for n in range(40)]
     slow.pipe.appetite = 0
     for call_id in calls:
         for _ in range(LIMITS.free_partials):
             service.reply(call_id, ITEM, partial=True)
     assert not service.is_read
-    assert not slow.session.party.is_closed
+    assert not slow.session.connection.is_closed
     slow.pipe.eat()
     bus.turn()
     assert len(slow.replies()) == 40 * LIMITS.free_partials
@@ -361,8 +376,8 @@ def test_nothing_goes_far_beyond_the_mark_whatever_is_free(bus):
 # --- callers of a full service
 
 
-def test_a_caller_is_not_read_while_its_service_is_full(bus):
-    service, caller, other = service_of(bus), Far(bus), Far(bus)
+def test_caller_is_not_read_while_its_service_is_full(bus):
+    service, caller, other = service_of(bus), MemoryPeer(bus), MemoryPeer(bus)
     service.pipe.appetite = 0
     sent = 0
     while caller.is_read:
@@ -377,8 +392,8 @@ def test_a_caller_is_not_read_while_its_service_is_full(bus):
     assert len(service.packets()) == sent
 
 
-def test_callers_of_a_full_service_that_goes_away_are_told(bus):
-    service, caller = service_of(bus), Far(bus)
+def test_calls_to_a_full_service_that_disconnects_fail(bus):
+    service, caller = service_of(bus), MemoryPeer(bus)
     service.pipe.appetite = 0
     sent = 0
     while caller.is_read:
@@ -390,8 +405,8 @@ def test_callers_of_a_full_service_that_goes_away_are_told(bus):
     assert caller.is_read
 
 
-def test_a_caller_that_vanishes_while_it_waits_is_forgotten(bus):
-    service, caller = service_of(bus), Far(bus)
+def test_waiting_caller_that_disconnects_leaves_no_state(bus):
+    service, caller = service_of(bus), MemoryPeer(bus)
     service.pipe.appetite = 0
     sent = 0
     while caller.is_read:
@@ -407,11 +422,11 @@ def test_a_caller_that_vanishes_while_it_waits_is_forgotten(bus):
     assert not service.session.waiters
 
 
-# --- those who keep others waiting
+# --- peers that block others
 
 
-def test_a_caller_that_keeps_others_waiting_for_long_is_cut(bus):
-    service, stuck, quick = service_of(bus), Far(bus), Far(bus)
+def test_stuck_caller_that_blocks_others_is_closed(bus):
+    service, stuck, quick = service_of(bus), MemoryPeer(bus), MemoryPeer(bus)
     first, second = opened(service, stuck), opened(service, quick)
     fill(service, stuck, first)
     service.reply(second, b"answer")
@@ -425,21 +440,21 @@ def test_a_caller_that_keeps_others_waiting_for_long_is_cut(bus):
     assert bus.stats("connections", "closed", "stuck") == 1
 
 
-def test_a_caller_that_harms_nobody_may_be_slow(bus):
-    service, slow = service_of(bus), Far(bus)
+def test_slow_caller_that_blocks_no_other_peer_is_not_closed(bus):
+    service, slow = service_of(bus), MemoryPeer(bus)
     fill(service, slow, opened(service, slow))
     bus.pass_time(300)
     assert not slow.pipe.aborted
-    quick = Far(bus)
-    quick.call("greeter")  # now somebody waits with it
+    quick = MemoryPeer(bus)
+    quick.call("greeter")  # this caller waits for the same service
     bus.pass_time(29)
     assert not slow.pipe.aborted
     bus.pass_time(2)
     assert slow.pipe.aborted
 
 
-def test_one_that_still_takes_something_is_not_cut(bus):
-    service, slow, quick = service_of(bus), Far(bus), Far(bus)
+def test_full_caller_that_still_reads_is_not_closed(bus):
+    service, slow, quick = service_of(bus), MemoryPeer(bus), MemoryPeer(bus)
     first = opened(service, slow)
     opened(service, quick)
     fill(service, slow, first)
@@ -449,8 +464,8 @@ def test_one_that_still_takes_something_is_not_cut(bus):
     assert not slow.pipe.aborted
 
 
-def test_a_service_that_takes_no_calls_is_cut(bus):
-    service, caller = service_of(bus), Far(bus)
+def test_stuck_service_is_closed(bus):
+    service, caller = service_of(bus), MemoryPeer(bus)
     service.pipe.appetite = 0
     sent = 0
     while caller.is_read:

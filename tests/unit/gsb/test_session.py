@@ -1,4 +1,4 @@
-"""One GSB connection in memory: what it may send, and what ends it."""
+"""One GSB connection of a bus in memory: its packets, and the packets that close it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb import sp
 from polybus.dialects.gsb.limits import GsbLimits
 from polybus.model.limits import KIB
-from tests.rig.gsb_memory_peer import Far, Reply
+from tests.rig.gsb_memory_peer import MemoryPeer, Reply
 from tests.rig.memory_bus import MemoryBus
 
 MAX = 8 * KIB
 LIMITS = GsbLimits(max_packet_bytes=MAX, ping_idle_s=30, ping_timeout_s=120)
 
 
-@pytest.fixture(params=[True, False], ids=["short", "long"])
+@pytest.fixture(params=[True, False], ids=["fast", "slow"])
 def bus(request) -> MemoryBus:
-    """With the kernel's short path, and without it."""
+    """A bus with the fast path, and one without it."""
     bus = MemoryBus(gsb=LIMITS)
     bus.gsb.calls.table.fast_path_enabled = request.param
     return bus
 
 
 def reasons(bus: MemoryBus) -> dict[str, int]:
-    found = bus.stats("connections", "closed")
-    assert isinstance(found, dict)
-    return found
+    closed = bus.stats("connections", "closed")
+    assert isinstance(closed, dict)
+    return closed
 
 
 # --- greeting and frames
 
 
-def test_the_bus_greets_at_once(bus):
+def test_bus_sends_its_greeting_first(bus):
     pipe = bus.connect_gsb()
     assert bytes(pipe.taken) == sp.GREETING
 
@@ -40,7 +40,7 @@ def test_the_bus_greets_at_once(bus):
 @pytest.mark.parametrize(
     "greeting", [b"\0SP\1\0\x10\0\0", b"\0SP\0\0\x11\0\0", b"\0SP\0\0\x30\0\0", b"GET / HTTP"]
 )
-def test_a_bad_greeting_ends_it(bus, greeting):
+def test_bad_greeting_closes_the_connection(bus, greeting):
     pipe = bus.connect_gsb()
     pipe.deliver(greeting)
     assert pipe.closed
@@ -48,8 +48,8 @@ def test_a_bad_greeting_ends_it(bus, greeting):
 
 
 @pytest.mark.parametrize("is_unix", [False, True])
-def test_a_conversation_in_single_bytes(bus, is_unix):
-    service = Far(bus)
+def test_greeting_and_calls_may_arrive_byte_by_byte(bus, is_unix):
+    service = MemoryPeer(bus)
     service.register("greeter")
     pipe = bus.connect_gsb(is_unix=is_unix)
     call = pb.ServiceCallRequest(address="greeter", request_id="1", data=b"x" * 300)
@@ -57,12 +57,12 @@ def test_a_conversation_in_single_bytes(bus, is_unix):
     for byte in sp.GREETING + 2 * sp.frame(payload, sp.Form(is_unix)):
         pipe.deliver(bytes([byte]))
     assert service.called().data == b"x" * 300
-    assert service.kinds() == []  # the second has an id in use
+    assert service.kinds() == []  # the second call is refused: its id is in use
 
 
-def test_an_ipc_frame_without_its_mark_ends_it(bus):
-    far = Far(bus, is_unix=True)
-    far.pipe.deliver(b"\2")
+def test_ipc_frame_without_mark_closes_the_connection(bus):
+    peer = MemoryPeer(bus, is_unix=True)
+    peer.pipe.deliver(b"\2")
     assert reasons(bus) == {sp.BAD_FRAME: 1}
 
 
@@ -78,9 +78,9 @@ def packed(**kind: object) -> bytes:
     [
         (b"", "no_packet"),
         (b"\xff\xff\xff", "no_packet"),
-        (b"\x32\x7f", "no_packet"),  # a call that is cut short
+        (b"\x32\x7f", "no_packet"),  # a truncated call
         (b"\x32\x03\x0a\x01\xff", "no_packet"),  # an address that is not UTF-8
-        (b"\x98\x06\x01", "no_packet"),  # nothing but an unknown field
+        (b"\x98\x06\x01", "no_packet"),  # only an unknown field
         (packed(register_reply=pb.RegisterReply()), "wrong_direction"),
         (packed(unregister_reply=pb.UnregisterReply()), "wrong_direction"),
         (packed(subscribe_reply=pb.SubscribeReply()), "wrong_direction"),
@@ -92,26 +92,26 @@ def packed(**kind: object) -> bytes:
         (packed(call_reply=pb.CallReply(request_id="1", type=-1)), "bad_reply_type"),  # type: ignore[arg-type]
     ],
 )
-def test_what_no_client_may_send(bus, payload, reason):
-    far = Far(bus)
-    far.register("greeter")
-    far.send_payload(payload)
-    assert far.pipe.closed
+def test_packet_that_no_client_may_send_closes_the_connection(bus, payload, reason):
+    peer = MemoryPeer(bus)
+    peer.register("greeter")
+    peer.send_payload(payload)
+    assert peer.pipe.closed
     assert reasons(bus) == {reason: 1}
-    assert Far(bus).register("greeter") == 0
+    assert MemoryPeer(bus).register("greeter") == 0
 
 
-def test_a_hello_is_the_first_packet_or_none(bus):
-    first = Far(bus, deadline_ms=1)
+def test_hello_after_the_first_packet_closes_the_connection(bus):
+    first = MemoryPeer(bus, deadline_ms=1)
     first.send(hello=pb.Hello())
-    late = Far(bus)
+    late = MemoryPeer(bus)
     late.register("x")
     late.send(hello=pb.Hello())
     assert reasons(bus) == {"second_hello": 2}
 
 
 def test_unknown_fields_are_ignored(bus):
-    service, caller = Far(bus), Far(bus)
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
     inner = pb.ServiceCallRequest(address="greeter", request_id="1", data=b"x").SerializeToString()
     later = inner + b"\xf8\x3f\x07"  # field 1023
@@ -123,30 +123,30 @@ def test_unknown_fields_are_ignored(bus):
     assert caller.replies() == [Reply("1", 0, 0, b"y")]
 
 
-def test_the_last_of_several_kinds_counts_as_protobuf_has_it(bus):
-    far = Far(bus)
+def test_last_of_several_kinds_counts_as_in_protobuf(bus):
+    peer = MemoryPeer(bus)
     ping = packed(ping=pb.Ping(token=b"a"))
-    far.send_payload(packed(cancel=pb.Cancel(request_id="1")) + ping)
-    assert far.next("pong").token == b"a"
+    peer.send_payload(packed(cancel=pb.Cancel(request_id="1")) + ping)
+    assert peer.next("pong").token == b"a"
 
 
-def test_an_id_beyond_ascii_is_one_like_any_other(bus):
-    service, caller = Far(bus), Far(bus)
+def test_request_id_may_have_any_characters(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
     caller.call("greeter", "eins–zwei")
     service.reply(service.called().request_id, b"y")
     assert caller.replies() == [Reply("eins–zwei", 0, 0, b"y")]
 
 
-# --- packets over the limit
+# --- oversized packets
 
 
 def big(n: int = MAX) -> bytes:
     return b"x" * n
 
 
-def test_the_largest_packet_fits(bus):
-    service, caller = Far(bus), Far(bus)
+def test_packet_of_the_largest_size_is_forwarded(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
     overhead = len(packed(service_call_request=_call(big()))) - MAX
     caller.send(service_call_request=_call(big(MAX - overhead)))
@@ -159,19 +159,19 @@ def _call(data: bytes, request_id: str = "1") -> pb.ServiceCallRequest:
     return pb.ServiceCallRequest(address="greeter", request_id=request_id, data=data)
 
 
-def test_a_call_over_the_limit_is_skipped_and_the_connection_lives(bus):
-    service, caller = Far(bus), Far(bus)
+def test_oversized_call_is_refused_and_its_connection_continues(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
     caller.call("greeter", "1", big(5 * MAX))
     caller.call("greeter", "2", b"small")
     assert caller.failure() == ("1", 413)
     assert service.called().data == b"small"
-    assert caller.session.is_open  # for the short path, too
+    assert caller.session.is_open  # also for the fast path
 
 
 @pytest.mark.parametrize("step", [1, 100])
-def test_its_id_is_found_wherever_it_stands(bus, step):
-    caller = Far(bus)
+def test_request_id_of_an_oversized_call_is_found_at_any_place(bus, step):
+    caller = MemoryPeer(bus)
     fields = [b"\x0a\x07greeter", b"\x1a\x81\x80\x01" + big(16385), b"\x12\x03abc", b"\x20\x05"]
     inner = b"".join(fields)
     payload = b"\x32" + _varint(len(inner)) + inner
@@ -191,31 +191,31 @@ def _varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def test_of_several_ids_the_last_counts(bus):
-    caller = Far(bus)
+def test_last_of_several_request_ids_counts(bus):
+    caller = MemoryPeer(bus)
     inner = b"\x12\x01a" + b"\x1a\x81\x80\x01" + big(16385) + b"\x12\x02bc"
     caller.send_payload(b"\x32" + _varint(len(inner)) + inner)
     assert caller.failure() == ("bc", 413)
 
 
 @pytest.mark.parametrize(("size", "answered"), [(256, 256), (MAX, MAX), (MAX + 1, 0)])
-def test_an_id_of_any_size_is_answered_and_the_connection_lives(bus, size, answered):
-    caller = Far(bus)
+def test_oversized_call_with_a_long_id_is_refused_and_its_connection_continues(bus, size, answered):
+    caller = MemoryPeer(bus)
     caller.send(service_call_request=_call(big(), "i" * size))
     assert caller.failure() == ("i" * answered, 413)
     caller.call("sys/ping", "2", b"x")
     assert caller.replies() == [Reply("2", 0, 0, b"x")]
 
 
-def test_a_reply_with_an_id_of_any_size_is_one_to_an_unknown_call(bus):
-    service = Far(bus)
+def test_oversized_reply_with_a_long_id_belongs_to_no_call(bus):
+    service = MemoryPeer(bus)
     service.reply("i" * (2 * MAX))
     assert bus.stats("dropped", "unknown_call") == 1
     assert not service.pipe.closed
 
 
-def test_fields_that_are_not_known_are_passed_over(bus):
-    caller = Far(bus)
+def test_unknown_fields_of_an_oversized_call_are_skipped(bus):
+    caller = MemoryPeer(bus)
     call = packed(service_call_request=_call(big(), "1"))
     unknown = b"\x9a\x06\x02hi" + b"\xa0\x06\x05" + b"\xa5\x06four" + b"\xa1\x06eight..."
     caller.send_payload(unknown + call + unknown)
@@ -225,8 +225,8 @@ def test_fields_that_are_not_known_are_passed_over(bus):
     assert caller.failure() == ("a", 413)
 
 
-def test_calls_in_one_packet_are_merged_and_of_two_kinds_the_last_counts(bus):
-    caller = Far(bus)
+def test_oversized_packet_with_several_calls_is_read_as_protobuf_does(bus):
+    caller = MemoryPeer(bus)
     first, second = _call(big(), "1"), pb.ServiceCallRequest(address="x")
     caller.send_payload(packed(service_call_request=first) + packed(service_call_request=second))
     assert caller.failure() == ("1", 413)
@@ -250,26 +250,26 @@ def test_calls_in_one_packet_are_merged_and_of_two_kinds_the_last_counts(bus):
         b"\x32\x85\x80\x01\x12\x01\xff\x1a\xff\x7f" + big(16383),
     ],
     ids=[
-        "a field that goes beyond", "a tag that goes beyond", "one that ends early",
-        "of no kind", "a group", "no varint", "a tag at the end", "an id that is no text",
+        "field beyond its message", "tag beyond its message", "truncated",
+        "no kind", "group", "varint too long", "tag at the end", "id not UTF-8",
     ],
 )  # fmt: skip
-def test_a_large_payload_that_is_no_packet_ends_it(bus, payload):
-    far = Far(bus)
-    far.send_payload(payload)
-    assert far.pipe.closed
+def test_oversized_payload_that_is_not_a_packet_closes_the_connection(bus, payload):
+    peer = MemoryPeer(bus)
+    peer.send_payload(payload)
+    assert peer.pipe.closed
     assert reasons(bus) == {"no_packet": 1}
 
 
-def test_nothing_of_it_is_held(bus):
-    caller = Far(bus)
+def test_oversized_call_is_not_held_in_memory(bus):
+    caller = MemoryPeer(bus)
     payload = packed(service_call_request=_call(big(64 * MAX)))
     caller.pipe.deliver(sp.frame(payload, sp.Form.TCP)[: 32 * MAX])
     assert caller.pipe.unread == 0
 
 
-def test_a_reply_over_the_limit_ends_its_call_and_cancels_it(bus):
-    service, caller = Far(bus), Far(bus)
+def test_oversized_reply_ends_and_cancels_its_call(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
     caller.call("greeter")
     call_id = service.called().request_id
@@ -290,31 +290,31 @@ def test_a_reply_over_the_limit_ends_its_call_and_cancels_it(bus):
     ],
     ids=["broadcast", "ping", "cancel"],
 )
-def test_any_other_packet_over_the_limit_ends_it(bus, payload):
-    far = Far(bus)
-    far.send_payload(payload)
-    assert far.pipe.closed
+def test_other_oversized_packet_closes_the_connection(bus, payload):
+    peer = MemoryPeer(bus)
+    peer.send_payload(payload)
+    assert peer.pipe.closed
     assert reasons(bus) == {"too_large": 1}
 
 
-def test_a_head_that_promises_the_earth_costs_nothing(bus):
-    far = Far(bus)
-    far.pipe.deliver((2**63).to_bytes(8, "big"))
-    far.pipe.deliver(b"\x32\xff\xff\xff\xff\x0f" + big())
-    assert far.pipe.unread == 0
+def test_frame_of_impossible_length_is_not_held_in_memory(bus):
+    peer = MemoryPeer(bus)
+    peer.pipe.deliver((2**63).to_bytes(8, "big"))
+    peer.pipe.deliver(b"\x32\xff\xff\xff\xff\x0f" + big())
+    assert peer.pipe.unread == 0
 
 
 # --- pings
 
 
-def test_a_ping_is_answered_with_its_token(bus):
-    far = Far(bus)
-    far.send(ping=pb.Ping(token=b"abc"))
-    assert far.next("pong").token == b"abc"
+def test_ping_is_answered_with_its_token(bus):
+    peer = MemoryPeer(bus)
+    peer.send(ping=pb.Ping(token=b"abc"))
+    assert peer.next("pong").token == b"abc"
 
 
-def test_only_those_who_asked_are_pinged(bus):
-    quiet, asked = Far(bus), Far(bus, ping=True)
+def test_only_peers_that_asked_are_pinged_and_closed(bus):
+    quiet, asked = MemoryPeer(bus), MemoryPeer(bus, ping=True)
     bus.pass_time(29)
     assert asked.kinds() == []
     bus.pass_time(2)
@@ -333,30 +333,30 @@ def test_only_those_who_asked_are_pinged(bus):
     assert not bus.gsb.calls.pings.peers
 
 
-def test_whatever_a_peer_sends_is_a_sign_of_life(bus):
-    far = Far(bus, ping=True)
+def test_any_packet_is_a_sign_of_life(bus):
+    peer = MemoryPeer(bus, ping=True)
     for _ in range(10):
         bus.pass_time(25)
-        far.cancel("x")
-    assert far.kinds() == []
+        peer.cancel("x")
+    assert peer.kinds() == []
 
 
-def test_the_clock_of_a_peer_that_is_not_read_stands(bus):
-    far = Far(bus, ping=True)
-    far.session.halt()
+def test_ping_clock_is_stopped_while_the_peer_is_not_read(bus):
+    peer = MemoryPeer(bus, ping=True)
+    peer.session.halt()
     bus.pass_time(500)
-    assert not far.pipe.aborted
-    far.session.schedule_retry()
+    assert not peer.pipe.aborted
+    peer.session.schedule_retry()
     bus.turn()
     bus.pass_time(29)
-    assert far.kinds() == []
+    assert peer.kinds() == []
 
 
 # --- ends
 
 
-def test_a_peer_that_sends_no_more_is_gone(bus):
-    service, caller = Far(bus), Far(bus)
+def test_half_close_ends_the_session(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
     caller.call("greeter")
     service.pipe.shut_down()
@@ -364,8 +364,8 @@ def test_a_peer_that_sends_no_more_is_gone(bus):
     assert service.pipe.closed
 
 
-def test_what_connections_tells(bus):
-    service, caller = Far(bus), Far(bus)
+def test_connections_lists_services_and_calls(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
     caller.call("greeter")
     first, second = bus.broker.connections()
@@ -373,20 +373,20 @@ def test_what_connections_tells(bus):
     assert (second["services"], second["serving"], second["open_calls"]) == (0, 0, 1)
 
 
-# --- the bus's own services
+# --- built-in services
 
 
 @pytest.mark.parametrize("prefix", ["sys/", "/local/sys/"])
 def test_built_in_services(bus, prefix):
     import msgpack
 
-    service, caller = Far(bus), Far(bus)
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("b")
     service.register("a")
     caller.call("a", "1")
     caller.call(prefix + "services", "2")
     listed = msgpack.unpackb(caller.next("call_reply").data)
-    assert [(one["id"], one["calls"], one["pending"]) for one in listed] == [
+    assert [(row["id"], row["calls"], row["pending"]) for row in listed] == [
         ("a", 1, 1),
         ("b", 0, 0),
     ]
@@ -405,23 +405,23 @@ def test_built_in_services(bus, prefix):
 # --- turns
 
 
-def test_a_peer_that_asks_for_much_takes_turns_with_others(bus):
-    busy, other = Far(bus), Far(bus)
+def test_peer_with_many_slow_packets_yields_to_others(bus):
+    busy, other = MemoryPeer(bus), MemoryPeer(bus)
     ping = sp.frame(packed(ping=pb.Ping(token=b"x")), sp.Form.TCP)
     busy.pipe.deliver(ping * 1000)
     assert 0 < busy.pipe.unread < 1000 * len(ping)
-    other.send_payload(packed(ping=pb.Ping(token=b"y")))  # and turns until all is done
+    other.send_payload(packed(ping=pb.Ping(token=b"y")))  # runs turns until all packets are handled
     assert other.next("pong").token == b"y"
     assert len(busy.packets()) == 1000
     assert busy.is_read
 
 
-def test_what_it_asked_for_before_it_went_is_carried_out_whole(bus):
-    service, caller = Far(bus), Far(bus)
+def test_all_packets_received_before_a_hangup_are_handled(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
     caller.call("greeter")
     call_id = service.called().request_id
-    odd = b"\x98\x06\x01"  # an unknown field: these go the long way
+    odd = b"\x98\x06\x01"  # an unknown field sends the packet to the slow path
     partial = pb.CallReply(request_id=call_id, type=pb.PARTIAL)
     data = sp.frame(packed(call_reply=partial) + odd, sp.Form.TCP)
     service.pipe.deliver(data * 1000)
@@ -429,9 +429,9 @@ def test_what_it_asked_for_before_it_went_is_carried_out_whole(bus):
     assert len(caller.packets()) == 1001
 
 
-def test_an_end_that_is_found_again_while_it_is_being_dealt_with(bus, monkeypatch):
-    """As with TLS, where offering again what was received finds the peer's goodbye again."""
-    service, caller = Far(bus), Far(bus)
+def test_half_close_reported_twice_ends_the_session_once(bus, monkeypatch):
+    """With TLS, redelivering the received bytes reports the end again."""
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
     caller.call("greeter")
     monkeypatch.setattr(service.pipe, "redeliver", service.session.on_half_closed)
@@ -440,29 +440,38 @@ def test_an_end_that_is_found_again_while_it_is_being_dealt_with(bus, monkeypatc
     assert caller.failure() == ("1", 503)
 
 
-# --- packets that come in pieces, larger than one read
+def test_end_of_the_connection_while_it_drains_ends_the_session_once(bus, monkeypatch):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
+    service.register("greeter")
+    caller.call("greeter")
+    monkeypatch.setattr(service.pipe, "redeliver", service.session.on_ended)
+    service.pipe.shut_down()
+    assert caller.failure() == ("1", 503)
+
+
+# --- packets larger than one read
 
 LARGE = b"x" * 150_000
 PIECE = 50_000
 
 
-@pytest.fixture(params=[True, False], ids=["short", "long"])
+@pytest.fixture(params=[True, False], ids=["fast", "slow"])
 def roomy(request) -> MemoryBus:
     bus = MemoryBus(gsb=GsbLimits(outbox_full_bytes=64 * KIB, outbox_free_bytes=16 * KIB))
     bus.gsb.calls.table.fast_path_enabled = request.param
     return bus
 
 
-def in_pieces(far: Far, payload: bytes, stop: int | None = None) -> None:
-    data = sp.frame(payload, far.form)[:stop]
+def in_pieces(peer: MemoryPeer, payload: bytes, stop: int | None = None) -> None:
+    data = sp.frame(payload, peer.form)[:stop]
     for at in range(0, len(data), PIECE):
-        far.pipe.deliver(data[at : at + PIECE])
-    far.bus.turn()
+        peer.pipe.deliver(data[at : at + PIECE])
+    peer.bus.turn()
 
 
 @pytest.mark.parametrize("is_unix", [False, True])
-def test_a_large_call_and_its_answer_come_in_pieces(roomy, is_unix):
-    service, caller = Far(roomy), Far(roomy, is_unix=is_unix)
+def test_large_call_and_reply_may_arrive_in_pieces(roomy, is_unix):
+    service, caller = MemoryPeer(roomy), MemoryPeer(roomy, is_unix=is_unix)
     service.register("greeter")
     in_pieces(caller, packed(service_call_request=_call(LARGE)))
     assert caller.pipe.unread == 0
@@ -474,36 +483,36 @@ def test_a_large_call_and_its_answer_come_in_pieces(roomy, is_unix):
     assert caller.replies() == [Reply("1", 0, 1, LARGE), Reply("1", 0, 0, b"")]
 
 
-def test_a_large_packet_that_has_to_wait_is_carried_out_once(roomy):
-    service, caller = Far(roomy), Far(roomy)
+def test_waiting_large_packet_is_handled_once(roomy):
+    service, caller = MemoryPeer(roomy), MemoryPeer(roomy)
     service.register("greeter")
     service.pipe.appetite = 0
     in_pieces(caller, packed(service_call_request=_call(LARGE, "1")))
     in_pieces(caller, packed(service_call_request=_call(LARGE, "2")))
     assert not caller.is_read
     caller.call("sys/ping", "3", b"x")
-    assert caller.kinds() == []  # behind what waits
+    assert caller.kinds() == []  # after the waiting call
     service.pipe.eat()
     roomy.turn()
     assert [packet.call_request.data for packet in service.packets()] == [LARGE, LARGE]
     assert caller.replies() == [Reply("3", 0, 0, b"x")]
 
 
-def test_a_large_packet_goes_on_though_nothing_comes_behind_it(roomy, monkeypatch):
-    service, caller = Far(roomy), Far(roomy)
+def test_waiting_large_packet_needs_no_further_bytes(roomy, monkeypatch):
+    service, caller = MemoryPeer(roomy), MemoryPeer(roomy)
     service.register("greeter")
     service.pipe.appetite = 0
     for request_id in ("1", "2"):
         in_pieces(caller, packed(service_call_request=_call(LARGE, request_id)))
     assert not caller.is_read
-    monkeypatch.setattr(caller.pipe, "_offer", lambda: None)  # a transport has nothing to offer
+    monkeypatch.setattr(caller.pipe, "_offer", lambda: None)  # the transport has no more bytes
     service.pipe.eat()
     roomy.turn()
     assert len(service.packets()) == 2
 
 
-def test_a_large_reply_that_waits_is_passed_on_when_its_service_goes(roomy):
-    service, caller = Far(roomy), Far(roomy)
+def test_waiting_large_reply_is_forwarded_when_its_service_disconnects(roomy):
+    service, caller = MemoryPeer(roomy), MemoryPeer(roomy)
     service.register("greeter")
     caller.call("greeter")
     call_id = service.called().request_id
@@ -517,16 +526,16 @@ def test_a_large_reply_that_waits_is_passed_on_when_its_service_goes(roomy):
     assert caller.failure() == ("1", 503)
 
 
-def test_a_large_packet_that_is_never_whole_does_nothing(roomy):
-    service, caller = Far(roomy), Far(roomy)
+def test_incomplete_large_packet_is_dropped_with_its_connection(roomy):
+    service, caller = MemoryPeer(roomy), MemoryPeer(roomy)
     service.register("greeter")
     in_pieces(caller, packed(service_call_request=_call(LARGE)), stop=140_000)
     caller.pipe.hang_up()
     assert service.kinds() == []
 
 
-def test_a_large_packet_that_is_none_ends_the_connection(roomy):
-    far = Far(roomy)
-    in_pieces(far, b"\xff" * 150_000)
-    assert far.pipe.closed
+def test_large_payload_that_is_not_a_packet_closes_the_connection(roomy):
+    peer = MemoryPeer(roomy)
+    in_pieces(peer, b"\xff" * 150_000)
+    assert peer.pipe.closed
     assert reasons(roomy) == {"no_packet": 1}

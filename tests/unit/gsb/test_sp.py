@@ -1,4 +1,4 @@
-"""SP's greeting and frames, against bytes that a real nng has written."""
+"""SP's greeting and frames, compared with bytes that nng wrote."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMS = {"tcp": sp.Form.TCP, "ipc": sp.Form.IPC}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_our_greeting_is_that_of_nng(form):
+def test_greeting_equals_that_of_nng(form):
     assert golden.GREETINGS[form] == sp.GREETING
 
 
@@ -25,15 +25,15 @@ def test_frames_are_written_as_nng_writes_them(vector, form):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("step", [1, 7, 10_000])
-def test_a_stream_of_nng_is_read_in_any_pieces(form, step):
-    stream = golden.GREETINGS[form] + b"".join(getattr(one, form) for one in golden.VECTORS)
+def test_stream_of_nng_is_read_in_any_pieces(form, step):
+    stream = golden.GREETINGS[form] + b"".join(getattr(vector, form) for vector in golden.VECTORS)
     frames = StreamFrames(FORMS[form], 1024)
-    found = [
+    payloads = [
         payload
         for at in range(0, len(stream), step)
         for payload in frames.feed(stream[at : at + step])
     ]
-    assert found == [vector.payload for vector in golden.VECTORS]
+    assert payloads == [vector.payload for vector in golden.VECTORS]
 
 
 @pytest.mark.parametrize(
@@ -42,18 +42,18 @@ def test_a_stream_of_nng_is_read_in_any_pieces(form, step):
         b"\0SP\1\0\x10\0\0",  # another version
         b"\0SP\0\0\x11\0\0",  # PAIR version 1
         b"\0SP\0\0\x30\0\0",  # REQ
-        b"\0SP\0\0\x10\0\1",  # something in the reserved bytes
+        b"\0SP\0\0\x10\0\1",  # reserved bytes
         b"GET / HT",
         b"G",
     ],
 )
-def test_another_greeting_is_refused_at_its_first_wrong_byte(greeting):
+def test_wrong_greeting_is_refused_at_its_first_wrong_byte(greeting):
     with pytest.raises(BadFrame) as caught:
         StreamFrames(sp.Form.TCP, 1024).feed(greeting)
     assert caught.value.reason == sp.BAD_GREETING
 
 
-def test_a_frame_over_the_limit_is_refused_from_its_head():
+def test_oversized_frame_is_refused_from_its_head():
     frames = StreamFrames(sp.Form.TCP, 10)
     assert frames.feed(sp.GREETING + sp.frame(b"x" * 10, sp.Form.TCP)) == [b"x" * 10]
     with pytest.raises(BadFrame) as caught:
@@ -61,7 +61,7 @@ def test_a_frame_over_the_limit_is_refused_from_its_head():
     assert caught.value.reason == sp.TOO_LARGE
 
 
-def test_an_ipc_frame_without_its_mark_is_refused():
+def test_ipc_frame_without_mark_is_refused():
     with pytest.raises(BadFrame) as caught:
         StreamFrames(sp.Form.IPC, 10).feed(sp.GREETING + b"\0")
     assert caught.value.reason == sp.BAD_FRAME

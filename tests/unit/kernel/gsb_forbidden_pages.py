@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from polybus.dialects.gsb import sp
-from polybus.dialects.gsb.server import gsb_packets
-from tests.rig.gsb_memory_peer import Far
+from polybus.dialects.gsb import gsb_packets, sp
+from tests.rig.gsb_memory_peer import MemoryPeer
 from tests.rig.memory_bus import MemoryBus
 from tests.unit.kernel.fence import PAGE, fenced
 from tests.vectors.gsb import VECTORS
@@ -28,7 +27,7 @@ def main() -> None:
         for vector in VECTORS:
             stream = sp.GREETING + 2 * getattr(vector, form)
             for size in range(len(stream) + 1):
-                session = Far(MemoryBus(), is_unix=form == "ipc").session
+                session = MemoryPeer(MemoryBus(), is_unix=form == "ipc").session
                 page[PAGE - size :] = stream[:size]
                 session.receive(page, PAGE - size + min(size, len(sp.GREETING)), PAGE)
     sys.stdout.write("nothing outside was touched\n")

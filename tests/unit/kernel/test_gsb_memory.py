@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from polybus.dialects.gsb.server import gsb_packets
-from tests.rig.gsb_memory_peer import Far
+from polybus.dialects.gsb import gsb_packets
+from tests.rig.gsb_memory_peer import MemoryPeer
 from tests.rig.memory_bus import MemoryBus
 
 ROUNDS = 200
@@ -25,7 +25,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.bus = MemoryBus()
-        self.service, self.caller = Far(self.bus), Far(self.bus)
+        self.service, self.caller = MemoryPeer(self.bus), MemoryPeer(self.bus)
         self.service.register("a")
 
     def __call__(self) -> None:
@@ -38,11 +38,11 @@ class Conversation:
             self.service.reply(request.request_id, b"y")
         self.caller.call("a", "4", b"x")
         self.caller.cancel("4")
-        for far in (self.service, self.caller):
-            far.packets()
-            far.pipe.taken.clear()
-            far.pipe.writes.clear()
-            far._read = 0
+        for peer in (self.service, self.caller):
+            peer.packets()
+            peer.pipe.taken.clear()
+            peer.pipe.writes.clear()
+            peer._read = 0
         self.bus.log.events.clear()
 
 
@@ -75,7 +75,7 @@ def test_nothing_leaks(make: Callable[[], Callable[[], None]]) -> None:
 def test_ended_connection_leaves_no_objects() -> None:
     bus = MemoryBus()
     for _ in range(5):
-        one = Far(bus)
+        one = MemoryPeer(bus)
         one.register("a")
         one.call("a", "1")
         one.pipe.hang_up()

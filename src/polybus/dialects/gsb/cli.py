@@ -6,10 +6,11 @@ Replies go to stdout as one line of JSON each; notices go to stderr.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -95,7 +96,18 @@ def ls(as_json: Json = False, at: Where = None) -> None:
         elif not services:
             _print_notice("no services")
         else:
-            _print_table(services)
+            columns = ("id", "since", "calls", "pending")
+            rows = []
+            for service in services:
+                moment = datetime.datetime.fromtimestamp(service["since_ms"] / MS, datetime.UTC)
+                since = moment.strftime("%Y-%m-%d %H:%M:%SZ")
+                rows.append(
+                    (str(service["id"]), since, str(service["calls"]), str(service["pending"]))
+                )
+            widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+            for row in [columns, *rows]:
+                cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+                print("  ".join(cells).rstrip())
 
     _with_bus(at, work)
 
@@ -129,8 +141,14 @@ def serve(
         loop.add_signal_handler(signal.SIGTERM, stopped.set)
         await bus.register(service_id, ProgramService(command))
         _print_notice(f"serving {service_id!r}")
-        if await _wait_first(stopped.wait(), bus.serve()):
+        signalled = asyncio.ensure_future(stopped.wait())
+        serving = asyncio.ensure_future(bus.serve())
+        await asyncio.wait([signalled, serving], return_when=asyncio.FIRST_COMPLETED)
+        if signalled.done():
+            serving.cancel()
             raise SystemExit(TERMINATED)
+        signalled.cancel()
+        await serving  # raises the error that ended it
 
     _with_bus(at, work)
 
@@ -153,21 +171,6 @@ def _with_bus(at: str | None, work: Callable[[Client], Coroutine[Any, Any, None]
         runner.run(main())
 
 
-async def _wait_first(stopped: Awaitable[Any], serving: Awaitable[None]) -> bool:
-    """Wait for the first to finish. Returns True if it was the signal. Raises an error."""
-    import asyncio
-
-    tasks = [asyncio.ensure_future(stopped), asyncio.ensure_future(serving)]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    was_signal = tasks[0].done()
-    for task in tasks:
-        if not task.done():
-            task.cancel()
-    if not was_signal:
-        await tasks[1]
-    return was_signal
-
-
 def _value(text: str | None) -> Any:
     if text is None:
         return None
@@ -177,21 +180,6 @@ def _value(text: str | None) -> Any:
         raise UsageError(
             f"the data must be JSON, for example '\"text\"' or '{{}}': {error}"
         ) from None
-
-
-def _print_table(services: list[dict[str, Any]]) -> None:
-    import datetime
-
-    columns = ("id", "since", "calls", "pending")
-    rows = []
-    for service in services:
-        moment = datetime.datetime.fromtimestamp(service["since_ms"] / MS, datetime.UTC)
-        since = moment.strftime("%Y-%m-%d %H:%M:%SZ")
-        rows.append([str(service["id"]), since, str(service["calls"]), str(service["pending"])])
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for row in [columns, *rows]:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
 
 
 def _print_notice(text: str) -> None:

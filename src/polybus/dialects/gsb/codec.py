@@ -85,14 +85,6 @@ def pack_failure(code: int, message: str, origin: str) -> bytes:
     return pack({"code": int(code), "message": message, "origin": origin})
 
 
-def failure_payload(error: BaseException) -> bytes:
-    """Return the data of the reply for a handler that raised `error`."""
-    if isinstance(error, ServiceFailed):
-        return pack_failure(error.status, str(error), Origin.SERVICE)
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return pack_failure(StatusCode.FAILURE, text, Origin.SERVICE)
-
-
 def error_from_reply(data: Buffer, address: str) -> PolybusError:
     """Return the error for a reply with code 500. Data of any other form is a service failure."""
     try:

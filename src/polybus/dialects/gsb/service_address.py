@@ -73,17 +73,17 @@ def check_service_name(name: str) -> None:
 
 def parse_address(address: str) -> ServiceAddress:
     """Return the parsed address. Raises `MalformedRequest` if it is not one."""
+    name, node = address, None
     if address.startswith("/local/"):
-        return ServiceAddress(_checked_name(address, address.removeprefix("/local/")))
-    if address.startswith("/net/"):
-        node, _, service = address.removeprefix("/net/").partition("/")
+        name = address.removeprefix("/local/")
+    elif address.startswith("/net/"):
+        node, _, name = address.removeprefix("/net/").partition("/")
         if not is_node_id(node):
             raise MalformedRequest(f"{_quoted(address)}: /net/ must be followed by a node id")
-        return ServiceAddress(_checked_name(address, service), node)
-    first, _, rest = address.partition("/")
-    if is_node_id(first):
-        return ServiceAddress(_checked_name(address, rest), first)
-    return ServiceAddress(_checked_name(address, address))
+    elif is_node_id(address.partition("/")[0]):
+        node, _, name = address.partition("/")
+    _check_grammar(address, name)
+    return ServiceAddress(name, node)
 
 
 def resolve_service(services: Mapping[str, S], name: str) -> S | None:
@@ -96,12 +96,8 @@ def resolve_service(services: Mapping[str, S], name: str) -> S | None:
     return None
 
 
-def _checked_name(address: str, service: str) -> str:
-    _check_grammar(address, service)
-    return service
-
-
 def _check_grammar(whole: str, name: str) -> None:
+    """Check the service name of `whole`, an address or the name itself."""
     if len(name) > MAX_SERVICE_BYTES:
         raise MalformedRequest(f"{_quoted(whole)} must have at most {MAX_SERVICE_BYTES} bytes")
     if not _SERVICE.fullmatch(name):

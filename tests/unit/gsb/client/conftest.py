@@ -1,8 +1,8 @@
-"""What the tests of the client stand on: a real bus in a process of its own.
+"""Fixtures of the client's tests: a real bus in a process of its own.
 
-Coroutine tests run twice: on uvloop over TCP, and on asyncio's own loop over a Unix
-socket; those that start a bus of their own, which takes most of their time, once.
-After each test nothing may be left at the bus.
+Coroutine tests run twice: on uvloop over TCP, and on asyncio's own loop over a Unix socket.
+Tests that start a bus of their own run once, because starting it takes most of their time.
+After each test the bus must have no state left.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Start = Callable[..., AbstractContextManager[BusProcess]]
 def running(
     *args: str, folder: Path | None = None, port: int = 0, **settings: str
 ) -> Iterator[BusProcess]:
-    """A bus with GSB and rqueue; settings are POLYBUS_* variables without the prefix."""
+    """Run a bus with GSB and rqueue. Settings are POLYBUS_* variables without the prefix."""
     env = {f"POLYBUS_{name.upper()}": value for name, value in settings.items()}
-    # Short on purpose: the path of a Unix socket has at most 107 bytes.
+    # A short path, because the path of a Unix socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp") as own:
         place = folder or Path(own)
         gsb = (f"gsb=tcp://127.0.0.1:{port}", f"gsb=ipc://{place}/gsb.sock")
@@ -39,9 +39,9 @@ def running(
 
 @pytest.fixture(scope="session")
 def bus() -> Iterator[BusProcess]:
-    """A bus that other tests use too, under other names."""
-    with running("--engine", "memory:") as one:
-        yield one
+    """The bus that all tests share. Each test uses other names."""
+    with running("--engine", "memory:") as shared:
+        yield shared
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def address(bus: BusProcess, request: pytest.FixtureRequest) -> Iterator[str]:
     over_ipc = callspec is not None and callspec.params.get("loop_kind") == "asyncio"
     wanted = "ipc" if over_ipc else "tcp"
     yield next(str(place) for name, place in bus.listeners if place.scheme == wanted)
-    until(lambda: stats(bus)["gsb"]["connections"] == 0, "all have gone")
+    until(lambda: stats(bus)["gsb"]["connections"] == 0, "all connections end")
     left = stats(bus)["gsb"]
     assert (left["services"], left["open_calls"], left["serving"]) == (0, 0, 0)
 
 
 @pytest.fixture
 def start() -> Start:
-    """Starts a bus of the test's own, which it may stop."""
+    """Return the function that starts another bus, which the test may stop."""
     return running
 
 

@@ -1,4 +1,4 @@
-"""The blocking twin: the same names, without `await`."""
+"""The blocking client: the same names, without `await`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def test_services_calls_and_streams(address):
 
         @bus.service("fails")
         def fails(call):
-            raise ServiceFailed("as told", 417)
+            raise ServiceFailed("teapot", 417)
 
         assert bus.call("greeter", {"name": "Ada"}) == {"hello": "Ada"}
         assert list(bus.stream("numbers", 1000)) == list(range(1000))
-        with pytest.raises(ServiceFailed, match="as told") as failed:
+        with pytest.raises(ServiceFailed, match="teapot") as failed:
             bus.call("fails")
         assert failed.value.status == 417
         with pytest.raises(DoesNotExist):
-            list(bus.stream("nobody"))
+            list(bus.stream("unknown"))
         with pytest.raises(Conflict):
             bus.register("greeter", greet)
         bus.unregister("greeter")
@@ -49,21 +49,21 @@ def test_many_threads_share_a_client(address):
         def echo(call):
             return call.data
 
-        found: dict[int, list[int]] = {}
+        answers: dict[int, list[int]] = {}
 
         def ask(number: int) -> None:
-            found[number] = [bus.call("echo", number * 100 + at) for at in range(20)]
+            answers[number] = [bus.call("echo", number * 100 + at) for at in range(20)]
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found == {n: [n * 100 + at for at in range(20)] for n in range(8)}
+        assert answers == {n: [n * 100 + at for at in range(20)] for n in range(8)}
 
 
 @pytest.mark.parametrize("way", ["close", "with", "dropped"])
-def test_a_stream_that_is_left_is_cancelled(address, bus, way):
+def test_abandoned_stream_is_cancelled(address, bus, way):
     with gsb.blocking.connect(address) as client:
         closed = threading.Event()
 
@@ -88,7 +88,7 @@ def test_a_stream_that_is_left_is_cancelled(address, bus, way):
         until(lambda: stats(bus)["gsb"]["open_calls"] == 0, "the call has ended")
 
 
-def test_topics(address):
+def test_subscribe_and_broadcast(address):
     with gsb.blocking.connect(address) as bus, bus.subscribe("news") as news:
         bus.broadcast("news", [1])
         message = next(news)

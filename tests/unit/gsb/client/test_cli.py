@@ -1,4 +1,4 @@
-"""`polybus gsb`, as a shell sees it."""
+"""The commands of `polybus gsb`, run as processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UPPER = "import sys, json; print(json.dumps(json.load(sys.stdin)['name'].upper()
 
 @contextmanager
 def service(address: str, name: str, *command: str) -> Iterator[subprocess.Popen[str]]:
-    """`polybus gsb serve`, once it serves."""
+    """Run `polybus gsb serve` and wait until it serves."""
     words = [*POLYBUS, "gsb", "serve", name, "--at", address, "--", *command]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -37,7 +37,7 @@ def gsb_command(address: str, *words: str) -> subprocess.CompletedProcess[str]:
     return run("gsb", *words, "--at", address)
 
 
-def test_a_program_as_a_service(address):
+def test_serve_runs_a_program_for_each_call(address):
     with service(address, "upper", sys.executable, "-c", UPPER) as process:
         done = gsb_command(address, "call", "upper", '{"name": "Ada"}')
         assert (done.returncode, done.stdout, done.stderr) == (0, '"ADA"\n', "")
@@ -45,7 +45,7 @@ def test_a_program_as_a_service(address):
         assert (failed.returncode, failed.stdout) == (6, "")
         assert "KeyError: 'name'" in failed.stderr
         listed = gsb_command(address, "ls", "--json")
-        assert [(one["id"], one["calls"]) for one in json.loads(listed.stdout)] == [("upper", 2)]
+        assert [(row["id"], row["calls"]) for row in json.loads(listed.stdout)] == [("upper", 2)]
         assert gsb_command(address, "ls").stdout.split()[:5] == [
             *("id", "since", "calls", "pending"),
             "upper",
@@ -54,7 +54,7 @@ def test_a_program_as_a_service(address):
         assert process.wait(20) == 143
 
 
-def test_lines_are_a_stream_and_a_caller_that_leaves_ends_the_program(address, bus):
+def test_output_lines_are_a_stream_and_its_end_ends_the_program(address, bus):
     endless = (
         "import itertools, os; [print(n, os.environ['GSB_METHOD']) for n in itertools.count()]"
     )
@@ -66,7 +66,7 @@ def test_lines_are_a_stream_and_a_caller_that_leaves_ends_the_program(address, b
             assert client.call("sys/services")[0]["pending"] == 0
 
 
-def test_a_call_that_is_left_ends_what_its_program_left_behind(address):
+def test_abandoned_call_ends_the_children_of_its_program(address):
     def runs(pid: int) -> bool:
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -78,10 +78,10 @@ def test_a_call_that_is_left_ends_what_its_program_left_behind(address):
         with client.stream("leaves") as lines:
             pid = next(lines)
             assert runs(pid)
-        until(lambda: not runs(pid), "it has ended")
+        until(lambda: not runs(pid), "the child has ended")
 
 
-def test_a_program_that_cannot_be_started(address):
+def test_program_that_cannot_be_started_fails_the_call(address):
     with service(address, "none", "/no/such/program"):
         done = gsb_command(address, "call", "none")
         assert done.returncode == 6
@@ -89,9 +89,9 @@ def test_a_program_that_cannot_be_started(address):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("words", "code", "output"),
     [
-        (["call", "nobody"], 4, "no service 'nobody'"),
+        (["call", "unknown"], 4, "no service 'unknown'"),
         (["call", "/x"], 2, "/x"),
         (["call", "x", "{"], 2, "the data must be JSON"),
         (["call", "sys/ping", '[1, "two"]'], 0, '[1, "two"]\n'),
@@ -102,15 +102,15 @@ def test_a_program_that_cannot_be_started(address):
     ],
     ids=str,
 )
-def test_answers_and_exit_codes(address, words, code, says):
+def test_output_and_exit_codes(address, words, code, output):
     rest = words[words.index("--") :] if "--" in words else []
     words = words[: len(words) - len(rest)]
     done = run("gsb", *words, "--at", address, *rest)
     assert done.returncode == code, done
-    assert says in done.stdout + done.stderr
+    assert output in done.stdout + done.stderr
 
 
-def test_no_bus():
+def test_exit_code_without_a_bus():
     done = run("gsb", "ping", "--at", "tcp://127.0.0.1:1")
     assert done.returncode == 3
     assert done.stderr.startswith("polybus: cannot connect to tcp://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""The async client at work: services, calls, streams, topics."""
+"""The asyncio client: services, calls, streams, topics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.rig.observer import eventually
 
 
 class TestCalls:
-    async def test_the_example_of_the_spec(self, address):
+    async def test_call_and_stream_of_one_client(self, address):
         async with gsb.connect(address) as bus:
 
             @bus.service("greeter")
@@ -42,7 +42,7 @@ class TestCalls:
                     yield number
 
             assert await bus.call("greeter", {"name": "Ada"}) == {"hello": "Ada"}
-            assert [one async for one in bus.stream("greeter/many", {"n": 3})] == [0, 1, 2]
+            assert [item async for item in bus.stream("greeter/many", {"n": 3})] == [0, 1, 2]
             assert bus.open_calls == 0
 
     @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ class TestCalls:
         ],
         ids=lambda value: repr(value)[:20],
     )
-    async def test_values_come_back_as_they_are(self, address, value):
+    async def test_values_survive_a_round_trip(self, address, value):
         async with gsb.connect(address) as bus:
 
             @bus.service("echo")
@@ -66,9 +66,9 @@ class TestCalls:
                 yield call.data
 
             assert await bus.call("echo", value) == value
-            assert [one async for one in bus.stream("items", value)] == [value, value]
+            assert [item async for item in bus.stream("items", value)] == [value, value]
 
-    async def test_what_a_handler_is_told(self, address):
+    async def test_handler_receives_address_method_service_and_caller(self, address):
         async with gsb.connect(address) as bus:
 
             @bus.service("a/b")
@@ -79,7 +79,7 @@ class TestCalls:
             assert (address_, method, service_id) == ("a/b/c/d", "c/d", "a/b")
             assert caller.startswith("local:")
 
-    async def test_many_at_once_each_get_their_own(self, address):
+    async def test_concurrent_calls_receive_their_own_replies(self, address):
         async with gsb.connect(address) as server, gsb.connect(address) as bus:
             gate = asyncio.Event()
 
@@ -94,7 +94,7 @@ class TestCalls:
             gate.set()
             assert await asyncio.gather(*calls) == list(range(300))
 
-    async def test_a_service_may_call_others_while_it_answers(self, address):
+    async def test_handler_may_call_other_services(self, address):
         async with gsb.connect(address) as bus:
 
             @bus.service("inner")
@@ -105,11 +105,11 @@ class TestCalls:
             async def outer(call):
                 return await bus.call("inner", call.data) * 10
 
-            assert await asyncio.gather(*(bus.call("outer", one) for one in range(20))) == [
-                (one + 1) * 10 for one in range(20)
+            assert await asyncio.gather(*(bus.call("outer", n) for n in range(20))) == [
+                (n + 1) * 10 for n in range(20)
             ]
 
-    async def test_the_buses_own_services(self, address):
+    async def test_built_in_services(self, address):
         async with gsb.connect(address) as bus:
 
             @bus.service("mine")
@@ -117,15 +117,15 @@ class TestCalls:
                 return None
 
             await bus.call("mine")
-            found = await bus.call("sys/services")
-            assert [(one["id"], one["calls"], one["pending"]) for one in found] == [("mine", 1, 0)]
+            rows = await bus.call("sys/services")
+            assert [(row["id"], row["calls"], row["pending"]) for row in rows] == [("mine", 1, 0)]
             assert await bus.call("/local/sys/ping", [1, 2]) == [1, 2]
             assert "gsb" in await bus.call("sys/stats")
             assert 0 < await bus.ping() < 10_000
 
 
 class TestFailures:
-    async def test_each_has_a_type(self, address):
+    async def test_each_failure_has_its_error_type(self, address):
         async with gsb.connect(address) as bus:
 
             @bus.service("fails")
@@ -136,8 +136,8 @@ class TestFailures:
             async def chooses(call):
                 raise ServiceFailed("no such item", 404)
 
-            with pytest.raises(DoesNotExist, match="nobody"):
-                await bus.call("nobody")
+            with pytest.raises(DoesNotExist, match="unknown"):
+                await bus.call("unknown")
             with pytest.raises(MalformedRequest):
                 await bus.call("/no/such")
             with pytest.raises(ServiceFailed, match="KeyError: 'which'") as failed:
@@ -149,7 +149,7 @@ class TestFailures:
             with pytest.raises(ServiceFailed):
                 await anext(bus.stream("fails"))
 
-    async def test_what_cannot_be_sent(self, address):
+    async def test_data_that_cannot_be_sent_is_refused(self, address):
         async with gsb.connect(address) as bus:
 
             @bus.service("bad")
@@ -172,7 +172,7 @@ class TestFailures:
                 await bus.call("large")
             assert bus.open_calls == 0
 
-    async def test_a_handler_that_finds_something_cancelled(self, address):
+    async def test_handler_that_awaits_a_cancelled_future_fails_its_call_only(self, address):
         async with gsb.connect(address) as bus:
 
             @bus.service("cancelled")
@@ -186,12 +186,12 @@ class TestFailures:
                 return call.data
 
             calls = [bus.call(name, 1) for name in ("cancelled", "well", "cancelled", "well")]
-            found = await asyncio.gather(*calls, return_exceptions=True)
-            assert [type(one) for one in found] == [ServiceFailed, int] * 2
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(result) for result in results] == [ServiceFailed, int] * 2
             assert await bus.call("well", 2) == 2
 
-    async def test_a_call_at_the_limit_of_the_bus(self, address):
-        """What a service gets has more around its data than the bus received."""
+    async def test_client_receives_packets_of_the_largest_size(self, address):
+        """A call that the bus forwards has more fields than the call it received."""
         limit = gsb.ClientOptions().max_packet_bytes
         async with gsb.connect(address) as bus:
             news = await bus.subscribe("news")
@@ -201,19 +201,19 @@ class TestFailures:
                 return len(call.data)
 
             await bus.registered()
-            with plain(Address.parse(address)) as stranger:
+            with plain(Address.parse(address)) as peer:
                 data = b"\xc6" + (limit - 27).to_bytes(4, "big") + bytes(limit - 27)
                 largest = packet("service_call_request", address="size", request_id="1", data=data)
                 broadcast = packet("broadcast_request", topic="news", data=data)
                 assert limit - 10 < len(broadcast) <= len(largest) <= limit
-                await asyncio.to_thread(stranger.send, largest)
-                answer = await asyncio.to_thread(stranger.reply)
+                await asyncio.to_thread(peer.send, largest)
+                answer = await asyncio.to_thread(peer.reply)
                 assert answer.data == b"\xce" + (limit - 27).to_bytes(4, "big")
-                await asyncio.to_thread(stranger.send, broadcast)
+                await asyncio.to_thread(peer.send, broadcast)
                 assert len((await anext(news)).body) == len(data)
             assert bus.reconnects == 0
 
-    async def test_a_call_is_not_for_a_stream(self, address):
+    async def test_call_of_a_streaming_service_is_an_error_and_cancelled(self, address):
         async with gsb.connect(address) as bus:
             closed = asyncio.Event()
 
@@ -229,17 +229,17 @@ class TestFailures:
                 await bus.call("many")
             await closed.wait()
 
-    async def test_a_stream_of_one_value(self, address):
+    async def test_stream_of_a_single_reply_has_one_item(self, address):
         async with gsb.connect(address) as bus:
 
-            @bus.service("one")
-            async def one(call):
+            @bus.service("single")
+            async def single(call):
                 return call.data
 
-            assert [item async for item in bus.stream("one", 7)] == [7]
-            assert [item async for item in bus.stream("one")] == []
+            assert [item async for item in bus.stream("single", 7)] == [7]
+            assert [item async for item in bus.stream("single")] == []
 
-    async def test_a_failure_after_some_items_comes_behind_them(self, address):
+    async def test_failure_of_a_stream_is_raised_after_its_items(self, address):
         async with gsb.connect(address) as bus:
 
             @bus.service("half")
@@ -253,7 +253,7 @@ class TestFailures:
             with pytest.raises(ServiceFailed, match="enough"):
                 await anext(stream)
 
-    async def test_names_that_are_taken_or_cannot_be(self, address):
+    async def test_taken_or_invalid_name_is_refused(self, address):
         async with gsb.connect(address) as bus, gsb.connect(address) as other:
 
             async def handler(call):
@@ -275,7 +275,7 @@ class TestFailures:
             await other.register("mine", handler)
             assert await bus.call("mine") == 1
 
-    async def test_a_refusal_is_told_once(self, address):
+    async def test_refused_registration_is_raised_once(self, address):
         async with gsb.connect(address) as bus, gsb.connect(address) as other:
 
             async def handler(call):
@@ -287,14 +287,14 @@ class TestFailures:
             await other.register("theirs", handler)
             await other.registered()
 
-    async def test_a_service_that_is_added_while_the_client_connects(self, address):
+    async def test_service_added_during_the_handshake_is_registered(self, address):
         bus = gsb.connect(address)
 
         async def handler(call):
             return 1
 
         opening = asyncio.ensure_future(bus.open())
-        while bus._host.connection is None:  # noqa: ASYNC110  what was there is on its way then
+        while bus._host.connection is None:  # noqa: ASYNC110  earlier services are sent then
             await asyncio.sleep(0)
         assert not bus.is_connected
         bus.service("late")(handler)
@@ -302,7 +302,7 @@ class TestFailures:
         assert await bus.call("late") == 1
         await bus.close()
 
-    async def test_services_that_were_there_before_the_connection(self, address):
+    async def test_services_added_before_open_are_registered(self, address):
         bus = gsb.connect(address)
 
         @bus.service("early")
@@ -319,7 +319,7 @@ class TestFailures:
 
 
 class TestEndings:
-    async def test_the_deadline_of_the_hello(self, address):
+    async def test_deadline_of_the_client_ends_a_call(self, address):
         async with gsb.connect(address) as server, gsb.connect(address, deadline_s=0.1) as bus:
             cancelled = asyncio.Event()
 
@@ -333,9 +333,9 @@ class TestEndings:
             with pytest.raises(DeadlinePassed):
                 await bus.call("hangs")
             await cancelled.wait()
-            await eventually(lambda: not server.open_calls, "it is over at the service")
+            await eventually(lambda: not server.open_calls, "the call ends at the service")
 
-    async def test_a_timeout_of_one_call(self, address):
+    async def test_timeout_of_a_call_cancels_it(self, address):
         async with gsb.connect(address) as bus:
             cancelled = asyncio.Event()
 
@@ -351,9 +351,9 @@ class TestEndings:
             await cancelled.wait()
             with pytest.raises(DeadlinePassed):
                 await anext(bus.stream("hangs", timeout_s=0.05))
-            await eventually(lambda: not bus.open_calls, "nothing is open")
+            await eventually(lambda: not bus.open_calls, "no call is open")
 
-    async def test_a_task_that_is_cancelled_cancels_its_call(self, address):
+    async def test_cancelled_task_cancels_its_call(self, address):
         async with gsb.connect(address) as bus:
             begun, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -374,7 +374,7 @@ class TestEndings:
             assert bus.open_calls == 0
 
     @pytest.mark.parametrize("way", ["break", "aclose", "with", "dropped"])
-    async def test_a_stream_that_is_left_is_cancelled(self, address, way):
+    async def test_abandoned_stream_is_cancelled(self, address, way):
         async with gsb.connect(address) as bus:
             closed = asyncio.Event()
 
@@ -404,9 +404,9 @@ class TestEndings:
                 del items
                 gc.collect()
             await closed.wait()
-            await eventually(lambda: not bus.open_calls, "nothing is open")
+            await eventually(lambda: not bus.open_calls, "no call is open")
 
-    async def test_a_service_that_goes_away(self, address):
+    async def test_lost_service_fails_its_calls(self, address):
         async with gsb.connect(address) as bus:
             async with gsb.connect(address) as server:
 
@@ -425,7 +425,7 @@ class TestEndings:
             with pytest.raises((UsageError, ServiceGone, DoesNotExist)):
                 await call
 
-    async def test_a_client_that_is_closed(self, address):
+    async def test_closed_client_refuses_calls(self, address):
         bus = gsb.connect(address)
         with pytest.raises(UsageError, match="not open"):
             await bus.call("x")
@@ -437,13 +437,13 @@ class TestEndings:
             await bus.open()
         await bus.close()
 
-    async def test_nobody_listens(self):
+    async def test_open_without_a_bus_raises_not_connected(self):
         with pytest.raises(NotConnected):
             await gsb.connect("tcp://127.0.0.1:1").open()
         with pytest.raises(NotConnected):
             await gsb.connect("ipc:///tmp/no/such.sock").open()
 
-    async def test_a_service_is_busy(self, address):
+    async def test_calls_over_max_calls_are_refused_as_busy(self, address):
         async with gsb.connect(address, max_calls=2) as server, gsb.connect(address) as bus:
             gate = asyncio.Event()
 
@@ -452,21 +452,21 @@ class TestEndings:
                 return call.data
 
             await server.register("waits", waits)
-            calls = [asyncio.ensure_future(bus.call("waits", one)) for one in range(3)]
+            calls = [asyncio.ensure_future(bus.call("waits", n)) for n in range(3)]
             with pytest.raises(ServiceFailed, match="busy"):
                 await calls[2]
             gate.set()
             assert await asyncio.gather(*calls[:2]) == [0, 1]
 
-    async def test_a_cancel_by_the_bus_is_an_error_of_its_own(self, address):
+    async def test_cancel_by_the_bus_raises_call_cancelled(self, address):
         from polybus.dialects.gsb.codec import error_from_reply, pack_failure
 
-        found = error_from_reply(pack_failure(499, "gone", "bus"), "x")
-        assert isinstance(found, CallCancelled)
+        error = error_from_reply(pack_failure(499, "gone", "bus"), "x")
+        assert isinstance(error, CallCancelled)
 
 
 class TestPressure:
-    async def test_a_stream_that_is_not_read_makes_its_service_wait(self, address):
+    async def test_unread_stream_halts_its_service(self, address):
         async with gsb.connect(address) as server, gsb.connect(address) as bus:
             made = 0
 
@@ -480,18 +480,18 @@ class TestPressure:
             stream = bus.stream("items", 6000)  # 60 MB
             await anext(stream)
             before = -1
-            while made > before:  # until nothing moves any more
+            while made > before:  # until the service is halted
                 before = made
                 for _ in range(10):
                     await bus.call("sys/ping")
                 await asyncio.sleep(0.1)
-            assert made < 4500  # what the sockets between them may hold is the kernel's affair
+            assert made < 4500  # the rest is in socket buffers, whose size the kernel chooses
             count = 1
             async for _item in stream:
                 count += 1
             assert count == 6000
 
-    async def test_calls_go_on_while_a_stream_is_not_read(self, address):
+    async def test_calls_continue_while_a_stream_is_not_read(self, address):
         async with gsb.connect(address) as server, gsb.connect(address) as bus:
 
             async def items(call):
@@ -507,8 +507,8 @@ class TestPressure:
                     assert await bus.call("sys/ping", count) == count
             assert count == 400
 
-    async def test_a_stream_that_is_never_read_is_cut_when_others_wait(self, address):
-        """Streams that share a connection, because there are no more."""
+    async def test_unread_stream_on_a_shared_connection_is_cut_when_others_wait(self, address):
+        """The streams share a connection because `stream_connections` is 1."""
         bus = gsb.connect(
             address, max_unread_bytes=100_000, cut_unread_bytes=300_000, stream_connections=1
         )
@@ -532,7 +532,7 @@ class TestPressure:
                     pass
             assert bus.open_calls == 0
 
-    async def test_streams_have_connections_of_their_own(self, address):
+    async def test_streams_use_separate_connections(self, address):
         async with gsb.connect(address) as bus:
 
             @bus.service("items")
@@ -542,14 +542,14 @@ class TestPressure:
 
             streams = [bus.stream("items", 200) for _ in range(5)]
             for number in range(200):  # 20 MB each, in step
-                assert [(await anext(one))[0] for one in streams] == [number] * 5
-            for one in streams:
-                assert [item async for item in one] == []
-            await eventually(lambda: not bus.open_calls, "all have ended")
+                assert [(await anext(stream))[0] for stream in streams] == [number] * 5
+            for stream in streams:
+                assert [item async for item in stream] == []
+            await eventually(lambda: not bus.open_calls, "all streams end")
 
 
 class TestPlainFunctions:
-    async def test_they_run_in_threads(self, address):
+    async def test_plain_functions_run_in_threads(self, address):
         async with gsb.connect(address) as bus:
 
             @bus.service("plain")
@@ -566,13 +566,13 @@ class TestPlainFunctions:
                 raise ValueError("here")
 
             assert await bus.call("plain", 7) == [False, 7]
-            assert [one async for one in bus.stream("numbers", 1000)] == list(range(1000))
+            assert [item async for item in bus.stream("numbers", 1000)] == list(range(1000))
             stream = bus.stream("fails")
             assert await anext(stream) == 1
             with pytest.raises(ServiceFailed, match="here"):
                 await anext(stream)
 
-    async def test_streams_that_are_not_read_keep_no_threads(self, address):
+    async def test_unread_generators_hold_no_threads(self, address):
         closed = threading.Event()
 
         def items(call):
@@ -594,7 +594,7 @@ class TestPlainFunctions:
             await left.aclose()
             await eventually(closed.is_set, "the generator is closed")
 
-    async def test_a_generator_is_closed_when_its_stream_is_left(self, address):
+    async def test_generator_of_an_abandoned_stream_is_closed(self, address):
         async with gsb.connect(address) as bus:
             closed = threading.Event()
 
@@ -608,52 +608,52 @@ class TestPlainFunctions:
 
             async with bus.stream("endless") as items:
                 await anext(items)
-            await eventually(closed.is_set, "it is closed")
+            await eventually(closed.is_set, "the generator is closed")
 
 
 class TestTopics:
-    async def test_everybody_hears_a_broadcast_the_sender_too(self, address):
-        async with gsb.connect(address) as one, gsb.connect(address) as two:
-            mine, again = await one.subscribe("news"), await one.subscribe("news")
-            theirs = await two.subscribe("news")
-            await one.broadcast("news", {"n": 1})
+    async def test_broadcast_reaches_every_subscription_including_the_senders(self, address):
+        async with gsb.connect(address) as sender, gsb.connect(address) as other:
+            mine, again = await sender.subscribe("news"), await sender.subscribe("news")
+            theirs = await other.subscribe("news")
+            await sender.broadcast("news", {"n": 1})
             for subscription in (mine, again, theirs):
                 message = await anext(subscription)
                 assert (message.topic, message.data) == ("news", {"n": 1})
                 assert message.caller.startswith("local:")
             await mine.unsubscribe()
             assert [message async for message in mine] == []
-            await two.broadcast("news", body=b"\xc1 no msgpack")
-            heard = await again.get(10)
-            assert heard is not None
-            assert heard.body == b"\xc1 no msgpack"
+            await other.broadcast("news", body=b"\xc1 no msgpack")
+            raw = await again.get(10)
+            assert raw is not None
+            assert raw.body == b"\xc1 no msgpack"
             with pytest.raises(ValueError, match=r".*"):
-                _ = heard.data
+                _ = raw.data
             assert await again.get(0.05) is None
             await again.unsubscribe()
             await theirs.unsubscribe()
 
-    async def test_it_meets_rqueue(self, address, bus):
+    async def test_topics_are_shared_with_rqueue(self, address, bus):
         from polybus import rqueue
 
-        async with gsb.connect(address) as one, rqueue.connect(bus.address("rqueue")) as other:
+        async with gsb.connect(address) as client, rqueue.connect(bus.address("rqueue")) as other:
             await other.subscribe("both")
-            async with await one.subscribe("both") as both:
+            async with await client.subscribe("both") as both:
                 await other.publish("both", b"from rqueue")
                 assert (await anext(both)).body == b"from rqueue"
-                await one.broadcast("both", body=b"from gsb")
+                await client.broadcast("both", body=b"from gsb")
                 assert [(await anext(other)).content for _ in range(2)] == [
                     b"from rqueue",
                     b"from gsb",
                 ]
 
-    async def test_a_refusal_is_told_to_all_who_subscribe(self, address):
+    async def test_refused_topic_fails_every_subscribe(self, address):
         async with gsb.connect(address) as bus:
             both = (bus.subscribe("no*topic"), bus.subscribe("no*topic"))
-            found = await asyncio.gather(*both, return_exceptions=True)
-            assert [type(one) for one in found] == [MalformedRequest] * 2
+            results = await asyncio.gather(*both, return_exceptions=True)
+            assert [type(result) for result in results] == [MalformedRequest] * 2
 
-    async def test_who_does_not_read_loses(self, address):
+    async def test_slow_subscription_drops_and_counts_messages(self, address):
         async with gsb.connect(address, max_unread_bytes=1000) as bus:
             news = await bus.subscribe("news")
             for number in range(20):
@@ -662,7 +662,7 @@ class TestTopics:
             assert (await anext(news)).data == bytes([0]) * 100
 
 
-def test_services_may_be_declared_where_no_loop_runs(address):
+def test_services_may_be_added_without_a_running_loop(address):
     bus = gsb.connect(address)
 
     @bus.service("early")
@@ -676,47 +676,47 @@ def test_services_may_be_declared_where_no_loop_runs(address):
     assert asyncio.run(main()) == "here"
 
 
-def test_a_failure_in_the_middle_of_a_stream_ends_it(address):
-    """Of a service that is no client of ours: nobody else says so with a PARTIAL."""
+def test_failed_partial_ends_the_stream_and_cancels_the_call(address):
+    """The service is a plain peer, because the client never fails with a PARTIAL."""
     from tests.rig.gsb_peer import partial
 
-    with gsb.blocking.connect(address) as bus, plain(Address.parse(address)) as stranger:
-        stranger.register("theirs")
-        found: list[object] = []
+    with gsb.blocking.connect(address) as bus, plain(Address.parse(address)) as peer:
+        peer.register("theirs")
+        received: list[object] = []
 
         def ask() -> None:
             stream = bus.stream("theirs")
-            found.append(next(stream))
+            received.append(next(stream))
             try:
                 next(stream)
             except ServiceFailed as error:
-                found.append(error.data)
+                received.append(error.data)
 
         thread = threading.Thread(target=ask)
         thread.start()
-        request = stranger.call()
-        stranger.send(partial(request.request_id, b"\x01"))
-        stranger.send(reply(request.request_id, b"\x02", code=500, kind=1))
-        assert stranger.next("cancel").request_id == request.request_id
+        request = peer.call()
+        peer.send(partial(request.request_id, b"\x01"))
+        peer.send(reply(request.request_id, b"\x02", code=500, kind=1))
+        assert peer.next("cancel").request_id == request.request_id
         thread.join()
-        assert found == [1, 2]
+        assert received == [1, 2]
 
 
-def test_replies_of_our_client_reach_a_stranger(address):
-    """A service of ours, a caller that knows only nng and protobuf."""
+def test_client_and_plain_peer_call_each_other(address):
+    """The peer uses a plain socket and protobuf."""
     from tests.rig.gsb_peer import call
 
-    with gsb.blocking.connect(address) as bus, plain(Address.parse(address)) as stranger:
+    with gsb.blocking.connect(address) as bus, plain(Address.parse(address)) as peer:
 
         @bus.service("echo")
-        def echo(one):
-            return one.data
+        def echo(call):
+            return call.data
 
-        stranger.send(call("echo", "1", b"\x01"))
-        assert stranger.reply().data == b"\x01"
-        stranger.send(call("echo", "2", b"\xc1"))  # no msgpack
-        assert stranger.reply().code == 500
-        stranger.register("theirs")
+        peer.send(call("echo", "1", b"\x01"))
+        assert peer.reply().data == b"\x01"
+        peer.send(call("echo", "2", b"\xc1"))  # not msgpack
+        assert peer.reply().code == 500
+        peer.register("theirs")
         answer = []
 
         def ask():
@@ -724,7 +724,7 @@ def test_replies_of_our_client_reach_a_stranger(address):
 
         thread = threading.Thread(target=ask)
         thread.start()
-        request = stranger.call()
-        stranger.send(reply(request.request_id, b"\x07"))
+        request = peer.call()
+        peer.send(reply(request.request_id, b"\x07"))
         thread.join()
         assert answer == [7]

@@ -1,4 +1,4 @@
-"""The client's connection: lost and made again, and what is registered then."""
+"""Reconnects of the client, and the registrations that it repeats."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.rig.gsb_peer import connect as plain
 from tests.rig.observer import eventually
 
 
-def break_off(client: gsb.Client) -> GsbConnection:
-    """Ends its connection as if the network had done it."""
+def lose_connection(client: gsb.Client) -> GsbConnection:
+    """End the client's connection as a network failure would."""
     link = client._reconnector.connection
     assert link is not None
     link.abort()
@@ -23,7 +23,7 @@ def break_off(client: gsb.Client) -> GsbConnection:
 
 
 class TestReconnecting:
-    async def test_services_and_topics_are_there_again_if_so_wanted(self, start):
+    async def test_reconnect_restores_services_and_subscriptions(self, start):
         with start("--engine", "memory:") as first:
             port = first.address("gsb").port
             address = f"tcp://127.0.0.1:{port}"
@@ -58,8 +58,8 @@ class TestReconnecting:
             assert (await anext(news)).data == "again"
             await bus.close()
 
-    async def test_a_name_that_is_still_taken_is_tried_again(self, address, bus):
-        with plain(bus.address("gsb")) as thief:
+    async def test_taken_name_is_registered_again_after_a_reconnect(self, address, bus):
+        with plain(bus.address("gsb")) as other_owner:
             client = gsb.connect(address, backoff_max_s=0.1)
 
             @client.service("mine")
@@ -67,12 +67,12 @@ class TestReconnecting:
                 return "mine"
 
             await client.open()
-            # The connection is lost, and somebody takes the name before we are back.
-            assert thief.register("mine") == 409
-            break_off(client)
-            await eventually(lambda: thief.register("mine") == 0, "the name is free")
-            await eventually(lambda: client.reconnects == 1, "it is back")
-            thief.close()
+            # The connection is lost, and another peer registers the name before the reconnect.
+            assert other_owner.register("mine") == 409
+            lose_connection(client)
+            await eventually(lambda: other_owner.register("mine") == 0, "the name is free")
+            await eventually(lambda: client.reconnects == 1, "the client reconnects")
+            other_owner.close()
             async with gsb.connect(address) as other:
 
                 async def served() -> bool:
@@ -88,22 +88,24 @@ class TestReconnecting:
                 assert await served()
             await client.close()
 
-    async def test_a_name_that_is_still_taken_may_be_given_up(self, address, bus, caplog):
+    async def test_unregister_ends_the_retries_of_a_taken_name(self, address, bus, caplog):
         async def handler(call): ...
 
         async with gsb.connect(address, backoff_max_s=0.1) as client:
             await client.register("mine", handler)
-            with plain(bus.address("gsb")) as thief:
-                break_off(client)
-                await eventually(lambda: thief.register("mine") == 0, "the name is free")
-                await eventually(lambda: "still registered" in caplog.text, "it retries")
+            with plain(bus.address("gsb")) as other_owner:
+                lose_connection(client)
+                await eventually(lambda: other_owner.register("mine") == 0, "the name is free")
+                await eventually(lambda: "still registered" in caplog.text, "the client retries")
                 await client.unregister("mine")
                 with pytest.raises(DoesNotExist):
                     await client.unregister("mine")
-                trying = client._registrations._tasks
-                await eventually(lambda: not trying, "it retries no more")
+                retries = client._registrations._tasks
+                await eventually(lambda: not retries, "the retries end")
 
-    async def test_a_socket_that_may_not_be_used_for_a_while(self, address, monkeypatch):
+    async def test_denied_socket_is_retried_after_a_loss_but_not_at_open(
+        self, address, monkeypatch
+    ):
         dialled = []
 
         async def forbidden(link):
@@ -113,21 +115,23 @@ class TestReconnecting:
         async with gsb.connect(address, backoff_max_s=0.1) as client:
             with monkeypatch.context() as patch:
                 patch.setattr("polybus.dialects.gsb.client.client.dial", forbidden)
-                break_off(client)
-                await eventually(lambda: len(dialled) > 1, "it has tried twice")
+                lose_connection(client)
+                await eventually(lambda: len(dialled) > 1, "the client has dialled twice")
             assert await client.call("sys/ping", 1) == 1
             with monkeypatch.context() as patch:
                 patch.setattr("polybus.dialects.gsb.client.client.dial", forbidden)
                 with pytest.raises(Denied):
                     await gsb.connect(address).open()
 
-    async def test_a_stream_that_begins_while_the_client_closes(self, address, monkeypatch):
-        """Nothing of it is left: the bus of these tests looks."""
-        begun, go_on = asyncio.Event(), asyncio.Event()
+    async def test_stream_opened_while_the_client_closes_leaves_no_state(
+        self, address, monkeypatch
+    ):
+        """The fixture `address` checks that the bus has no state left."""
+        begun, proceed = asyncio.Event(), asyncio.Event()
 
         async def slow(link):
             begun.set()
-            await go_on.wait()
+            await proceed.wait()
             await dial(link)
 
         client = gsb.connect(address)
@@ -136,18 +140,18 @@ class TestReconnecting:
         stream = asyncio.ensure_future(anext(client.stream("sys/ping", 1)))
         await begun.wait()
         await client.close()
-        go_on.set()
+        proceed.set()
         with pytest.raises(NotConnected):
             await stream
 
-    async def test_registering_waits_for_the_connection(self, address):
+    async def test_register_waits_for_the_connection(self, address):
         async def handler(call):
             return 1
 
         async with gsb.connect(address) as bus, gsb.connect(address) as other:
             await other.register("theirs", handler)
             for name in ("mine", "theirs"):
-                await break_off(bus).ended.wait()
+                await lose_connection(bus).ended.wait()
                 assert not bus.is_connected
                 if name == "theirs":
                     with pytest.raises(Conflict):
@@ -156,13 +160,13 @@ class TestReconnecting:
                     await bus.register(name, handler)
                     assert await other.call(name) == 1
 
-    async def test_what_is_no_bus(self):
-        async def talk(reader, writer):
+    async def test_peer_that_is_not_a_bus_is_refused(self):
+        async def answer(reader, writer):
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             await reader.read()
             writer.close()
 
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(Exception, match="bad_greeting"):
             await gsb.connect(f"tcp://127.0.0.1:{port}").open()

@@ -41,7 +41,7 @@ from polybus.dialects.gsb.client.gsb_options import ClientOptions, default_addre
 from polybus.dialects.gsb.client.outgoing_call import CallAnswer, Stream, StreamBuffer, decode_value
 from polybus.dialects.gsb.client.service_host import Handler, HostedService, ServiceHost
 from polybus.dialects.gsb.client.service_registration import ServiceRegistrations
-from polybus.dialects.gsb.client.stream_connection_pool import NoServices, StreamConnectionPool
+from polybus.dialects.gsb.client.stream_connection_pool import StreamConnectionPool
 from polybus.dialects.gsb.codec import error_from_status
 from polybus.errors import Conflict, DeadlinePassed, PolybusError, UsageError
 from polybus.model.address import Address
@@ -49,88 +49,6 @@ from polybus.model.address import Address
 log = logging.getLogger("polybus.gsb")
 
 PEER_NAME = "GSB bus"
-
-
-class GsbHandshake:
-    """Dials connections and introduces them to the bus.
-
-    The main connection sends a hello, its services and its subscriptions, and then a ping. The
-    answer to the ping means that the bus has read all of them, so a call on a new connection
-    comes after the registration of this client's services. A stream connection sends only a
-    hello.
-    """
-
-    def __init__(
-        self,
-        address: Address,
-        options: ClientOptions,
-        host: ServiceHost,
-        subscriptions: BroadcastSubscriptions,
-        registrations: ServiceRegistrations,
-    ) -> None:
-        self._address = address
-        self._options = options
-        self._host = host
-        self._subscriptions = subscriptions
-        self._registrations = registrations
-
-    async def dial(self, on_end: Callable[[GsbConnection], None], *, again: bool) -> GsbConnection:
-        """Dial the main connection. `again` is True after a reconnect."""
-        link = GsbConnection(
-            self._address, self._options, self._host, self._subscriptions.on_broadcast, on_end
-        )
-        await complete_handshake(
-            link, self._introduce(link, again), self._options.connect_timeout_s, PEER_NAME
-        )
-        return link
-
-    async def dial_stream_connection(
-        self, on_end: Callable[[GsbConnection], None]
-    ) -> GsbConnection:
-        connection = GsbConnection(
-            self._address, self._options, NoServices(), self._subscriptions.on_broadcast, on_end
-        )
-        await complete_handshake(
-            connection,
-            self._introduce_stream(connection),
-            self._options.connect_timeout_s,
-            PEER_NAME,
-        )
-        return connection
-
-    async def _introduce(self, link: GsbConnection, again: bool) -> None:
-        await dial(link)
-        self._send_hello(link, pings=True)
-        self._host.connection = link
-        services = self._registrations.send_all(link)
-        topics = [
-            link.send_request(topic_packet("subscribe", topic))
-            for topic in self._subscriptions.topics
-        ]
-        await link.ping()
-        await self._registrations.wait_replies(link, services, again)
-        for answer in topics:
-            code, message = await answer
-            if code:
-                log.error("cannot subscribe again after a reconnect: %s", message)
-        while late := self._registrations.send_all(
-            link, besides=services
-        ):  # added during the handshake
-            services |= late
-            await self._registrations.wait_replies(link, late, again)
-
-    async def _introduce_stream(self, connection: GsbConnection) -> None:
-        await dial(connection)
-        self._send_hello(
-            connection, pings=False
-        )  # a connection that is not read could not answer pings
-        await connection.ping()
-
-    def _send_hello(self, link: GsbConnection, *, pings: bool) -> None:
-        packet = pb.Packet()
-        packet.hello.deadline_ms = self._options.deadline_ms
-        packet.hello.credits, packet.hello.ping = True, pings
-        link.send_packet(packet)
 
 
 def topic_packet(verb: str, topic: str) -> pb.Packet:
@@ -152,16 +70,11 @@ class Client(ReconnectingClient[GsbConnection]):
         self.options = options
         self._host = ServiceHost(options.max_calls, options.threads)
         self._subscriptions = BroadcastSubscriptions()
-        self._registrations = ServiceRegistrations(self._host, options)
-        self._handshake = GsbHandshake(
-            self.address, options, self._host, self._subscriptions, self._registrations
-        )
+        self._registrations = ServiceRegistrations(self._host)
         self._reconnector = Reconnector(
-            "gsb", self.address, options, self._dial, self._link_ended, self._end
+            "gsb", self.address, options, self._dial, lambda _: self._host.cancel_all(), self._end
         )
-        self._stream_pool = StreamConnectionPool(
-            self._handshake.dial_stream_connection, options.stream_connections
-        )
+        self._stream_pool = StreamConnectionPool(self._dial_stream, options.stream_connections)
         self._pack = msgpack.Packer().pack
         self._closed = asyncio.Event()
 
@@ -197,10 +110,14 @@ class Client(ReconnectingClient[GsbConnection]):
         `timeout_s` is for the whole call; without it the bus's deadline applies. Raises
         `UsageError` and cancels the call if the service replies with a stream.
         """
-        link = self._reconnector.connection or await self._reconnector.wait_connected()
-        if timeout_s is not None:
-            return await self._call_within(link, address, data, timeout_s)
-        return await self._call(link, address, data)
+        connection = self._reconnector.connection or await self._reconnector.wait_connected()
+        if timeout_s is None:
+            return await self._call(connection, address, data)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._call(connection, address, data)
+        except TimeoutError:
+            raise DeadlinePassed(f"{address}: no reply within {timeout_s:g} s") from None
 
     def stream(self, address: str, data: Any = None, *, timeout_s: float | None = None) -> Stream:
         """Call a service and return an async iterator of the items of its reply.
@@ -209,14 +126,28 @@ class Client(ReconnectingClient[GsbConnection]):
         it the bus's deadline applies.
         """
 
-        return Stream(lambda: self._open_stream(address, data), address, timeout_s)
+        async def open_call() -> StreamBuffer:
+            encoded, packed = _encode_address(address), self._packed(data)
+            await self._reconnector.wait_connected()
+            # A stream uses another connection and must not overtake registrations.
+            await self._registrations.wait_settled()
+            connection = await self._stream_pool.acquire()
+            buffer = StreamBuffer(connection, address, self._stream_pool.release)
+            try:
+                connection.call(encoded, packed, buffer)
+            except BaseException:
+                self._stream_pool.release(connection)
+                raise
+            return buffer
+
+        return Stream(open_call, address, timeout_s)
 
     async def ping(self) -> float:
         """Return the round-trip time to the bus in milliseconds."""
-        link = await self._reconnector.wait_connected()
+        connection = await self._reconnector.wait_connected()
         began_s = time.perf_counter()
         async with asyncio.timeout(self.options.answer_timeout_s):
-            await link.ping()
+            await connection.ping()
         return (time.perf_counter() - began_s) * MS
 
     # --- serving
@@ -229,7 +160,8 @@ class Client(ReconnectingClient[GsbConnection]):
         """
 
         def register(handler: H) -> H:
-            self._check_new(service_id)
+            if service_id in self._host.services:
+                raise Conflict(f"service {service_id!r} is already registered by this client")
             self._host.add(HostedService(service_id, handler))
             self._registrations.register(self._reconnector.connection, service_id)
             return handler
@@ -252,11 +184,10 @@ class Client(ReconnectingClient[GsbConnection]):
 
     async def unregister(self, service_id: str) -> None:
         """Unregister a service. Open calls continue."""
-        packet = pb.Packet()
-        packet.unregister_request.service_id = service_id
-        link = await self._reconnector.wait_connected()
+        request = pb.UnregisterRequest(service_id=service_id)
+        connection = await self._reconnector.wait_connected()
         was_retrying = self._registrations.stop_retrying(service_id)
-        code, message = await link.ask(packet)
+        code, message = await connection.ask(pb.Packet(unregister_request=request))
         if code and not was_retrying:
             raise error_from_status(code, message, f"unregister {service_id!r}")
         self._host.remove(service_id)
@@ -272,26 +203,25 @@ class Client(ReconnectingClient[GsbConnection]):
 
     async def subscribe(self, topic: str) -> Subscription:
         """Subscribe to the messages that any dialect publishes to a topic from now on."""
-        made = Subscription(topic, self.options.max_unread_bytes, self._unsubscribe)
-        self._subscriptions.add(made)
+        subscription = Subscription(topic, self.options.max_unread_bytes, self._unsubscribe)
+        self._subscriptions.add(subscription)
         try:  # also if the topic is already subscribed: that request may still be refused
             await self._ask_topic("subscribe", topic)
         except BaseException:
-            self._subscriptions.remove(made)
+            self._subscriptions.remove(subscription)
             raise
-        return made
+        return subscription
 
     async def broadcast(self, topic: str, data: Any = None, *, body: bytes | None = None) -> None:
         """Publish a value to a topic, or raw bytes with `body`."""
         if data is not None and body is not None:
             raise UsageError("a broadcast must have data or a body, got both")
-        packet = pb.Packet()
-        packet.broadcast_request.topic = topic
-        packet.broadcast_request.data = self._packed(data) if body is None else body
-        link = await self._reconnector.wait_connected()
-        if link.is_full:
-            await link.wait_room()
-        code, message = await link.ask(packet)
+        encoded = self._packed(data) if body is None else body
+        request = pb.BroadcastRequest(topic=topic, data=encoded)
+        connection = await self._reconnector.wait_connected()
+        if connection.is_full:
+            await connection.wait_room()
+        code, message = await connection.ask(pb.Packet(broadcast_request=request))
         if code:
             raise error_from_status(code, message, f"broadcast to {topic!r}")
 
@@ -299,42 +229,17 @@ class Client(ReconnectingClient[GsbConnection]):
 
     _failure: PolybusError | None = None
 
-    async def _call(self, link: GsbConnection, address: str, data: Any) -> Any:
-        if link.is_full:
-            await link.wait_room()
-        answer = CallAnswer(link, address, asyncio.get_running_loop())
-        packed = b"" if data is None else self._packed(data)
-        answer.request_id = link.call(_address(address), packed, answer)
+    async def _call(self, connection: GsbConnection, address: str, data: Any) -> Any:
+        if connection.is_full:
+            await connection.wait_room()
+        answer = CallAnswer(connection, address, asyncio.get_running_loop())
+        connection.call(_encode_address(address), self._packed(data), answer)
         try:
             return decode_value(await answer.future, address)
         except asyncio.CancelledError:
-            if link.is_up:
-                link.cancel(answer.request_id)
+            if connection.is_up:
+                connection.cancel(answer.request_id)
             raise
-
-    async def _open_stream(self, address: str, data: Any) -> StreamBuffer:
-        called, packed = _address(address), self._packed(data)
-        await self._reconnector.wait_connected()
-        await (
-            self._registrations.wait_settled()
-        )  # a stream uses another connection and must not overtake registrations
-        link = await self._stream_pool.acquire()
-        received = StreamBuffer(link, address, self._stream_pool.release)
-        try:
-            received.request_id = link.call(called, packed, received)
-        except BaseException:
-            self._stream_pool.release(link)
-            raise
-        return received
-
-    async def _call_within(
-        self, link: GsbConnection, address: str, data: Any, timeout_s: float
-    ) -> Any:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._call(link, address, data)
-        except TimeoutError:
-            raise DeadlinePassed(f"{address}: no reply within {timeout_s:g} s") from None
 
     def _packed(self, data: Any) -> bytes:
         if data is None:
@@ -349,13 +254,9 @@ class Client(ReconnectingClient[GsbConnection]):
         if self._reconnector.is_opened:
             await self._reconnector.wait_connected()
 
-    def _check_new(self, service_id: str) -> None:
-        if service_id in self._host.services:
-            raise Conflict(f"service {service_id!r} is already registered by this client")
-
     async def _ask_topic(self, verb: str, topic: str) -> None:
-        link = await self._reconnector.wait_connected()
-        code, message = await link.ask(topic_packet(verb, topic))
+        connection = await self._reconnector.wait_connected()
+        code, message = await connection.ask(topic_packet(verb, topic))
         if code:
             raise error_from_status(code, message, f"{verb} {topic!r}")
 
@@ -364,16 +265,69 @@ class Client(ReconnectingClient[GsbConnection]):
         if is_last and self._reconnector.connection is not None:
             await self._ask_topic("unsubscribe", subscription.topic)
 
-    # --- the connection
+    # --- the connections
 
     async def _dial(self) -> GsbConnection:
-        again = self._reconnector.last_loss is not None
-        return await self._handshake.dial(self._reconnector.on_connection_ended, again=again)
+        """Dial the main connection.
 
-    def _link_ended(self, link: GsbConnection) -> None:
-        self._host.cancel_all()
+        It sends a hello, the services and the subscriptions, and then a ping. The answer to the
+        ping means that the bus has read all of them, so a call on the connection comes after
+        the registration of this client's services.
+        """
+        is_reconnect = self._reconnector.last_loss is not None
+        connection = GsbConnection(
+            self.address,
+            self.options,
+            self._host,
+            self._subscriptions.on_broadcast,
+            self._reconnector.on_connection_ended,
+        )
+
+        async def introduce() -> None:
+            await dial(connection)
+            self._send_hello(connection, pings=True)
+            self._host.connection = connection
+            services = self._registrations.send_all(connection)
+            topics = [
+                connection.send_request(topic_packet("subscribe", topic))
+                for topic in self._subscriptions.topics
+            ]
+            await connection.ping()
+            await self._registrations.wait_replies(connection, services, is_reconnect)
+            for answer in topics:
+                code, message = await answer
+                if code:
+                    log.error("cannot subscribe again after a reconnect: %s", message)
+            # Services that the program added during the handshake.
+            while late := self._registrations.send_all(connection, besides=services):
+                services |= late
+                await self._registrations.wait_replies(connection, late, is_reconnect)
+
+        await complete_handshake(connection, introduce(), self.options.connect_timeout_s, PEER_NAME)
+        return connection
+
+    async def _dial_stream(self, on_end: Callable[[GsbConnection], None]) -> GsbConnection:
+        """Dial a connection for streams. It registers no service, so its host stays empty."""
+        no_services = ServiceHost(max_calls=0, threads=1)
+        connection = GsbConnection(
+            self.address, self.options, no_services, self._subscriptions.on_broadcast, on_end
+        )
+
+        async def introduce() -> None:
+            await dial(connection)
+            # No pings of the bus: a connection that is not read could not answer them.
+            self._send_hello(connection, pings=False)
+            await connection.ping()
+
+        await complete_handshake(connection, introduce(), self.options.connect_timeout_s, PEER_NAME)
+        return connection
+
+    def _send_hello(self, connection: GsbConnection, *, pings: bool) -> None:
+        hello = pb.Hello(deadline_ms=self.options.deadline_ms, credits=True, ping=pings)
+        connection.send_packet(pb.Packet(hello=hello))
 
     def _end(self, error: PolybusError) -> None:
+        """Fail everything that waits: there will be no further connection."""
         self._host.cancel_all()
         self._failure = None if self._closed.is_set() else error
         self._subscriptions.end(error)
@@ -381,7 +335,7 @@ class Client(ReconnectingClient[GsbConnection]):
         self._closed.set()
 
 
-def _address(address: str) -> bytes:
+def _encode_address(address: str) -> bytes:
     if not isinstance(address, str):
         raise UsageError(f"an address must be a str, got {type(address).__name__}")
     return address.encode("utf-8", "surrogatepass")

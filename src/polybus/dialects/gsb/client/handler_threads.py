@@ -91,10 +91,13 @@ class _GeneratorBuffer(Generic[T]):
         try:
             for item in self._source:
                 self.items.append(item)
+                # One call to the loop for all items until it has taken them.
                 if not self._is_notified:
                     self._is_notified = True
                     self._loop.call_soon_threadsafe(self._notify)
-                if not self._wait_room():
+                with self._room:
+                    self.is_parked = not self._room.wait_for(self._has_room, PARK_AFTER_S)
+                if self._stopped or self.is_parked:
                     break
         finally:
             if not self.is_parked:
@@ -104,11 +107,6 @@ class _GeneratorBuffer(Generic[T]):
         close = getattr(self._source, "close", None)
         if close is not None:
             close()
-
-    def _wait_room(self) -> bool:
-        with self._room:
-            self.is_parked = not self._room.wait_for(self._has_room, PARK_AFTER_S)
-            return not self._stopped and not self.is_parked
 
     def _has_room(self) -> bool:
         return len(self.items) < AHEAD_ITEMS or self._stopped

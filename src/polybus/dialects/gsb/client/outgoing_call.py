@@ -28,20 +28,22 @@ ITEM_BYTES = 64
 class CallAnswer:
     """Waits for the one reply of a call."""
 
-    __slots__ = ("_address", "_link", "future", "held_bytes", "is_awaited", "request_id")
+    __slots__ = ("_address", "_connection", "future", "held_bytes", "is_awaited", "request_id")
 
-    def __init__(self, link: GsbConnection, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, connection: GsbConnection, address: str, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.future: asyncio.Future[Buffer] = loop.create_future()
         self.request_id = b""
         self.is_awaited = True
         self.held_bytes = 0
-        self._link = link
+        self._connection = connection
         self._address = address
 
     def on_reply(self, code: int, kind: int, data: Buffer) -> bool:
         if kind == PARTIAL:
             self.fail(UsageError(f"{self._address} replies with a stream; use stream()"))
-            self._link.cancel(self.request_id)
+            self._connection.cancel(self.request_id)
         elif code == codec.StatusCode.OK:
             if not self.future.done():
                 self.future.set_result(data)
@@ -59,15 +61,16 @@ class StreamBuffer:
     """The unread items of a stream, and its end."""
 
     def __init__(
-        self, link: GsbConnection, address: str, leave: Callable[[GsbConnection], None]
+        self, connection: GsbConnection, address: str, release: Callable[[GsbConnection], None]
     ) -> None:
-        self.link = link
         self.request_id = b""
-        self._leave: Callable[[GsbConnection], None] | None = leave
         self.items: deque[Buffer] = deque()
         self.held_bytes = 0
         self.ended = False
-        self.error: PolybusError | None = None
+        self._connection = connection
+        # Gives the connection back to the pool. None once that was done.
+        self._release: Callable[[GsbConnection], None] | None = release
+        self._error: PolybusError | None = None
         self._address = address
         self._changed: asyncio.Future[None] | None = None
 
@@ -79,11 +82,11 @@ class StreamBuffer:
         if code != codec.StatusCode.OK:
             self._end(error_from_reply(data, self._address))
             if kind == PARTIAL:  # a failure ends the stream, even if the service sends more
-                self.link.cancel(self.request_id)
+                self._connection.cancel(self.request_id)
             return True
         if kind == PARTIAL or len(data):  # type: ignore[arg-type]
             self.items.append(data)
-            self.link.unread.charge(self, len(data) + ITEM_BYTES)  # type: ignore[arg-type]
+            self._connection.unread.charge(self, len(data) + ITEM_BYTES)  # type: ignore[arg-type]
         if kind == FULL:
             self._end(None)
         elif self._changed is not None:
@@ -96,14 +99,24 @@ class StreamBuffer:
 
     async def take_items(self, timeout_s: float | None) -> deque[Buffer]:
         """Wait for items and return all of them; none at the end."""
+        unread = self._connection.unread
         while not self.items and not self.ended:
-            await self._wait(timeout_s)
+            self._changed = asyncio.get_running_loop().create_future()
+            unread.on_wait()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._changed
+            except TimeoutError:
+                self.cancel()
+                raise DeadlinePassed(f"{self._address}: no item within {timeout_s:g} s") from None
+            finally:
+                self._changed = None
         taken, self.items = self.items, deque()
-        self.link.unread.release(self)
+        unread.release(self)
         if self.ended:
             self._release_connection()
-        if not taken and self.error is not None:
-            raise self.error
+        if not taken and self._error is not None:
+            raise self._error
         return taken
 
     def cancel(self) -> None:
@@ -111,31 +124,18 @@ class StreamBuffer:
         self.items.clear()
         if not self.ended:
             self.ended = True
-            if self.link.is_up:
-                self.link.cancel(self.request_id)
-        self.link.unread.release(self)
+            if self._connection.is_up:
+                self._connection.cancel(self.request_id)
+        self._connection.unread.release(self)
         self._release_connection()
 
     def _release_connection(self) -> None:
-        """Give the connection back to the pool, once."""
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave(self.link)
-
-    async def _wait(self, timeout_s: float | None) -> None:
-        self._changed = asyncio.get_running_loop().create_future()
-        self.link.unread.on_wait()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed
-        except TimeoutError:
-            self.cancel()
-            raise DeadlinePassed(f"{self._address}: no item within {timeout_s:g} s") from None
-        finally:
-            self._changed = None
+        release, self._release = self._release, None
+        if release is not None:
+            release(self._connection)
 
     def _end(self, error: PolybusError | None) -> None:
-        self.ended, self.error = True, error
+        self.ended, self._error = True, error
         self._notify()
 
     def _notify(self) -> None:

@@ -9,6 +9,7 @@ A cancelled call ends the program and its children (SIGTERM, then SIGKILL).
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import signal
@@ -39,16 +40,24 @@ class ProgramService:
         request = as_json(call.data).encode() + b"\n"
         process = await self._start(call)
         feeding = asyncio.create_task(_write_request(process, request))
-        stderr = asyncio.create_task(_read_stderr_tail(process))
+        stderr = asyncio.create_task(_read_last_error(process))
         ended = False
         try:
             assert process.stdout is not None
             async for line in process.stdout:
-                yield _item(line)
+                text = line.rstrip(b"\r\n").decode("utf-8", "replace")
+                try:
+                    item = json.loads(text)
+                except ValueError:
+                    item = text
+                yield item
             code = await process.wait()
             ended = True
             if code:
-                raise ServiceFailed(_failure_text(code, await stderr), status=500)
+                how = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
+                last_line = await stderr
+                text = f"the program {how}: {last_line}" if last_line else f"the program {how}"
+                raise ServiceFailed(text, status=500)
         except ValueError:
             raise ServiceFailed(f"a line must have at most {MAX_LINE_BYTES} bytes", 413) from None
         finally:
@@ -76,23 +85,13 @@ class ProgramService:
 
 def as_json(value: Any) -> str:
     """Return a value as JSON; bytes become an object with their base64."""
-    return json.dumps(value, ensure_ascii=False, default=_json_default)
 
+    def default(value: Any) -> Any:
+        if isinstance(value, bytes | bytearray | memoryview):
+            return {"base64": base64.b64encode(value).decode()}
+        return str(value)
 
-def _json_default(value: Any) -> Any:
-    import base64
-
-    if isinstance(value, bytes | bytearray | memoryview):
-        return {"base64": base64.b64encode(value).decode()}
-    return str(value)
-
-
-def _item(line: bytes) -> Any:
-    text = line.rstrip(b"\r\n").decode("utf-8", "replace")
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return json.dumps(value, ensure_ascii=False, default=default)
 
 
 async def _write_request(process: Process, request: bytes) -> None:
@@ -105,18 +104,14 @@ async def _write_request(process: Process, request: bytes) -> None:
         pass  # a program need not read its request
 
 
-async def _read_stderr_tail(process: Process) -> str:
+async def _read_last_error(process: Process) -> str:
+    """Read stderr to its end. Returns its last line."""
     assert process.stderr is not None
     kept = b""
     while data := await process.stderr.read(KEPT_STDERR_BYTES):
         kept = (kept + data)[-KEPT_STDERR_BYTES:]
     lines = kept.decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else ""
-
-
-def _failure_text(code: int, last_line: str) -> str:
-    how = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
-    return f"the program {how}: {last_line}" if last_line else f"the program {how}"
 
 
 async def _terminate(process: Process) -> None:

@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import types
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from polybus.dialects.gsb import codec
 from polybus.dialects.gsb.client.handler_threads import HandlerThreads
-from polybus.dialects.gsb.codec import failure_payload
 from polybus.dialects.gsb.service_address import resolve_service
 from polybus.errors import ConnectionLost, PolybusError, ServiceFailed, TooLarge
 
@@ -30,104 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from polybus.dialects.gsb.client.gsb_connection import GsbConnection, Packet
-
-
-Work = Coroutine[Any, Any, None]
-
-
-class HandlerJob(Protocol):
-    """A handler to run. `work` returns its coroutine, or None if it was cancelled.
-
-    `on_wait` gets the task of the job once the job has a task of its own.
-    """
-
-    def work(self) -> Work | None: ...
-    def on_wait(self, task: asyncio.Task[None]) -> None: ...
-
-
-class HandlerRunner:
-    """Runs jobs: one task runs them one after another until one has to wait.
-
-    Most handlers reply without waiting. A task for each would cost more than the handler
-    itself, so one task works through the queue. When a handler waits, the task stays with it
-    (so it can be cancelled and may use timeouts), and a new task continues with the queue.
-
-    A job must not raise.
-    """
-
-    def __init__(self) -> None:
-        self._queue: deque[HandlerJob] = deque()
-        self._worker: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def add(self, job: HandlerJob) -> None:
-        self._queue.append(job)
-
-    def start(self) -> None:
-        """Start a task for the queue, if none runs."""
-        if self._worker is None and self._queue:
-            self._worker = asyncio.get_running_loop().create_task(self._run())
-            self._tasks.add(self._worker)
-            self._worker.add_done_callback(self._tasks.discard)
-
-    async def _run(self) -> None:
-        me = self._worker
-        assert me is not None
-        while self._queue and self._worker is me:
-            job = self._queue.popleft()
-            work = job.work()
-            if work is not None:
-                await _CoroutineSteps(work, lambda job=job: self._detach_worker(me, job))  # type: ignore[misc]
-        if self._worker is me:
-            self._worker = None
-
-    def _detach_worker(self, task: asyncio.Task[None], job: HandlerJob) -> None:
-        self._worker = None
-        job.on_wait(task)
-        self.start()
-
-    async def stop(self) -> None:
-        """Cancel all running jobs and wait for them to end."""
-        self._queue.clear()
-        running = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
-
-
-class _CoroutineSteps:
-    """Awaits a coroutine, and calls `on_wait` if its first step does not end it."""
-
-    __slots__ = ("_on_wait", "_work")
-
-    def __init__(self, work: Work, on_wait: Callable[[], None]) -> None:
-        self._work = work
-        self._on_wait = on_wait
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        try:
-            awaited = self._work.send(None)
-        except StopIteration:
-            return
-        self._on_wait()
-        yield from _rest(self._work, awaited)
-
-
-def _rest(work: Work, awaited: Any) -> Generator[Any, Any, None]:
-    """Drive the coroutine from its second step, as a task would."""
-    while True:
-        try:
-            sent = yield awaited
-        except BaseException as error:
-            step: Callable[[], Any] = lambda error=error: work.throw(error)  # type: ignore[misc]  # noqa: E731
-        else:
-            step = lambda sent=sent: work.send(sent)  # type: ignore[misc]  # noqa: E731
-        try:
-            awaited = step()
-        except StopIteration:
-            return
-
 
 log = logging.getLogger("polybus.gsb")
 
@@ -170,18 +72,88 @@ class HostedService:
         self.is_async = self.streams or inspect.iscoroutinefunction(function)
 
 
+class HandlerRunner:
+    """Runs handlers: one task runs them one after another until one has to wait.
+
+    Most handlers reply without waiting. A task for each would cost more than the handler
+    itself, so one task works through the queue. When a handler waits, the task stays with it
+    (so it can be cancelled and may use timeouts), and a new task continues with the queue.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[_ServedCall] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, call: _ServedCall) -> None:
+        self._queue.append(call)
+
+    def start(self) -> None:
+        """Start a task for the queue, if none runs."""
+        if self._worker is None and self._queue:
+            self._worker = asyncio.get_running_loop().create_task(self._run())
+            self._tasks.add(self._worker)
+            self._worker.add_done_callback(self._tasks.discard)
+
+    async def _run(self) -> None:
+        me = self._worker
+        assert me is not None
+        while self._queue and self._worker is me:
+            call = self._queue.popleft()
+            if not call.cancelled:
+                await self._drive(call, call.answer(), me)
+        if self._worker is me:
+            self._worker = None
+
+    @types.coroutine
+    def _drive(
+        self, call: _ServedCall, work: Coroutine[Any, Any, None], task: asyncio.Task[None]
+    ) -> Generator[Any, Any, None]:
+        """Run a handler as `await work` would. If its first step does not end it, detach it."""
+        try:
+            awaited = work.send(None)
+        except StopIteration:
+            return
+        self._worker = None
+        call.task = task
+        self.start()
+        resume: Callable[[Any], Any]
+        while True:
+            value: Any
+            try:
+                value = yield awaited
+            except BaseException as error:
+                resume, value = work.throw, error
+            else:
+                resume = work.send
+            try:
+                awaited = resume(value)
+            except StopIteration:
+                return
+
+    async def stop(self) -> None:
+        """Cancel all running handlers and wait for them to end."""
+        self._queue.clear()
+        running = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+
 class ServiceHost:
     """All services of one client. Calls come from `connection`."""
 
     def __init__(self, max_calls: int, threads: int) -> None:
         self.services: dict[str, HostedService] = {}
         self.connection: GsbConnection | None = None
+        self.pack = msgpack.Packer().pack
+        self.threads = HandlerThreads(threads)
         self._max_calls = max_calls
         self._open: dict[bytes, _ServedCall] = {}
         self._known: dict[str, HostedService | None] = {}
         self._runner = HandlerRunner()
-        self._threads = HandlerThreads(threads)
-        self.pack = msgpack.Packer().pack
+        self.run_queued = self._runner.start
 
     def __len__(self) -> int:
         return len(self.services)
@@ -198,31 +170,34 @@ class ServiceHost:
         self.services.pop(service_id, None)
         self._known.clear()
 
-    # --- called by the connection
+    # --- called by the connection (`run_queued` follows the last request of a read)
 
     def on_request(self, request: Packet) -> None:
         _, request_id, data, caller, address = request
-        service = self._known.get(address) or self._find(address)
+        service = self._known.get(address)
         if service is None:
-            return self.fail(request_id, 404, f"{address} is not served here")
-        if len(self._open) >= self._max_calls:
-            return self.fail(request_id, 503, "the service is busy (max_calls)")
-        job = _ServedCall(self, service, request_id, data, caller, address)
-        self._open[request_id] = job
-        return self._runner.add(job)
-
-    def run_queued(self) -> None:
-        self._runner.start()
+            service = resolve_service(self.services, address)
+            if len(self._known) >= MAX_KNOWN_ADDRESSES:
+                self._known.clear()
+            self._known[address] = service
+        if service is None:
+            self.fail(request_id, 404, f"{address} is not served here")
+        elif len(self._open) >= self._max_calls:
+            self.fail(request_id, 503, "the service is busy (max_calls)")
+        else:
+            call = _ServedCall(self, service, request_id, data, caller, address)
+            self._open[request_id] = call
+            self._runner.add(call)
 
     def credit(self, request_id: bytes, replies: int) -> None:
-        job = self._open.get(request_id)
-        if job is not None:
-            job.grant(replies)
+        call = self._open.get(request_id)
+        if call is not None:
+            call.grant(replies)
 
     def cancel(self, request_id: bytes) -> None:
-        job = self._open.pop(request_id, None)
-        if job is not None:
-            job.cancel()
+        call = self._open.pop(request_id, None)
+        if call is not None:
+            call.cancel()
 
     def cancel_all(self) -> None:
         """Cancel all calls: the connection is lost, and with it their callers."""
@@ -233,7 +208,7 @@ class ServiceHost:
     async def stop(self) -> None:
         self.cancel_all()
         await self._runner.stop()
-        self._threads.stop()
+        self.threads.stop()
 
     # --- called by served calls
 
@@ -249,37 +224,23 @@ class ServiceHost:
         data = codec.pack_failure(status, message, codec.Origin.SERVICE)
         self.reply(request_id, FAILURE, False, data)
 
-    async def run_in_thread(self, service: HostedService, call: Call) -> Any:
-        return await self._threads.run(service.handler, call)
-
-    def iterate(self, items: Any) -> AsyncIterator[Any]:
-        return self._threads.iterate(items)
-
-    def _find(self, address: str) -> HostedService | None:
-        """Resolve an address and cache the result."""
-        service = resolve_service(self.services, address)
-        if len(self._known) >= MAX_KNOWN_ADDRESSES:
-            self._known.clear()
-        self._known[address] = service
-        return service
-
 
 class _ServedCall:
     """One call, until it is answered or cancelled."""
 
     __slots__ = (
+        "_address",
+        "_caller",
         "_credit",
         "_data",
         "_free",
         "_free_bytes",
         "_granted",
         "_host",
+        "_request_id",
         "_service",
-        "_task",
-        "address",
-        "caller",
         "cancelled",
-        "request_id",
+        "task",
     )
 
     def __init__(
@@ -293,78 +254,71 @@ class _ServedCall:
     ) -> None:
         self._host = host
         self._service = service
+        self._request_id = request_id
         self._data = data
-        self._task: asyncio.Task[None] | None = None
+        self._caller = caller
+        self._address = address
         self._free, self._free_bytes, self._credit = codec.FREE_PARTIALS, codec.FREE_BYTES, 0
         self._granted: asyncio.Future[None] | None = None
-        self.request_id = request_id
-        self.caller = caller
-        self.address = address
+        self.task: asyncio.Task[None] | None = None  # set once the handler has waited
         self.cancelled = False
-
-    # --- called by the runner
-
-    def work(self) -> Any:
-        return None if self.cancelled else self._answer()
-
-    def on_wait(self, task: asyncio.Task[None]) -> None:
-        self._task = task
 
     def cancel(self) -> None:
         self.cancelled = True
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     def grant(self, replies: int) -> None:
         self._credit += replies
         if self._granted is not None and not self._granted.done():
             self._granted.set_result(None)
 
-    # --- the work
-
-    async def _answer(self) -> None:
+    async def answer(self) -> None:
+        """Run the handler and send its replies. Raises only if the call was cancelled."""
         try:
             await self._handle()
         except asyncio.CancelledError:
             if self.cancelled:
                 raise
             # The handler cancelled itself, and its caller waits for a reply. The task must not
-            # end here: other jobs may be queued for it.
+            # end here: other calls may be queued for it.
             self._on_failure(ServiceFailed("the handler was cancelled", 500))
         except ConnectionLost:
-            self._host.finish_call(self.request_id)
+            self._host.finish_call(self._request_id)
         except Exception as error:
             self._on_failure(error)
 
     async def _handle(self) -> None:
         service, host = self._service, self._host
-        call = Call(self._value(), self.caller, self.address, service.id)
+        try:
+            value = codec.unpack(self._data)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ServiceFailed(f"the data must be msgpack: {error}", 400) from None
+        call = Call(value, self._caller, self._address, service.id)
         if service.streams:
             return await self._stream(service.handler(call))
-        answer = service.handler(call) if service.is_async else host.run_in_thread(service, call)
+        if service.is_async:
+            answer = service.handler(call)
+        else:
+            answer = host.threads.run(service.handler, call)
         result = await answer if isinstance(answer, Awaitable) else answer
         if inspect.isasyncgen(result):
             return await self._stream(result)
         if inspect.isgenerator(result):
-            return await self._stream(host.iterate(result))
+            return await self._stream(host.threads.iterate(result))
         data = b"" if result is None else host.pack(result)
-        if len(data) > 0xFFFF:  # large replies wait for room in the outbox
-            await self._wait_room()
+        connection = host.connection
+        # Only large replies wait for room in the outbox.
+        if len(data) > 0xFFFF and connection is not None and connection.is_full:
+            await connection.wait_room()
         if not self.cancelled:
-            host.reply(
-                self.request_id, OK, False, data
-            )  # raises TooLarge while the call is still open
-            host.finish_call(self.request_id)
+            # Sent before the call is closed: TooLarge becomes the failure of an open call.
+            host.reply(self._request_id, OK, False, data)
+            host.finish_call(self._request_id)
         return None
 
-    def _value(self) -> Any:
-        try:
-            return codec.unpack(self._data)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise ServiceFailed(f"the data must be msgpack: {error}", 400) from None
-
     async def _stream(self, items: Any) -> None:
-        host, request_id, pack = self._host, self.request_id, self._host.pack
+        host, request_id, pack = self._host, self._request_id, self._host.pack
         in_a_row = 0
         try:
             async for item in items:
@@ -377,12 +331,12 @@ class _ServedCall:
                 else:
                     in_a_row = 0
                     await self._wait_for_credit()
-                link = host.connection
-                if link is None or self.cancelled:
+                connection = host.connection
+                if connection is None or self.cancelled:
                     return
-                if link.is_full:
-                    await link.wait_room()
-                link.reply(request_id, OK, True, data)
+                if connection.is_full:
+                    await connection.wait_room()
+                connection.reply(request_id, OK, True, data)
                 in_a_row += 1
                 if in_a_row >= TURN_ITEMS:
                     in_a_row = 0
@@ -401,17 +355,17 @@ class _ServedCall:
                 self._granted = None
         self._credit -= 1
 
-    async def _wait_room(self) -> None:
-        link = self._host.connection
-        if link is not None and link.is_full:
-            await link.wait_room()
-
     def _on_failure(self, error: Exception) -> None:
         if not isinstance(error, PolybusError):
             log.warning("service %s failed", self._service.id, exc_info=error)
-        if not self._host.finish_call(self.request_id):
+        if not self._host.finish_call(self._request_id):
             return
+        if isinstance(error, ServiceFailed):
+            status, text = error.status, str(error)
+        else:
+            status, name = FAILURE, type(error).__name__
+            text = f"{name}: {error}" if str(error) else name
         try:
-            self._host.reply(self.request_id, FAILURE, False, failure_payload(error))
+            self._host.fail(self._request_id, status, text)
         except (ConnectionLost, TooLarge):
             log.warning("service %s: cannot send the failure to the caller", self._service.id)

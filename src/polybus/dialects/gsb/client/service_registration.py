@@ -13,8 +13,7 @@ from collections.abc import Container, Coroutine
 from typing import Any
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.client.gsb_connection import GsbConnection
-from polybus.dialects.gsb.client.gsb_options import ClientOptions
+from polybus.dialects.gsb.client.gsb_connection import Answer, GsbConnection
 from polybus.dialects.gsb.client.service_host import ServiceHost
 from polybus.dialects.gsb.codec import StatusCode, error_from_status
 from polybus.errors import ConnectionLost, PolybusError
@@ -24,29 +23,26 @@ log = logging.getLogger("polybus.gsb")
 # The bus notices a dead connection within seconds, at the latest by its pings.
 RETRY_S = 0.25
 
-Answer = asyncio.Future[tuple[int, str]]
-
 
 class ServiceRegistrations:
     """The registrations of one client, and their results."""
 
-    def __init__(self, host: ServiceHost, options: ClientOptions) -> None:
+    def __init__(self, host: ServiceHost) -> None:
         self._host = host
-        self._options = options
         self._waiting: dict[str, asyncio.Future[None]] = {}  # by service, until its reply
         self._retried: dict[str, GsbConnection] = {}  # services whose name was taken, by connection
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- one service, on an open connection
 
-    def register(self, link: GsbConnection | None, service_id: str) -> None:
+    def register(self, connection: GsbConnection | None, service_id: str) -> None:
         """Send a registration. Without a connection, `send_all` sends it later."""
-        if link is not None:
+        if connection is not None:
             settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[service_id] = settled
-            self._spawn(
-                self._wait_first_reply(link, service_id, link.send_request(_packet(service_id)))
-            )
+            # Sent now, and not by the task: later calls on the connection must come after it.
+            answer = connection.send_request(_packet(service_id))
+            self._spawn(self._wait_first_reply(connection, service_id, answer))
 
     async def wait(self, service_id: str) -> None:
         settled = self._waiting.get(service_id)
@@ -68,56 +64,51 @@ class ServiceRegistrations:
         for service_id in list(self._waiting):
             await self.wait(service_id)
 
-    async def _wait_first_reply(self, link: GsbConnection, service_id: str, answer: Answer) -> None:
+    async def _wait_first_reply(
+        self, connection: GsbConnection, service_id: str, answer: Answer
+    ) -> None:
         try:
-            code, message = await link.wait_reply(answer)
+            self._on_reply(service_id, *await connection.wait_reply(answer))
         except ConnectionLost:
-            return None  # send_all sends it again on the next connection
+            pass  # send_all sends it again on the next connection
         except PolybusError as error:
-            return self._settle(service_id, error)
-        self._settle(
-            service_id, error_from_status(code, message, _action_text(service_id)) if code else None
-        )
-        return None
+            self._settle(service_id, error)
 
     # --- all services, on a new connection
 
-    def send_all(self, link: GsbConnection, besides: Container[str] = ()) -> dict[str, Answer]:
+    def send_all(
+        self, connection: GsbConnection, besides: Container[str] = ()
+    ) -> dict[str, Answer]:
         wanted = [service_id for service_id in self._host.services if service_id not in besides]
-        return {service_id: link.send_request(_packet(service_id)) for service_id in wanted}
+        return {service_id: connection.send_request(_packet(service_id)) for service_id in wanted}
 
     async def wait_replies(
-        self, link: GsbConnection, answers: dict[str, Answer], again: bool
+        self, connection: GsbConnection, answers: dict[str, Answer], again: bool
     ) -> None:
         """Wait for the replies. After a reconnect (`again`) a refusal is logged, not raised."""
         for service_id, answer in answers.items():
             code, message = await answer
             if again and code == StatusCode.CONFLICT:
-                self._retried[service_id] = link
-                self._spawn(self._retry_conflict(link, service_id))
-            elif code:
-                error = error_from_status(code, message, _action_text(service_id))
-                self._settle(service_id, error)
-                if not again:
-                    raise error
-            else:
-                self._settle(service_id, None)
+                self._retried[service_id] = connection
+                self._spawn(self._retry_conflict(connection, service_id))
+                continue
+            error = self._on_reply(service_id, code, message)
+            if error is not None and not again:
+                raise error
 
-    async def _retry_conflict(self, link: GsbConnection, service_id: str) -> None:
+    async def _retry_conflict(self, connection: GsbConnection, service_id: str) -> None:
         log.warning("%s is still registered by another connection; retrying", service_id)
         code, message = int(StatusCode.CONFLICT), ""
         while code == StatusCode.CONFLICT:
             await asyncio.sleep(RETRY_S)
-            if not link.is_up or self._retried.get(service_id) is not link:
+            if not connection.is_up or self._retried.get(service_id) is not connection:
                 return
             try:
-                code, message = await link.ask(_packet(service_id))
+                code, message = await connection.ask(_packet(service_id))
             except PolybusError:
-                return  # the next link registers it
+                return  # the next connection registers it
         self._retried.pop(service_id, None)
-        self._settle(
-            service_id, error_from_status(code, message, _action_text(service_id)) if code else None
-        )
+        self._on_reply(service_id, code, message)
 
     def stop_retrying(self, service_id: str) -> bool:
         """Stop retrying a taken name. Returns False if it was not being retried."""
@@ -135,6 +126,11 @@ class ServiceRegistrations:
             task.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks))
+
+    def _on_reply(self, service_id: str, code: int, message: str) -> PolybusError | None:
+        error = error_from_status(code, message, f"register {service_id!r}") if code else None
+        self._settle(service_id, error)
+        return error
 
     def _settle(self, service_id: str, error: PolybusError | None) -> None:
         if error is not None:
@@ -157,10 +153,4 @@ class ServiceRegistrations:
 
 
 def _packet(service_id: str) -> pb.Packet:
-    packet = pb.Packet()
-    packet.register_request.service_id = service_id
-    return packet
-
-
-def _action_text(service_id: str) -> str:
-    return f"register {service_id!r}"
+    return pb.Packet(register_request=pb.RegisterRequest(service_id=service_id))

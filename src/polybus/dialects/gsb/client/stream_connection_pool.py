@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from polybus.clients.reconnector import CLOSE_TIMEOUT_S, wait_closed
-from polybus.dialects.gsb.client.gsb_connection import GsbConnection, Packet
+from polybus.dialects.gsb.client.gsb_connection import GsbConnection
 from polybus.errors import ConnectionLost, NotConnected
 
 # Kept open for the next streams; dialling takes about a millisecond.
@@ -34,81 +34,63 @@ class StreamConnectionPool:
     ) -> None:
         self._dial = dial
         self._max_connections = max_connections
-        self._streams: Counter[GsbConnection] = (
-            Counter()
-        )  # open streams per connection; 0 if it is idle
+        # Open streams per connection; 0 if it is idle.
+        self._streams: Counter[GsbConnection] = Counter()
         self._dialling = 0
         self._closed = False
         self._room = asyncio.Event()
 
     @property
     def open_calls(self) -> int:
-        return sum(len(link.calls) for link in self._streams)
+        return sum(len(connection.calls) for connection in self._streams)
 
     async def acquire(self) -> GsbConnection:
         """Return a connection for one more stream. The caller must `release` it."""
         while True:
-            link = self._least_used()
-            if link is not None and (not self._streams[link] or self._is_at_limit()):
-                self._streams[link] += 1
-                return link
-            if not self._is_at_limit():
+            is_at_limit = len(self._streams) + self._dialling >= self._max_connections
+            up = [connection for connection in self._streams if connection.is_up]
+            least_used = min(up, key=self._streams.__getitem__, default=None)
+            if least_used is not None and (not self._streams[least_used] or is_at_limit):
+                self._streams[least_used] += 1
+                return least_used
+            if not is_at_limit:
                 return await self._new()
             self._room.clear()  # all connections are being dialled
             await self._room.wait()
 
-    def release(self, link: GsbConnection) -> None:
-        if link not in self._streams:
+    def release(self, connection: GsbConnection) -> None:
+        if connection not in self._streams:
             return
-        self._streams[link] -= 1
-        idle = [connection for connection, count in self._streams.items() if not count]
-        if link in idle and len(idle) > MAX_IDLE:
-            del self._streams[link]
-            link.close()
+        self._streams[connection] -= 1
+        idle = [other for other, count in self._streams.items() if not count]
+        if connection in idle and len(idle) > MAX_IDLE:
+            del self._streams[connection]
+            connection.close()
 
     async def close(self) -> None:
         self._closed = True
-        links = list(self._streams)
+        connections = list(self._streams)
         self._streams.clear()
-        for link in links:
-            link.close()
-        for link in links:
-            await wait_closed(link, CLOSE_TIMEOUT_S)
+        for connection in connections:
+            connection.close()
+        for connection in connections:
+            await wait_closed(connection, CLOSE_TIMEOUT_S)
 
     async def _new(self) -> GsbConnection:
         self._dialling += 1
         try:
-            link = await self._dial(self._ended)
+            connection = await self._dial(self._on_ended)
         except ConnectionLost as error:
             raise NotConnected(str(error)) from error
         finally:
             self._dialling -= 1
             self._room.set()
         if self._closed:  # while it was dialled: close() did not see it
-            link.abort()
+            connection.abort()
             raise NotConnected("the client is closed")
-        self._streams[link] = 1
-        return link
+        self._streams[connection] = 1
+        return connection
 
-    def _least_used(self) -> GsbConnection | None:
-        up = [link for link in self._streams if link.is_up]
-        return min(up, key=self._streams.__getitem__, default=None)
-
-    def _is_at_limit(self) -> bool:
-        return len(self._streams) + self._dialling >= self._max_connections
-
-    def _ended(self, link: GsbConnection) -> None:
-        self._streams.pop(link, None)
+    def _on_ended(self, connection: GsbConnection) -> None:
+        self._streams.pop(connection, None)
         self._room.set()
-
-
-class NoServices:
-    """Ignores calls: a stream connection has no services."""
-
-    def __len__(self) -> int:
-        return 0
-
-    def on_request(self, request: Packet) -> None: ...
-    def run_queued(self) -> None: ...
-    def credit(self, request_id: bytes, replies: int) -> None: ...
-    def cancel(self, request_id: bytes) -> None: ...

@@ -6,6 +6,8 @@ call_table.pyx       the state of open calls, and the fast path
 service_registry.py  registered names, and the resolution of addresses
 back_pressure.py     full connections, waiting connections, credits
 peer_liveness.py     pings, and full peers that block others
-control_requests.py  register, subscribe, broadcast
+control_requests.py  register, subscribe, broadcast: requests without an id
+oversized_packet.py  packets over the size limit, skipped while they arrive
+sender_tracker.py    the senders of broadcasts to durable topics
 call_log.py          the log of ended calls
 """

@@ -17,8 +17,9 @@ of credits, about as many as fill an outbox, and refills it when half is used.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.server.call_table import CallTable
 
 if TYPE_CHECKING:
@@ -48,9 +49,8 @@ class BackPressure:
             max_window=MAX_WINDOW,
         )
         self._clock = clock
-        self._hard_limit_bytes = (
-            max_outbox_bytes // 2
-        )  # over it, replies wait even if they are free or have credit
+        # Over it, replies wait even if they are free or have credit: the outbox must not overflow.
+        self._hard_limit_bytes = max_outbox_bytes // 2
         self.full: dict[GsbSession, None] = {}
 
     # --- called by outboxes
@@ -66,6 +66,7 @@ class BackPressure:
         self.full.pop(peer, None)
         for call in peer.calls.values():
             self._resume_service(call)
+        # Copied, because `grant` puts a call back if its caller is full again.
         waiting_calls = list(peer.awaiting_credit)
         peer.awaiting_credit.clear()
         for call in waiting_calls:
@@ -77,8 +78,8 @@ class BackPressure:
         waiters = list(peer.waiters)
         peer.waiters.clear()
         for waiter in waiters:
-            cast("GsbSession", waiter).waiting_for = None
-            cast("GsbSession", waiter).schedule_retry()
+            waiter.waiting_for = None
+            waiter.schedule_retry()
 
     def remove(self, peer: GsbSession) -> None:
         """Forget a closed connection and resume the connections that wait for it."""
@@ -99,8 +100,9 @@ class BackPressure:
         call.caller.awaiting_credit.pop(call, None)
         if call.caller.full:
             self._resume_service(call)
+        # It may be halted at a reply of this call, which is now dropped.
         if call.endpoint.halted:
-            cast("GsbSession", call.endpoint).schedule_retry()
+            call.endpoint.schedule_retry()
 
     def wait(self, waiter: GsbSession, peer: GsbSession) -> None:
         """Halt `waiter` until `peer` has room or is closed."""
@@ -115,14 +117,13 @@ class BackPressure:
 
         Replies of a draining service always may, since it cannot wait.
         """
-        caller = cast("GsbSession", call.caller)
-        if call.endpoint.draining or not caller.full:
+        if call.endpoint.draining or not call.caller.full:
             return True
         if partial and not (
             call.endpoint.credits and (call.free_left(self.table) or call.credit > 0)
         ):
             return False
-        return caller.outbox_bytes <= self._hard_limit_bytes
+        return call.caller.outbox_bytes <= self._hard_limit_bytes
 
     def on_partial(self, call: Call, size: int) -> None:
         """Count a forwarded PARTIAL and use a credit for it."""
@@ -142,20 +143,22 @@ class BackPressure:
         now_s = self._clock()
         if call.caller.full:
             call.caller.awaiting_credit[call] = None
-            if not left:
+            if not left:  # the service waits for its caller, so its deadline must not pass
                 call.stop_clock(now_s)
             return
         call.resume_clock(now_s)
         call.credit += window - left
-        cast("GsbSession", call.endpoint).send_credit(call.id, window - left)
+        credit = pb.Credit(request_id=call.id.decode(), replies=window - left)
+        call.endpoint.send_packet(pb.Packet(credit=credit))
 
     def _halt_service(self, call: Call) -> None:
+        """Stop reading from a service without credits. One with credits stops by itself."""
         if not call.endpoint.credits:
             call.endpoint.full_calls += 1
-            cast("GsbSession", call.endpoint).halt()
+            call.endpoint.halt()
 
     def _resume_service(self, call: Call) -> None:
         if not call.endpoint.credits:
             call.endpoint.full_calls -= 1
             if not call.endpoint.full_calls and call.endpoint.halted:
-                cast("GsbSession", call.endpoint).schedule_retry()
+                call.endpoint.schedule_retry()

@@ -25,7 +25,7 @@ from polybus.model.block import Block
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
-    from polybus.dialects.gsb.server.call_table import Call, CallTable
+    from polybus.dialects.gsb.server.call_table import CallTable
     from polybus.dialects.gsb.server.session import GsbSession
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic
@@ -51,33 +51,6 @@ class EndedCall(NamedTuple):
     begun_s: float
     ended_s: float
 
-    @classmethod
-    def from_call(cls, call: Call, code: int, now_s: float) -> EndedCall:
-        return cls(
-            call.caller.caller_name.decode(),
-            call.address.decode(),
-            call.service.id,
-            call.request_bytes,
-            call.reply_bytes,
-            call.partials + 1,
-            code,
-            call.begun_s,
-            now_s,
-        )
-
-    @classmethod
-    def refused(
-        cls, caller: GsbSession, address: bytes, size: int, code: int, now_s: float
-    ) -> EndedCall:
-        name = address[:MAX_LOGGED_ADDRESS_BYTES].decode("utf-8", "backslashreplace")
-        return cls(caller.caller_name.decode(), name, "", size, 0, 1, code, now_s, now_s)
-
-    @classmethod
-    def by_bus(
-        cls, caller: GsbSession, name: str, size: int, reply_size: int, now_s: float
-    ) -> EndedCall:
-        return cls(caller.caller_name.decode(), name, name, size, reply_size, 1, 0, now_s, now_s)
-
 
 class CallLog:
     """Collects ended calls from `table.log` (fast and slow path) and refused ones from `add`."""
@@ -94,9 +67,25 @@ class CallLog:
         self._is_flush_scheduled = False
         self._open_topic()
 
-    def add(self, ended: EndedCall) -> None:
+    def add(
+        self,
+        caller: GsbSession,
+        address: bytes,
+        request_bytes: int,
+        code: int,
+        service: str = "",
+        reply_bytes: int = 0,
+    ) -> None:
+        """Log a call that was refused, or that the bus answered itself."""
         self._collect()  # keeps the order in which calls ended
-        self._pending.append(ended)
+        name = address[:MAX_LOGGED_ADDRESS_BYTES].decode("utf-8", "backslashreplace")
+        now_s = self._broker.now_s()
+        sender, replies = caller.caller_name.decode(), 1
+        self._pending.append(
+            EndedCall(
+                sender, name, service, request_bytes, reply_bytes, replies, code, now_s, now_s
+            )
+        )
 
     def tick(self, _now_s: float) -> None:
         self.flush()
@@ -113,8 +102,12 @@ class CallLog:
         """Commit one batch. Later turns of the loop commit the rest, so that no turn is long."""
         self._reap_commits()
         self._collect()
+        # The oldest calls are dropped if the disk is too slow: it must not slow down calls.
         waiting = len(self._pending) + sum(count for _, count in self._in_flight)
-        self._drop(waiting - MAX_PENDING)
+        dropped = min(waiting - MAX_PENDING, len(self._pending))
+        if dropped > 0:
+            del self._pending[:dropped]
+            self._broker.counters.count("dropped", "audit_overflow", dropped)
         if self._topic is None or not self._pending:
             return
         self._write(self._topic, self._pending[:BATCH])
@@ -129,8 +122,14 @@ class CallLog:
 
     def _write(self, topic: Topic, ended: list[EndedCall]) -> None:
         assert self._durable is not None
+        wall_ms, now_s = self._broker.wall_ns() // 1_000_000, self._broker.now_s()
+        bodies = [_row(call, wall_ms, now_s) for call in ended]
+        ends = array("i", [0])
+        for body in bodies:
+            ends.append(ends[-1] + len(body))
+        block = Block.from_columns(b"".join(bodies), ends, insertion_ms=wall_ms)
         try:
-            future = self._durable.topics.produce(topic, self._block(ended))
+            future = self._durable.topics.produce(topic, block)
         except PolybusError as error:
             self._count_lost(len(ended), error)
             return
@@ -140,7 +139,20 @@ class CallLog:
         log = self._table.log
         if log:
             self._table.log = []
-            self._pending += [EndedCall.from_call(call, code, now_s) for call, code, now_s in log]
+            self._pending += [
+                EndedCall(
+                    call.caller.caller_name.decode(),
+                    call.address.decode(),
+                    call.service.id,
+                    call.request_bytes,
+                    call.reply_bytes,
+                    call.partials + 1,
+                    code,
+                    call.begun_s,
+                    now_s,
+                )
+                for call, code, now_s in log
+            ]
 
     def _reap_commits(self) -> None:
         """Remove finished commits and count the failed ones."""
@@ -151,14 +163,6 @@ class CallLog:
             error = future.exception()
             if error is not None:
                 self._count_lost(count, error)
-
-    def _block(self, ended: list[EndedCall]) -> Block:
-        wall_ms, now_s = self._broker.wall_ns() // 1_000_000, self._broker.now_s()
-        bodies = [_row(call, wall_ms, now_s) for call in ended]
-        ends = array("i", [0])
-        for body in bodies:
-            ends.append(ends[-1] + len(body))
-        return Block.from_columns(b"".join(bodies), ends, insertion_ms=wall_ms)
 
     def _open_topic(self) -> None:
         """Open the topic, or create it on a worker thread."""
@@ -176,9 +180,12 @@ class CallLog:
             return
         settings: dict[str, object] = {CREATOR: creator_record(self._owner)}
         store = durable.topics.store
-        durable.run_blocking(
-            lambda: _create_topic(store, settings), lambda done: self._on_topic_created(topic, done)
-        )
+
+        def create() -> tuple[Topic, int]:
+            created = store.create(TOPIC, 1, settings)
+            return created, store.bounds(created.number).next_id
+
+        durable.run_blocking(create, lambda done: self._on_topic_created(topic, done))
 
     def _on_topic_created(
         self, reservation: NameReservation, done: Future[tuple[Topic, int]]
@@ -192,20 +199,9 @@ class CallLog:
         self._topic, next_id = done.result()
         self._durable.names.complete(reservation, self._topic, next_id)
 
-    def _drop(self, count: int) -> None:
-        count = min(count, len(self._pending))
-        if count > 0:
-            del self._pending[:count]
-            self._broker.counters.count("dropped", "audit_overflow", count)
-
     def _count_lost(self, count: int, error: BaseException) -> None:
         self._broker.counters.count("dropped", "audit_not_kept", count)
         self._broker.log.warning("calls were not logged", count=count, reason=str(error))
-
-
-def _create_topic(store: Any, settings: dict[str, object]) -> tuple[Topic, int]:
-    topic = store.create(TOPIC, 1, settings)
-    return topic, store.bounds(topic.number).next_id
 
 
 def _row(call: EndedCall, wall_ms: int, now_s: float) -> bytes:

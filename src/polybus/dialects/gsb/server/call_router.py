@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.gsb_packets import call_request
 from polybus.dialects.gsb.server.back_pressure import BackPressure
-from polybus.dialects.gsb.server.call_log import CallLog, EndedCall
+from polybus.dialects.gsb.server.call_log import CallLog
 from polybus.dialects.gsb.server.call_table import Call, overdue
 from polybus.dialects.gsb.server.peer_liveness import PingMonitor, StuckPeerMonitor
 from polybus.dialects.gsb.server.service_registry import ServiceRegistry, ServiceStatus
@@ -37,37 +39,9 @@ if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.timers import Timer, Timers
     from polybus.dialects.gsb.limits import GsbLimits
-    from polybus.dialects.gsb.server.call_table import CallEndpoint, CallTable
+    from polybus.dialects.gsb.server.call_table import CallTable
     from polybus.dialects.gsb.server.session import GsbSession
     from polybus.model.identity import Identity
-
-
-class BuiltInServices:
-    """The services that the bus answers itself, at once."""
-
-    def __init__(self, services: ServiceRegistry, stats: Callable[[], dict[str, Any]]) -> None:
-        self._services = services
-        self._handlers: dict[str, Callable[[bytes], bytes]] = {
-            "sys/services": lambda _: msgpack.packb(self._list()),
-            "sys/ping": lambda data: data,
-            "sys/stats": lambda _: msgpack.packb(stats()),
-        }
-
-    def answer(self, name: str, data: bytes) -> bytes | None:
-        """Return the data of the reply, or None if there is no such service."""
-        handler = self._handlers.get(name)
-        return None if handler is None else handler(data)
-
-    def _list(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": service.id,
-                "since_ms": service.since_ms,
-                "calls": service.calls,
-                "pending": service.pending,
-            }
-            for service in self._services.all()
-        ]
 
 
 NEVER = float("inf")
@@ -87,7 +61,7 @@ class CallDeadlines:
 
     def __init__(
         self,
-        endpoints: Iterable[CallEndpoint],
+        endpoints: Iterable[GsbSession],
         table: CallTable,
         timers: Timers,
         clock: Callable[[], float],
@@ -125,6 +99,7 @@ class CallDeadlines:
             took_s = self._clock() - now_s
             self._set(max(nearest_s, now_s + MIN_STEP_S, now_s + IDLE_RATIO * took_s))
         for call in late:
+            # It may have ended while earlier calls of the list expired.
             if call.caller.calls.get(call.request_id) is call:
                 self._expire(call)
 
@@ -134,13 +109,7 @@ CODES = frozenset(StatusCode)  # any other code of a service is counted as a fai
 
 
 class CallRouter:
-    def __init__(
-        self,
-        broker: Broker,
-        limits: GsbLimits,
-        timers: Timers,
-        owner: Identity,
-    ) -> None:
+    def __init__(self, broker: Broker, limits: GsbLimits, timers: Timers, owner: Identity) -> None:
         """`owner` is the identity of the bus, which owns the topic of the call log."""
         self._limits = limits
         self._clock = broker.now_s
@@ -157,7 +126,12 @@ class CallRouter:
         self.deadlines = CallDeadlines(self.peers, table, timers, broker.now_s, self._expire)
         self.pings = PingMonitor(broker, limits)
         self._stuck = StuckPeerMonitor(self.pressure, broker, limits)
-        self._built_in = BuiltInServices(self.services, broker.stats)
+        # The services that the bus answers itself: the data of a call to the data of its reply.
+        self._built_in: dict[str, Callable[[bytes], bytes]] = {
+            "sys/services": lambda _: msgpack.packb(self.services.describe()),
+            "sys/ping": lambda data: data,
+            "sys/stats": lambda _: msgpack.packb(broker.stats()),
+        }
         self.audit = CallLog(broker, table, owner) if limits.audit else None
         self._ended_by_code: Counter[int] = Counter()
         broker.on_tick += [self.pings.tick, self._stuck.tick]
@@ -172,13 +146,11 @@ class CallRouter:
         peer.deadline_s = self._limits.deadline_ms / 1000
         peer.heard_s = self._clock()
 
-    def on_hello(
-        self, peer: GsbSession, *, deadline_ms: int, keeps_credits: bool, pings: bool
-    ) -> None:
+    def on_hello(self, peer: GsbSession, hello: pb.Hello) -> None:
         """Apply the options of a connection's hello."""
-        peer.deadline_s = (deadline_ms or self._limits.deadline_ms) / 1000
-        peer.credits = keeps_credits
-        if pings:
+        peer.deadline_s = (hello.deadline_ms or self._limits.deadline_ms) / 1000
+        peer.credits = hello.credits
+        if hello.ping:
             self.pings.peers[peer] = None
 
     def on_hangup(self, peer: GsbSession) -> None:
@@ -204,30 +176,28 @@ class CallRouter:
         """Open a call. Returns False if the caller has to wait for a full service."""
         if caller.draining:
             return True  # the caller is gone and could not read the reply
-        if refusal := self._call_refusal(caller, request_id):
-            self.refuse(caller, request_id, address, len(memoryview(data)), refusal)
-            return True
-        route = self.services.route(caller, address)
+        size = len(memoryview(data))
+        # Refusals by request id and limit come before those by address.
+        route = self._check_request(caller, request_id) or self.services.route(caller, address)
         if isinstance(route, ServiceStatus):
-            self.refuse(caller, request_id, address, len(memoryview(data)), route)
+            self.refuse(caller, request_id, address, size, route)
             return True
         if isinstance(route, str):
             self._call_built_in(caller, request_id, route, bytes(data))
             return True
-        service = cast("GsbSession", route.service.endpoint)
+        service = route.service.endpoint
         if service.full:
             self.pressure.wait(caller, service)
             return False
         now_s = self._clock()
         self.table.opened += 1
-        call_id = b"%x" % self.table.opened
-        call = Call(caller, route, request_id, call_id, len(memoryview(data)), now_s)
+        call = Call(caller, route, request_id, b"%x" % self.table.opened, size, now_s)
         caller.calls[request_id] = service.serving[call.id] = call
         call.service.calls += 1
         call.service.pending += 1
         self.pressure.on_call_open(call)
         self.deadlines.watch(now_s + caller.deadline_s)
-        service.send_call(call, data)
+        service.send(call_request(service.ipc, call.id, data, caller.caller_name, call.address))
         return True
 
     def cancel(self, caller: GsbSession, request_id: bytes) -> None:
@@ -248,7 +218,7 @@ class CallRouter:
         """Send the FULL reply of a call that was not opened. `size` is the size of its data."""
         self._ended_by_code[status.code] += 1
         if self.audit is not None:
-            self.audit.add(EndedCall.refused(caller, address, size, status.code, self._clock()))
+            self.audit.add(caller, address, size, status.code)
         caller.send_failure(request_id, status.code, status.message)
 
     # --- requests of services
@@ -261,22 +231,23 @@ class CallRouter:
         if call is None:
             self.counters.count("dropped", "unknown_call")
             return True
-        caller = cast("GsbSession", call.caller)
         if not self.pressure.can_forward(call, partial=kind == PARTIAL):
-            self.pressure.wait(service, caller)
+            self.pressure.wait(service, call.caller)
             return False
         size = len(memoryview(data))
         if kind == PARTIAL:
             call.restart_clock(self._clock())
-            caller.send_reply(call.request_id, code, kind, data)
+            call.caller.send_reply(call.request_id, code, kind, data)
             self.pressure.on_partial(call, size)
         else:
             call.reply_bytes += size
+            # Closed first, so that a caller that this reply fills does not halt the service.
             self._close(call, code)
-            caller.send_reply(call.request_id, code, kind, data)
+            call.caller.send_reply(call.request_id, code, kind, data)
         return True
 
     def reply_too_large(self, service: GsbSession, call_id: bytes) -> None:
+        """End the call of a reply over max_packet_bytes, which was skipped."""
         call = service.serving.get(call_id)
         if call is None:
             self.counters.count("dropped", "unknown_call")
@@ -305,7 +276,8 @@ class CallRouter:
 
     # --- inside
 
-    def _call_refusal(self, caller: GsbSession, request_id: bytes) -> ServiceStatus | None:
+    def _check_request(self, caller: GsbSession, request_id: bytes) -> ServiceStatus | None:
+        """Return the refusal of a call that its caller must not open, whatever its address."""
         if not 0 < len(request_id) <= MAX_REQUEST_ID_BYTES:
             text = f"a request id must have 1 to {MAX_REQUEST_ID_BYTES} bytes"
             return ServiceStatus(StatusCode.BAD_REQUEST, text)
@@ -319,15 +291,16 @@ class CallRouter:
         return None
 
     def _call_built_in(self, caller: GsbSession, request_id: bytes, name: str, data: bytes) -> None:
-        reply = self._built_in.answer(name, data)
-        if reply is None:
+        handler = self._built_in.get(name)
+        if handler is None:
             status = ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
             self.refuse(caller, request_id, name.encode(), len(data), status)
             return
+        reply = handler(data)
         self.table.opened += 1
         self._ended_by_code[StatusCode.OK] += 1
         if self.audit is not None:
-            self.audit.add(EndedCall.by_bus(caller, name, len(data), len(reply), self._clock()))
+            self.audit.add(caller, name.encode(), len(data), StatusCode.OK, name, len(reply))
         caller.send_reply(request_id, StatusCode.OK, FULL, reply)
 
     def _fail(self, call: Call, code: StatusCode, message: str, *, cancel: bool) -> None:
@@ -335,15 +308,16 @@ class CallRouter:
         self._close(call, code)
         # The cancel is sent first because caller and service may be the same connection.
         if cancel and not call.endpoint.gone:
-            cast("GsbSession", call.endpoint).send_cancel(call.id)
+            call.endpoint.send_packet(pb.Packet(cancel=pb.Cancel(request_id=call.id.decode())))
         if not call.caller.gone:
-            cast("GsbSession", call.caller).send_failure(call.request_id, code, message)
+            call.caller.send_failure(call.request_id, code, message)
 
     def _expire(self, call: Call) -> None:
         text = f"no reply for {call.caller.deadline_s:g} s"
         self._fail(call, StatusCode.DEADLINE, text, cancel=True)
 
     def _close(self, call: Call, code: int) -> None:
+        """Remove a call from both tables and log it. The caller of this sends its FULL."""
         call.caller.calls.pop(call.request_id, None)
         call.endpoint.serving.pop(call.id, None)
         call.service.pending -= 1

@@ -3,6 +3,9 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+# Every CallEndpoint is a GsbSession, its only subclass.
+from polybus.dialects.gsb.server.session import GsbSession
+
 class CallTable:
     generation: int
     opened: int
@@ -34,11 +37,11 @@ class CallTable:
 
 class Service:
     id: str
-    endpoint: CallEndpoint
+    endpoint: GsbSession
     since_ms: int
     calls: int
     pending: int
-    def __init__(self, name: str, endpoint: CallEndpoint, since_ms: int) -> None: ...
+    def __init__(self, name: str, endpoint: GsbSession, since_ms: int) -> None: ...
 
 class Route:
     service: Service
@@ -46,9 +49,9 @@ class Route:
     def __init__(self, service: Service, address: bytes) -> None: ...
 
 class Call:
-    caller: CallEndpoint
+    caller: GsbSession
     service: Service
-    endpoint: CallEndpoint
+    endpoint: GsbSession
     request_id: bytes
     id: bytes
     address: bytes
@@ -60,7 +63,7 @@ class Call:
     is_out_of_credit: bool
     def __init__(
         self,
-        caller: CallEndpoint,
+        caller: GsbSession,
         route: Route,
         request_id: bytes,
         call_id: bytes,
@@ -80,7 +83,7 @@ class CallEndpoint:
     services: dict[str, Service]
     routes: dict[bytes, Route]
     awaiting_credit: dict[Call, None]
-    waiters: dict[CallEndpoint, None]
+    waiters: dict[GsbSession, None]
     generation: int
     full: bool
     credits: bool
@@ -103,4 +106,4 @@ class CallEndpoint:
     def receive(self, buffer: Buffer, start: int, end: int) -> int: ...
     def finish_large(self) -> bool: ...
 
-def overdue(endpoints: Iterable[CallEndpoint], now_s: float) -> tuple[list[Call], float | None]: ...
+def overdue(endpoints: Iterable[GsbSession], now_s: float) -> tuple[list[Call], float | None]: ...

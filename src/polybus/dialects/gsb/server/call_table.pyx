@@ -20,12 +20,11 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from polybus.dialects.gsb.server.gsb_packets cimport CALL_REPLY, NOT_HOT, SERVICE_CALL, Kind, Packet, Slice, field_size, frame_size, put_field, put_head, put_reply, read_packet, reply_size
+from polybus.dialects.gsb.gsb_packets cimport CALL_REPLY, CALL_REQUEST, SERVICE_CALL, Kind, Packet, Slice, field_size, frame_size, put_field, put_head, put_reply, read_packet, reply_size, slice_of
 
 cdef enum:
     LENGTH_SIZE = 8
     IPC_MARK = 1
-    CALL_REQUEST = 16
     MAX_ID = 255
     PARTIAL = 1
     FAILURE = 500
@@ -271,6 +270,7 @@ cdef class CallEndpoint:
                     <const unsigned char*>view.buf + at, end - at
                 ):
                     break
+                # A session that ends cannot continue later.
                 if slow >= MAX_SLOW and not self.draining:
                     self.yield_turn()
                     break
@@ -326,7 +326,7 @@ cdef class CallEndpoint:
             if not self.head(at, end - at, &length):
                 break
             if length > <uint64_t>self.table.max_packet_bytes:
-                break
+                break  # the slow path skips it
             if length > <uint64_t>(end - at - head):
                 if length >= LARGE_BYTES:
                     at += head
@@ -337,6 +337,7 @@ cdef class CallEndpoint:
             if not self.packet(at + head, <Py_ssize_t>length, now_s):
                 break
             at += head + length
+        # Once per read, so that many packets for a peer share one write.
         self.table.flush()
         return at - start
 
@@ -386,8 +387,10 @@ cdef class CallEndpoint:
         cdef CallEndpoint endpoint
         cdef Call call
         cdef void* entry
+        # After a change of names or rules the slow path resolves the addresses again.
         if self.draining or self.generation != table.generation:
             return False
+        # The slow path refuses these.
         if not 0 < packet.request_id.size <= MAX_ID or PyDict_Size(self.calls) >= table.max_open_calls:
             return False
         # An earlier deadline than all others needs a new timer, which the slow path sets.
@@ -427,6 +430,7 @@ cdef class CallEndpoint:
         if entry is NULL:
             return False
         call = <Call>entry
+        # The slow path decides whether the reply has to wait (back_pressure.py).
         if call.caller.full:
             return False
         if packet.type == PARTIAL:
@@ -459,6 +463,7 @@ cdef class CallEndpoint:
         call.reply_bytes += packet.data.size
         call.caller.write_reply(call.request_id, packet)
         if self.credits and call.free_left(table) + call.credit <= call.window(table) // 2:
+            # Gathered output goes first, because `grant` pushes to the service directly.
             table.flush()
             table.grant(call)
         return True
@@ -495,7 +500,7 @@ cdef class CallEndpoint:
         cdef void* grown
         cdef Py_ssize_t capacity
         if size >= GATHER_BYTES:
-            self.flush()
+            self.flush()  # earlier frames go first
             return PyBytes_FromStringAndSize(NULL, size)
         if self.out_size + size > self.out_capacity:
             capacity = 2 * (self.out_size + size)
@@ -547,13 +552,6 @@ def overdue(endpoints, double now_s):
                 has_next = True
                 nearest_s = due_s
     return late, nearest_s if has_next else None
-
-
-cdef Slice slice_of(bytes text) noexcept:
-    cdef Slice view
-    view.at = <const unsigned char*>PyBytes_AS_STRING(text)
-    view.size = PyBytes_GET_SIZE(text)
-    return view
 
 
 cdef bytes hexadecimal(uint64_t number):

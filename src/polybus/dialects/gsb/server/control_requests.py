@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.request_outcome import OutcomeKind, RequestOutcome
 from polybus.bus.subscriptions import SubscribeResult
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.server.gsb_packets import frame
+from polybus.dialects.gsb.gsb_packets import frame
 from polybus.dialects.gsb.server.service_registry import OK_STATUS, ServiceStatus
 from polybus.dialects.gsb.service_address import StatusCode
 from polybus.errors import InvalidTopic
@@ -26,88 +26,18 @@ from polybus.model.access_rule import PRODUCE
 if TYPE_CHECKING:
     from polybus.dialects.gsb.server.session import GsbServer, GsbSession
 
-
-def encode_cancel(ipc: bool, call_id: bytes) -> bytes:
-    return frame(ipc, _packet(cancel=pb.Cancel(request_id=call_id.decode())))
-
-
-def encode_credit(ipc: bool, call_id: bytes, replies: int) -> bytes:
-    return frame(ipc, _packet(credit=pb.Credit(request_id=call_id.decode(), replies=replies)))
-
-
-def encode_ping(ipc: bool, token: bytes) -> bytes:
-    return frame(ipc, _packet(ping=pb.Ping(token=token)))
-
-
-def encode_pong(ipc: bool, token: bytes) -> bytes:
-    return frame(ipc, _packet(pong=pb.Pong(token=token)))
-
-
-def encode_reply(ipc: bool, request: str, code: int, message: str) -> bytes:
-    """Return the reply to a request of this kind."""
-    packet = pb.Packet()
-    answer: Any = getattr(packet, request.replace("_request", "_reply"))
-    answer.SetInParent()  # else a reply without code and message would have no kind
-    answer.code = code
-    answer.message = message
-    return frame(ipc, packet.SerializeToString())
-
-
-def _packet(
-    *,
-    cancel: pb.Cancel | None = None,
-    credit: pb.Credit | None = None,
-    ping: pb.Ping | None = None,
-    pong: pb.Pong | None = None,
-) -> bytes:
-    return pb.Packet(cancel=cancel, credit=credit, ping=ping, pong=pong).SerializeToString()
-
-
+BROADCAST = "broadcast_request"
+CONTROL_KINDS = frozenset(
+    {
+        "register_request",
+        "unregister_request",
+        "subscribe_request",
+        "unsubscribe_request",
+        BROADCAST,
+    }
+)
 # The cost of a waiting reply besides its request's data: an object and a few bytes.
 SLOT_BYTES = 128
-
-
-class OrderedReplies:
-    """Replies of one connection, sent in the order of their requests."""
-
-    def __init__(self, send: Callable[[bytes], None]) -> None:
-        self._send = send
-        self._slots: deque[ReplySlot] = deque()
-        self.pending_bytes = 0
-
-    def __len__(self) -> int:
-        """Return the number of waiting replies."""
-        return len(self._slots)
-
-    def add(self, data: bytes) -> None:
-        if self._slots:
-            self._append(ReplySlot(0, data))
-        else:
-            self._send(data)
-
-    def reserve(self, size: int) -> ReplySlot:
-        """Reserve the place of a later reply. `size` is the size of the request's data."""
-        return self._append(ReplySlot(size))
-
-    def fulfil(self, slot: ReplySlot, data: bytes) -> None:
-        slot.data = data
-        while self._slots and (ready := self._slots[0].data) is not None:
-            self.pending_bytes -= self._slots.popleft().weight
-            self._send(ready)
-
-    def _append(self, slot: ReplySlot) -> ReplySlot:
-        self._slots.append(slot)
-        self.pending_bytes += slot.weight
-        return slot
-
-
-class ReplySlot:
-    __slots__ = ("data", "weight")
-
-    def __init__(self, size: int, data: bytes | None = None) -> None:
-        self.weight = size + SLOT_BYTES
-        self.data = data
-
 
 OUTCOMES = {
     OutcomeKind.OK: StatusCode.OK,
@@ -117,122 +47,98 @@ OUTCOMES = {
 }
 
 
+class ReplySlot:
+    """The place of one reply in the order of replies. `data` is None until it is known."""
+
+    __slots__ = ("data", "weight")
+
+    def __init__(self, size: int, data: bytes | None = None) -> None:
+        self.weight = size + SLOT_BYTES
+        self.data = data
+
+
 class ControlRequests:
-    """Executes the requests of one connection.
+    """Executes the requests of one connection, and replies in their order."""
 
-    A handler returns False if its request has to wait. The session is then halted.
-    """
-
-    def __init__(self, dialect: GsbServer, session: GsbSession) -> None:
-        self._broker = dialect.broker
-        self._services = dialect.calls.services
+    def __init__(self, server: GsbServer, session: GsbSession) -> None:
+        self._broker = server.broker
+        self._services = server.calls.services
         self._session = session
-        self._replies = OrderedReplies(session.send)
-        verbs: dict[str, Callable[[Any], bool]] = {
-            "register_request": self._register,
-            "unregister_request": self._unregister,
-            "subscribe_request": self._subscribe,
-            "unsubscribe_request": self._unsubscribe,
-            "broadcast_request": self._broadcast,
-        }
-        self.handlers = {kind: partial(self._admit, verb) for kind, verb in verbs.items()}
+        # Replies that wait for a commit, or for a reply before them.
+        self._slots: deque[ReplySlot] = deque()
+        self._pending_bytes = 0
 
-    @property
-    def unanswered(self) -> int:
-        return len(self._replies)
+    def execute(self, kind: str, packet: pb.Packet) -> bool:
+        """Execute one request. Returns False if it has to wait.
 
-    def _admit(self, execute: Callable[[Any], bool], request: Any) -> bool:
-        if self._exceeds_uncommitted(0):
-            self._session.halt()
+        The session is then halted, and the transport offers the request again.
+        """
+        if self._must_wait(0):
             return False
-        return execute(request)
+        session = self._session
+        match kind:
+            case "register_request":
+                status = self._services.register(session, packet.register_request.service_id)
+            case "unregister_request":
+                status = self._services.unregister(session, packet.unregister_request.service_id)
+            case "subscribe_request":
+                status = self._subscribe(packet.subscribe_request.topic)
+            case "unsubscribe_request":
+                name = packet.unsubscribe_request.topic.encode("utf-8", "surrogatepass")
+                removed = self._broker.unsubscribe(session.connection, name)
+                missing = ServiceStatus(StatusCode.NOT_FOUND, "no such subscription")
+                status = OK_STATUS if removed else missing
+            case _:
+                return self._broadcast(packet.broadcast_request)
+        return self._reply(kind, status)
 
-    def _exceeds_uncommitted(self, size: int) -> bool:
-        """Return True if uncommitted bytes are over the limit. A draining session never waits."""
-        pending = self._replies.pending_bytes
-        limit = self._broker.max_uncommitted_bytes
-        return bool(pending) and pending + size > limit and not self._session.draining
-
-    def _register(self, request: Any) -> bool:
-        answer = self._services.register(self._session, request.service_id)
-        return self._answer("register_request", answer)
-
-    def _unregister(self, request: Any) -> bool:
-        answer = self._services.unregister(self._session, request.service_id)
-        return self._answer("unregister_request", answer)
-
-    def _subscribe(self, request: Any) -> bool:
-        return self._answer("subscribe_request", self._subscribe_topic(request.topic))
-
-    def _subscribe_topic(self, topic: str) -> ServiceStatus:
+    def _subscribe(self, topic: str) -> ServiceStatus:
         try:
             name = topic_name.check_topic_name(topic)
         except InvalidTopic as error:
             return ServiceStatus(StatusCode.BAD_REQUEST, str(error))
-        result = self._broker.subscribe(self._session.party, name)
+        result = self._broker.subscribe(self._session.connection, name)
         if result in (SubscribeResult.NEW, SubscribeResult.ALREADY):
             return OK_STATUS
         if result is SubscribeResult.DENIED:
             return ServiceStatus(StatusCode.DENIED, f"not allowed to subscribe to {topic!r}")
-        self._broker.count_refusal(self._session.party, result.value, name)
+        self._broker.count_refusal(self._session.connection, result.value, name)
         return ServiceStatus(StatusCode.DENIED, f"{result.value} is reached")
 
-    def _unsubscribe(self, request: Any) -> bool:
-        name = request.topic.encode("utf-8", "surrogatepass")
-        removed = self._broker.unsubscribe(self._session.party, name)
-        answer = (
-            OK_STATUS if removed else ServiceStatus(StatusCode.NOT_FOUND, "no such subscription")
-        )
-        return self._answer("unsubscribe_request", answer)
-
-    def _broadcast(self, request: Any) -> bool:
+    def _broadcast(self, request: pb.BroadcastRequest) -> bool:
+        session, connection, data = self._session, self._session.connection, request.data
         try:
             name = topic_name.check_topic_name(request.topic)
         except InvalidTopic as error:
-            return self._answer(
-                "broadcast_request", ServiceStatus(StatusCode.BAD_REQUEST, str(error))
-            )
+            return self._reply(BROADCAST, ServiceStatus(StatusCode.BAD_REQUEST, str(error)))
         if self._broker.is_durable(name):
-            return self._publish_durable(name, request.data)
-        source = self._session.party.source
-        denied = source.denied
-        routed = self._publish(name, request.data)
-        if routed.stop == BLOCKED:
-            return self._wait_for_reader()
+            return self._publish_durable(name, data)
+        denied = connection.source.denied
+        with session.senders.sending_as(session.caller_name):
+            routed = self._broker.publish(connection, name, array("i", [0, len(data)]), data)
+        if routed.stop == BLOCKED:  # a full reader of another dialect blocks its producers
+            if session.draining:  # the session ends and cannot wait
+                self._broker.counters.count("dropped", "disconnected")
+                return True
+            session.halt()
+            return False
         refused = ServiceStatus(StatusCode.DENIED, f"not allowed to broadcast to {request.topic!r}")
-        return self._answer("broadcast_request", OK_STATUS if source.denied == denied else refused)
-
-    def _publish(self, name: bytes, data: bytes) -> Any:
-        """Deliver to subscribers now. GSB subscribers also get the caller's name."""
-        ends = array("i", [0, len(data)])
-        with self._session.senders.sending_as(self._session.caller_name):
-            return self._broker.publish(self._session.party, name, ends, data)
-
-    def _wait_for_reader(self) -> bool:
-        """Wait for a full reader of another dialect, which blocks its producers."""
-        if self._session.draining:  # the session ends and cannot wait
-            self._broker.counters.count("dropped", "disconnected")
-            return True
-        self._session.halt()
-        return False
+        return self._reply(BROADCAST, OK_STATUS if connection.source.denied == denied else refused)
 
     def _publish_durable(self, name: bytes, data: bytes) -> bool:
         """Commit the message. The reply is sent when it is on disk."""
-        party, publisher = self._session.party, self._broker.durable
-        creator = self._broker.durable.creator_of(name)
-        if not self._broker.policy.allows(party.pipe.identity, PRODUCE, name, creator):
-            self._broker.count_refusal(party, "produce_denied", name)
-            refused = ServiceStatus(
-                StatusCode.DENIED, f"not allowed to broadcast to {name.decode()!r}"
-            )
-            return self._answer("broadcast_request", refused)
-        if self._exceeds_uncommitted(len(data)):
-            self._session.halt()
+        session, durable = self._session, self._broker.durable
+        identity, creator = session.connection.pipe.identity, durable.creator_of(name)
+        if not self._broker.policy.allows(identity, PRODUCE, name, creator):
+            self._broker.count_refusal(session.connection, "produce_denied", name)
+            refusal = f"not allowed to broadcast to {name.decode()!r}"
+            return self._reply(BROADCAST, ServiceStatus(StatusCode.DENIED, refusal))
+        if self._must_wait(len(data)):
             return False
-        slot = self._replies.reserve(len(data))
-        on_id = self._session.senders.track(name, self._session.caller_name)
+        slot = self._append(ReplySlot(len(data)))
+        on_id = session.senders.track(name, session.caller_name)
         then = partial(self._on_committed, slot, on_id)
-        publisher.publish_with_outcome(name, array("i", [0, len(data)]), data, then)
+        durable.publish_with_outcome(name, array("i", [0, len(data)]), data, then)
         return True
 
     def _on_committed(
@@ -244,15 +150,43 @@ class ControlRequests:
     ) -> None:
         on_id(first_id)
         code = OUTCOMES.get(outcome.kind, StatusCode.DENIED)
+        reason = outcome.text or outcome.kind.value
         if code and self._session.gone:
-            self._broker.counters.count("dropped", outcome.text or outcome.kind.value)
-        text = "" if code is StatusCode.OK else outcome.text or outcome.kind.value
-        self._replies.fulfil(slot, self._encoded("broadcast_request", ServiceStatus(code, text)))
+            self._broker.counters.count("dropped", reason)
+        status = ServiceStatus(code, reason) if code else OK_STATUS
+        slot.data = self._encode(BROADCAST, status)
+        while self._slots and (ready := self._slots[0].data) is not None:
+            self._pending_bytes -= self._slots.popleft().weight
+            self._session.send(ready)
         self._session.schedule_retry()
 
-    def _answer(self, request: str, answer: ServiceStatus) -> bool:
-        self._replies.add(self._encoded(request, answer))
+    # --- the order of replies
+
+    def _must_wait(self, size: int) -> bool:
+        """Halt the session if its uncommitted bytes are over the limit, unless it drains."""
+        pending, limit = self._pending_bytes, self._broker.max_uncommitted_bytes
+        if not pending or pending + size <= limit or self._session.draining:
+            return False
+        self._session.halt()
         return True
 
-    def _encoded(self, request: str, answer: ServiceStatus) -> bytes:
-        return encode_reply(self._session.ipc, request, answer.code, answer.message)
+    def _append(self, slot: ReplySlot) -> ReplySlot:
+        self._slots.append(slot)
+        self._pending_bytes += slot.weight
+        return slot
+
+    def _reply(self, kind: str, status: ServiceStatus) -> bool:
+        data = self._encode(kind, status)
+        if self._slots:
+            self._append(ReplySlot(0, data))
+        else:
+            self._session.send(data)
+        return True
+
+    def _encode(self, kind: str, status: ServiceStatus) -> bytes:
+        packet = pb.Packet()
+        reply: Any = getattr(packet, kind.replace("_request", "_reply"))
+        reply.SetInParent()  # else a reply without code and message would have no kind
+        reply.code = status.code
+        reply.message = status.message
+        return frame(self._session.ipc, packet.SerializeToString())

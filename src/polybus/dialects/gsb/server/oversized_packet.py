@@ -60,34 +60,31 @@ class OversizedPacket:
         mine = data[: self.left]
         at = 0
         while at < len(mine):
-            at += self._step(mine[at:])
+            is_inner = self._inner_left > 0
+            rest = mine[at : at + self._inner_left] if is_inner else mine[at:]
+            if self._value_left:
+                taken = min(self._value_left, len(rest))
+                if self._text is not None:
+                    self._text += rest[: min(taken, self._max_kept - len(self._text))]
+                self._value_left -= taken
+            else:
+                taken = 1
+                self._held.append(rest[0])
+                self._read_head()
+            at += taken
+            if is_inner:
+                self._inner_left -= taken
+                if not self._inner_left and (self._held or self._value_left):
+                    raise BadFrame(NO_PACKET)  # a field extends beyond its message
         self.left -= len(mine)
         if not self.left:
-            self._check_end()
+            if self._inner_left or self._held or self._value_left or not self.kind:
+                raise BadFrame(NO_PACKET)
+            try:
+                self.request_id.decode()
+            except UnicodeDecodeError:
+                raise BadFrame(NO_PACKET) from None
         return len(mine)
-
-    def _step(self, data: memoryview) -> int:
-        if not self._inner_left:
-            return self._take(data)
-        taken = self._take(data[: self._inner_left])
-        self._inner_left -= taken
-        if not self._inner_left and (self._held or self._value_left):
-            raise BadFrame(NO_PACKET)  # a field extends beyond its message
-        return taken
-
-    def _take(self, data: memoryview) -> int:
-        if self._value_left:
-            return self._skip_value(data)
-        self._held.append(data[0])
-        self._read_head()
-        return 1
-
-    def _skip_value(self, data: memoryview) -> int:
-        taken = min(self._value_left, len(data))
-        if self._text is not None:
-            self._text += data[: min(taken, self._max_kept - len(self._text))]
-        self._value_left -= taken
-        return taken
 
     def _read_head(self) -> None:
         """Parse a tag and its length or value, if they are complete."""
@@ -113,36 +110,24 @@ class OversizedPacket:
         self._held.clear()
         number = tag >> 3 if tag & 7 == LENGTH else 0  # no extracted field has another wire type
         if not self._inner_left and number in Packet.DESCRIPTOR.fields_by_number:
-            self._enter(number, size)
+            # The field is the call or reply: its own fields follow. Protobuf merges a second
+            # one of the same kind; one of another kind replaces it.
+            if number not in FIELDS:
+                raise BadFrame(TOO_LARGE)
+            if number != self.kind:
+                self.kind, self.data_bytes = number, 0
+                self._texts.clear()
+            self._inner_left = size
             return
         self._value_left, self._text = size, None
         name = FIELDS[self.kind].get(number) if self._inner_left else None
         if name == DATA:
             self.data_bytes = size
         elif name is not None:
-            self._keep(name, size)
-
-    def _enter(self, kind: int, size: int) -> None:
-        if kind not in FIELDS:
-            raise BadFrame(TOO_LARGE)
-        if kind != self.kind:
-            self.kind, self.data_bytes = kind, 0
-            self._texts.clear()
-        self._inner_left = size
-
-    def _keep(self, name: str, size: int) -> None:
-        text = self._texts[name] = bytearray()
-        self._max_kept = MAX_LOGGED_ADDRESS_BYTES if name == ADDRESS else self._max_id_bytes
-        if name == ADDRESS or size <= self._max_kept:
-            self._text = text
-
-    def _check_end(self) -> None:
-        if self._inner_left or self._held or self._value_left or not self.kind:
-            raise BadFrame(NO_PACKET)
-        try:
-            self.request_id.decode()
-        except UnicodeDecodeError:
-            raise BadFrame(NO_PACKET) from None
+            text = self._texts[name] = bytearray()
+            self._max_kept = MAX_LOGGED_ADDRESS_BYTES if name == ADDRESS else self._max_id_bytes
+            if name == ADDRESS or size <= self._max_kept:
+                self._text = text
 
 
 def _varint(held: bytearray, at: int) -> tuple[int, int | None]:

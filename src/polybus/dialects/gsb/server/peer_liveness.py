@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from polybus.dialects.gsb import gsb_pb2 as pb
+
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.dialects.gsb.limits import GsbLimits
@@ -33,14 +35,14 @@ class PingMonitor:
 
     def tick(self, now_s: float) -> None:
         for peer in list(self.peers):
-            if peer.halted:
+            if peer.halted:  # its packets are unread, so its silence proves nothing
                 peer.heard_s = now_s
             silent_s = now_s - peer.heard_s
             if silent_s >= self._limits.ping_timeout_s:
-                self._broker.cut(peer.party, "ping_timeout")
+                self._broker.cut(peer.connection, "ping_timeout")
             elif silent_s >= self._limits.ping_idle_s and not peer.pinged:
                 peer.pinged = True
-                peer.send_ping()
+                peer.send_packet(pb.Packet(ping=pb.Ping()))
 
 
 class StuckWindow(NamedTuple):
@@ -62,32 +64,28 @@ class StuckPeerMonitor:
         self._windows: dict[GsbSession, StuckWindow] = {}
 
     def tick(self, now_s: float) -> None:
-        if not self._windows and not self._pressure.full:
-            return
         before, self._windows = self._windows, {}
         for peer in list(self._pressure.full):
-            self._windows[peer] = self._check_peer(peer, before.get(peer), now_s)
-
-    def _check_peer(
-        self, peer: GsbSession, window: StuckWindow | None, now_s: float
-    ) -> StuckWindow:
-        taken = peer.party.outbox.taken()
-        waited_s = now_s - window.start_s if window is not None else 0.0
-        if window is None or taken - window.taken_bytes >= MIN_BYTES_PER_S * max(waited_s, 1.0):
-            return StuckWindow(now_s, taken, now_s)
-        if not blocks_other_peers(peer):
-            window = window._replace(held_s=now_s)
-        if now_s - window.held_s >= self._timeout_s:
-            self._broker.cut(peer.party, "stuck")
-        elif waited_s >= WARN_AFTER_S and not window.is_logged:
-            window = window._replace(is_logged=True)
-            self._broker.log.warning(
-                "peer takes nothing",
-                dialect="gsb",
-                peer=peer.party.pipe.peer,
-                owed_bytes=peer.outbox_bytes,
-            )
-        return window
+            window = before.get(peer)
+            taken = peer.connection.outbox.taken()
+            waited_s = now_s - window.start_s if window is not None else 0.0
+            # Progress starts a new window. The first second counts as a whole one.
+            if window is None or taken - window.taken_bytes >= MIN_BYTES_PER_S * max(waited_s, 1.0):
+                self._windows[peer] = StuckWindow(now_s, taken, now_s)
+                continue
+            if not blocks_other_peers(peer):
+                window = window._replace(held_s=now_s)
+            if now_s - window.held_s >= self._timeout_s:
+                self._broker.cut(peer.connection, "stuck")
+            elif waited_s >= WARN_AFTER_S and not window.is_logged:
+                window = window._replace(is_logged=True)
+                self._broker.log.warning(
+                    "peer takes nothing",
+                    dialect="gsb",
+                    peer=peer.connection.pipe.peer,
+                    owed_bytes=peer.outbox_bytes,
+                )
+            self._windows[peer] = window
 
 
 def blocks_other_peers(peer: GsbSession) -> bool:

@@ -41,9 +41,8 @@ class TopicSenders:
     def __init__(self) -> None:
         self.known: dict[int, bytes] = {}  # by message id
         self.in_flight: dict[int, None] = {}  # numbers of uncommitted messages, in order
-        self.waiting: deque[tuple[int, Callable[[], None]]] = (
-            deque()
-        )  # callbacks, each after this number
+        # Callbacks; each waits for the message with this number and all before it.
+        self.waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self.known or self.in_flight)
@@ -52,9 +51,8 @@ class TopicSenders:
 class SenderTracker:
     def __init__(self) -> None:
         self.encodings: list[SenderEncoding] = []
-        self.has_push_reader: Callable[[bytes], bool] = lambda name: (
-            False
-        )  # set by the push readers
+        # Whether a topic is read by push; without a store none is.
+        self.has_push_reader: Callable[[bytes], bool] = lambda name: False
         self._topics: dict[bytes, TopicSenders] = {}
         self._numbers = count(1)
 
@@ -75,7 +73,7 @@ class SenderTracker:
 
     def names_senders(self, encoding: object) -> bool:
         """Return True if an encoding writes senders."""
-        return any(encoding is one for one in self.encodings)
+        return any(encoding is known for known in self.encodings)
 
     @contextmanager
     def sending_as(self, caller: bytes) -> Iterator[None]:

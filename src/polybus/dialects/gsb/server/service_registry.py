@@ -6,7 +6,7 @@ ends. Resolved addresses are cached per caller, until a name or a rule changes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.dialects.gsb.server.call_table import Route, Service
 from polybus.dialects.gsb.service_address import (
@@ -53,21 +53,30 @@ class ServiceRegistry:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def all(self) -> list[Service]:
-        return sorted(self._by_name.values(), key=lambda service: service.id)
+    def describe(self) -> list[dict[str, Any]]:
+        """Return all services, sorted by name. `sys/services` replies with it."""
+        return [
+            {
+                "id": service.id,
+                "since_ms": service.since_ms,
+                "calls": service.calls,
+                "pending": service.pending,
+            }
+            for _, service in sorted(self._by_name.items())
+        ]
 
     def register(self, peer: GsbSession, name: str) -> ServiceStatus:
         try:
             check_service_name(name)
         except MalformedRequest as error:
             return ServiceStatus(StatusCode.BAD_REQUEST, str(error))
-        if not self._broker.policy.allows(peer.party.pipe.identity, CREATE, name.encode()):
-            self._broker.count_refusal(peer.party, "register_denied", name.encode())
+        if not self._broker.policy.allows(peer.connection.pipe.identity, CREATE, name.encode()):
+            self._broker.count_refusal(peer.connection, "register_denied", name.encode())
             return ServiceStatus(StatusCode.DENIED, f"not allowed to register {name!r}")
         if name in self._by_name:
             return ServiceStatus(StatusCode.CONFLICT, f"{name!r} is already registered")
         if len(peer.services) >= self._limits.max_services:
-            self._broker.count_refusal(peer.party, "max_services", name.encode())
+            self._broker.count_refusal(peer.connection, "max_services", name.encode())
             return ServiceStatus(
                 StatusCode.DENIED, f"max_services ({self._limits.max_services}) is reached"
             )
@@ -100,33 +109,31 @@ class ServiceRegistry:
             peer.routes.clear()
             peer.generation = self._table.generation
         route = peer.routes.get(address)
-        return route if route is not None else self._resolve(peer, address)
-
-    def _resolve(self, peer: GsbSession, address: bytes) -> Route | ServiceStatus | str:
+        if route is not None:
+            return route
         try:
-            parsed = parse_address(address.decode())
+            name, node = parse_address(address.decode())
         except (MalformedRequest, UnicodeDecodeError) as error:
             return ServiceStatus(StatusCode.BAD_REQUEST, str(error))
-        if parsed.node is not None:
-            return ServiceStatus(StatusCode.NOT_FOUND, f"unknown node {parsed.node}")
-        built_in = parsed.service.partition("/")[0] == BUILT_IN
-        service = None if built_in else resolve_service(self._by_name, parsed.service)
-        if service is None and not built_in:
-            return ServiceStatus(StatusCode.NOT_FOUND, f"no service {parsed.service!r}")
-        if not self._can_call(peer, {parsed.service, service.id if service else parsed.service}):
-            self._broker.count_refusal(peer.party, "call_denied", parsed.service.encode())
-            return ServiceStatus(StatusCode.DENIED, f"not allowed to call {parsed.service!r}")
+        if node is not None:
+            return ServiceStatus(StatusCode.NOT_FOUND, f"unknown node {node}")
+        is_built_in = name.partition("/")[0] == BUILT_IN
+        service = None if is_built_in else resolve_service(self._by_name, name)
+        if service is None and not is_built_in:
+            return ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
+        # A rule may name the service or one of its methods; both must allow the call.
+        identity = peer.connection.pipe.identity
+        for judged in {name, service.id if service else name}:
+            if not self._broker.policy.allows(identity, CALL, judged.encode()):
+                self._broker.count_refusal(peer.connection, "call_denied", name.encode())
+                return ServiceStatus(StatusCode.DENIED, f"not allowed to call {name!r}")
         if service is None:
-            return parsed.service
+            return name
         if len(peer.routes) >= MAX_ROUTES:
             peer.routes.clear()
-        route = peer.routes[address] = Route(service, parsed.service.encode())
+        route = peer.routes[address] = Route(service, name.encode())
         return route
 
-    def _can_call(self, peer: GsbSession, names: set[str]) -> bool:
-        """Check the rules for the service and for the method."""
-        identity = peer.party.pipe.identity
-        return all(self._broker.policy.allows(identity, CALL, name.encode()) for name in names)
-
     def _invalidate_routes(self) -> None:
+        """Make every connection resolve its addresses again, at its next call."""
         self._table.generation += 1

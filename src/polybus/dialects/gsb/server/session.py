@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.bus.outbox import Outbox
 from polybus.dialects.gsb import codec, sp
-from polybus.dialects.gsb.server import control_requests
-from polybus.dialects.gsb.server.call_router import FULL, CallRouter
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.gsb_packets import GsbEncoding, call_reply, frame, read
+from polybus.dialects.gsb.server.call_router import FULL, PARTIAL, CallRouter
 from polybus.dialects.gsb.server.call_table import CallEndpoint
-from polybus.dialects.gsb.server.control_requests import ControlRequests
-from polybus.dialects.gsb.server.gsb_packets import GsbEncoding, call_reply, call_request, read
+from polybus.dialects.gsb.server.control_requests import CONTROL_KINDS, ControlRequests
 from polybus.dialects.gsb.server.oversized_packet import SERVICE_CALL, OversizedPacket
 from polybus.dialects.gsb.server.sender_tracker import SenderTracker
 from polybus.dialects.gsb.server.service_registry import ServiceStatus
@@ -37,8 +37,6 @@ from polybus.dialects.gsb.service_address import StatusCode
 from polybus.errors import BadFrame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import Buffer
 
     from polybus.bus.broker import Broker
@@ -46,11 +44,9 @@ if TYPE_CHECKING:
     from polybus.bus.counters import Counters
     from polybus.bus.timers import Timers
     from polybus.dialects.gsb.limits import GsbLimits
-    from polybus.dialects.gsb.server.call_table import Call
     from polybus.model.identity import Identity
 
 LENGTH = struct.Struct(">Q")
-REPLY_TYPES = (0, 1)
 MAX_VARINT = 2**64 - 1  # protobuf encodes a negative code modulo 2**64
 
 
@@ -84,12 +80,12 @@ class BroadcastOutbox:
         self._max_bytes = max_bytes
 
     def push(self, data: bytes) -> None:
-        party = self._session.party
+        connection = self._session.connection
         if self._session.full or self._session.outbox_bytes + len(data) > self._max_bytes:
-            lost = party.encoding.count(data, 0)
+            lost = connection.encoding.count(data, 0)
             self._counters.count("dropped", "subscriber_full", lost)
         else:
-            party.outbox.push(data)
+            connection.outbox.push(data)
 
 
 class GsbSession(CallEndpoint):
@@ -99,42 +95,38 @@ class GsbSession(CallEndpoint):
     a large packet that it has assembled.
     """
 
-    wants_pings: bool = False
     waiting_for: GsbSession | None = None
 
-    def __init__(self, dialect: GsbServer, pipe: ConnectionIO) -> None:
-        broker, limits = dialect.broker, dialect.limits
+    def __init__(self, server: GsbServer, pipe: ConnectionIO) -> None:
+        broker, limits = server.broker, server.limits
         self.broker = broker
-        self._calls = dialect.calls
-        self.senders = dialect.senders
-        self._call_soon = dialect.timers.call_soon
+        self._calls = server.calls
+        self.senders = server.senders
+        self._call_soon = server.timers.call_soon
         self._pipe = pipe
-        self.caller_name = _caller_name(pipe.identity).encode()
-        max_bytes, full_bytes = dialect.calls.max_outbox_bytes, limits.outbox_full_bytes
+        uid = pipe.identity.uid
+        self.caller_name = b"local:anonymous" if uid is None else b"local:%d" % uid
+        max_bytes, full_bytes = server.calls.max_outbox_bytes, limits.outbox_full_bytes
         free_bytes = min(full_bytes, limits.outbox_free_bytes)
         self._outbox = Outbox(pipe, broker.turn, self, full_bytes, max_bytes, free_bytes)
-        self.attach_fast_path(dialect.calls.table, self._outbox.push, pipe.is_unix)
-        self._encoding = dialect.encodings[self.ipc]
-        reader = BroadcastOutbox(self, broker.counters, max_bytes)
-        self.party = broker.join("gsb", pipe, self._encoding, outbox=self._outbox, reader=reader)
-        self.party.on_resume = self.schedule_retry
-        self.party.describe = self._describe
+        self.send = self._outbox.push
+        self.attach_fast_path(server.calls.table, self._outbox.push, pipe.is_unix)
+        self.connection = broker.join(
+            "gsb",
+            pipe,
+            server.encodings[self.ipc],
+            outbox=self._outbox,
+            reader=BroadcastOutbox(self, broker.counters, max_bytes),
+        )
+        self.connection.on_resume = self.schedule_retry
+        self.connection.describe = self._describe
         self.on_stalled = self._outbox.on_stalled
         self.on_writable = self._outbox.on_writable
-        self._requests = ControlRequests(dialect, self)
+        self._requests = ControlRequests(server, self)
         self._max_packet_bytes = limits.max_packet_bytes
         self._head_bytes = sp.head_size(sp.Form(self.ipc))
         self._greeted = False
         self._skipping: OversizedPacket | None = None
-        self._handlers: dict[str, Callable[[Any], bool]] = {
-            **self._requests.handlers,
-            "hello": self._hello,
-            "service_call_request": self._call,
-            "call_reply": self._reply,
-            "cancel": self._cancel,
-            "ping": self._ping,
-            "pong": lambda pong: True,
-        }
         self._is_retry_scheduled = False
         self._is_drained = False
         self._calls.join(self)
@@ -148,14 +140,14 @@ class GsbSession(CallEndpoint):
             return True
         self._drain_received()
         self._calls.leave(self)
-        self.broker.finish(self.party)
+        self.broker.finish(self.connection)
         return True
 
     def on_ended(self) -> None:
-        if not self.party.is_closed:
+        if not self.connection.is_closed:
             self._drain_received()
         self._calls.leave(self)
-        self.broker.leave(self.party)
+        self.broker.leave(self.connection)
 
     # --- called by the outbox
 
@@ -166,12 +158,12 @@ class GsbSession(CallEndpoint):
         self._calls.pressure.on_room(self)
 
     def on_overflow(self, outbox: Outbox) -> None:
-        self.broker.cut(self.party, "outbox_overflow")
+        self.broker.cut(self.connection, "outbox_overflow")
 
     @property
     def outbox_bytes(self) -> int:
         """Bytes in the outbox that the peer has not taken."""
-        return self.party.outbox.backlog()
+        return self._outbox.backlog()
 
     # --- frames: the slow path
 
@@ -180,11 +172,17 @@ class GsbSession(CallEndpoint):
 
         Returns the number of bytes used; 0 if the frame is incomplete or has to wait.
         """
-        if self.party.is_closed:
+        if self.connection.is_closed:
             return end - start
         try:
             if not self._greeted:
-                return self._greet(buffer, start, end)
+                size = len(sp.GREETING)
+                # An incomplete greeting is checked too: a wrong byte closes the connection at once.
+                sp.check_greeting(bytes(memoryview(buffer)[start : min(end, start + size)]))
+                self._greeted = self.is_open = end - start >= size
+                return size if self._greeted else 0
+            if self._skipping is not None:
+                return self._skip(self._skipping, memoryview(buffer)[start:end])
             return self._take_frame(buffer, start, end)
         except BadFrame as error:
             self._close(error.reason)
@@ -199,18 +197,10 @@ class GsbSession(CallEndpoint):
             return True
 
     def _close(self, reason: str) -> None:
-        self.broker.close(self.party, reason)
+        self.broker.close(self.connection, reason)
         self._calls.leave(self)
 
-    def _greet(self, buffer: Buffer, start: int, end: int) -> int:
-        size = len(sp.GREETING)
-        sp.check_greeting(bytes(memoryview(buffer)[start : min(end, start + size)]))
-        self._greeted = self.is_open = end - start >= size
-        return size if self._greeted else 0
-
     def _take_frame(self, buffer: Buffer, at: int, end: int) -> int:
-        if self._skipping is not None:
-            return self._skip(self._skipping, memoryview(buffer)[at:end])
         if self.ipc and at < end and memoryview(buffer)[at] != sp.IPC_MARK:
             raise BadFrame(sp.BAD_FRAME)
         begin = at + self._head_bytes
@@ -241,61 +231,56 @@ class GsbSession(CallEndpoint):
                 self._calls.reply_too_large(self, skipping.request_id)
         return used
 
-    # --- packets. Handlers return False if the packet has to wait.
+    # --- packets
 
     def _packet(self, buffer: Buffer, start: int, end: int) -> bool:
+        """Handle one packet. Returns False if it has to wait."""
+        # Calls and replies in their usual form are decoded without protobuf.
         hot: Any = read(buffer, start, end)
         if hot is None:
             done = self._decode_and_handle(bytes(memoryview(buffer)[start:end]))
         elif hot[0] == SERVICE_CALL:
             done = self._calls.call(self, *hot[1:])
         else:
-            done = self._handle_reply(*hot[1:])
+            done = self._reply(*hot[1:])
         self.is_first = self.is_first and not done
         return done
 
     def _decode_and_handle(self, payload: bytes) -> bool:
         packet = codec.decode_packet(payload)
-        kind = packet.WhichOneof("kind") or ""
-        if kind not in self._handlers:
-            raise BadFrame(codec.WRONG_DIRECTION)
-        return self._handlers[kind](getattr(packet, kind))
-
-    def _hello(self, hello: Any) -> bool:
-        if not self.is_first:
-            raise BadFrame(codec.SECOND_HELLO)
-        self._calls.on_hello(
-            self, deadline_ms=hello.deadline_ms, keeps_credits=hello.credits, pings=hello.ping
-        )
+        match packet.WhichOneof("kind"):
+            case "service_call_request":
+                call = packet.service_call_request
+                address, request_id = call.address.encode(), call.request_id.encode()
+                return self._calls.call(self, address, request_id, call.data)
+            case "call_reply":
+                reply = packet.call_reply
+                return self._reply(reply.request_id.encode(), reply.code, reply.type, reply.data)
+            case "cancel":
+                self._calls.cancel(self, packet.cancel.request_id.encode())
+            case "hello":
+                if not self.is_first:
+                    raise BadFrame(codec.SECOND_HELLO)
+                self._calls.on_hello(self, packet.hello)
+            case "ping":
+                self.send_packet(pb.Packet(pong=pb.Pong(token=packet.ping.token)))
+            case "pong":
+                pass  # `receive` has noted that the peer is alive
+            case kind if kind in CONTROL_KINDS:
+                return self._requests.execute(kind, packet)
+            case _:
+                raise BadFrame(codec.WRONG_DIRECTION)
         return True
 
-    def _call(self, call: Any) -> bool:
-        return self._calls.call(self, call.address.encode(), call.request_id.encode(), call.data)
-
-    def _reply(self, reply: Any) -> bool:
-        return self._handle_reply(reply.request_id.encode(), reply.code, reply.type, reply.data)
-
-    def _handle_reply(self, call_id: bytes, code: int, kind: int, data: bytes) -> bool:
-        if kind not in REPLY_TYPES:
+    def _reply(self, call_id: bytes, code: int, kind: int, data: bytes) -> bool:
+        if kind not in (FULL, PARTIAL):
             raise BadFrame(codec.BAD_REPLY_TYPE)
         return self._calls.reply(self, call_id, code, kind, data)
 
-    def _cancel(self, cancel: Any) -> bool:
-        self._calls.cancel(self, cancel.request_id.encode())
-        return True
+    # --- sending to the peer (`send` is the outbox's `push`)
 
-    def _ping(self, ping: Any) -> bool:
-        self.send(control_requests.encode_pong(self.ipc, ping.token))
-        return True
-
-    # --- sending to the peer
-
-    def send(self, data: bytes) -> None:
-        self._outbox.push(data)
-
-    def send_call(self, call: Call, data: Buffer) -> None:
-        caller = call.caller.caller_name
-        self.send(call_request(self.ipc, call.id, data, caller, call.address))
+    def send_packet(self, packet: pb.Packet) -> None:
+        self.send(frame(self.ipc, packet.SerializeToString()))
 
     def send_reply(self, request_id: bytes, code: int, kind: int, data: Buffer) -> None:
         self.send(call_reply(self.ipc, request_id, code & MAX_VARINT, kind, data))
@@ -305,20 +290,11 @@ class GsbSession(CallEndpoint):
         data = codec.pack_failure(code, message, codec.Origin.BUS)
         self.send_reply(request_id, StatusCode.FAILURE, FULL, data)
 
-    def send_cancel(self, call_id: bytes) -> None:
-        self.send(control_requests.encode_cancel(self.ipc, call_id))
-
-    def send_credit(self, call_id: bytes, replies: int) -> None:
-        self.send(control_requests.encode_credit(self.ipc, call_id, replies))
-
-    def send_ping(self) -> None:
-        self.send(control_requests.encode_ping(self.ipc, b""))
-
     # --- halting
 
     def halt(self) -> None:
         """Stop reading from the connection. A hang-up is still noticed."""
-        if self.halted or self.party.is_closed:
+        if self.halted or self.connection.is_closed:
             return
         self.halted = True
         self.halted_since_s = self.broker.now_s()
@@ -338,18 +314,21 @@ class GsbSession(CallEndpoint):
 
     def _resume(self) -> None:
         self._is_retry_scheduled = False
+        # A service without credits waits until none of its callers is full.
         must_wait = self.full_calls and not self.draining
-        if self.halted and not must_wait and not self.party.is_closed:
+        if self.halted and not must_wait and not self.connection.is_closed:
             self._end_halt()
             if self.finish_large():
                 self._pipe.resume_reading()
 
     def _end_halt(self) -> None:
+        """Stop the clock of unread time, which the deadlines of its calls leave out."""
         if self.halted:
             self.halted = False
             self.unread_s += self.broker.now_s() - self.halted_since_s
 
     def _on_hangup(self) -> None:
+        # The peer can send nothing more, and so cannot be slowed down.
         self.draining = True
         self._calls.on_hangup(self)
         self.schedule_retry()
@@ -372,7 +351,3 @@ class GsbSession(CallEndpoint):
             "serving": len(self.serving),
             "state": "waiting" if self.halted else "full" if self.full else "open",
         }
-
-
-def _caller_name(identity: Identity) -> str:
-    return "local:anonymous" if identity.uid is None else f"local:{identity.uid}"

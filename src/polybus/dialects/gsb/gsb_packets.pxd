@@ -5,6 +5,7 @@ cdef enum Kind:
     NOT_HOT = 0  # some other packet, or one in an unusual form: for protobuf itself
     SERVICE_CALL = 6
     CALL_REPLY = 7
+    CALL_REQUEST = 16
 
 cdef struct Slice:
     const unsigned char* at
@@ -14,12 +15,12 @@ cdef struct Packet:
     Slice address
     Slice request_id
     Slice data
+    Slice caller
     uint64_t code
     uint64_t type
 
 cdef Kind read_packet(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil
-cdef Py_ssize_t varint_size(uint64_t value) noexcept nogil
-cdef unsigned char* put_varint(unsigned char* out, uint64_t value) noexcept nogil
+cdef Slice slice_of(bytes text) noexcept
 cdef unsigned char* put_field(unsigned char* out, int number, Slice field) noexcept nogil
 cdef Py_ssize_t field_size(Slice field) noexcept nogil
 cdef unsigned char* put_head(unsigned char* out, bint ipc, int kind, Py_ssize_t inner) noexcept nogil

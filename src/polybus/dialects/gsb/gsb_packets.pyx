@@ -3,8 +3,9 @@
     frame    =  [01 over ipc] | length u64 big-endian | payload
     payload  =  tag of the kind | length | the message's fields
 
-Most of the traffic is calls and replies. They are decoded here if they have the form that
-every protobuf library writes: one kind, each field at most once, ids and addresses in ASCII.
+Most of the traffic is calls and replies, at the bus and at its clients. They are decoded here if
+they have the form that every protobuf library writes: one kind, each field at most once, ids
+and addresses in ASCII.
 Every other encoding that protobuf allows (unknown fields, repeated kinds) is left to the
 protobuf library.
 """
@@ -53,56 +54,56 @@ cdef inline bint is_ascii(Slice text) noexcept nogil:
 cdef Kind read_packet(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil:
     """Decode a call or reply in its usual form. Returns NOT_HOT for any other packet."""
     cdef const unsigned char* end = at + size
-    cdef uint64_t tag, length, value
-    cdef int kind, seen = 0
-    cdef Slice* text
-    if size < 2 or (at[0] != (SERVICE_CALL << 3 | LENGTH) and at[0] != (CALL_REPLY << 3 | LENGTH)):
+    cdef uint64_t length, value
+    cdef Kind kind
+    cdef int number, wire, seen = 0
+    cdef Slice* texts[5]  # of the kind, by field number
+    if size < 2:
         return NOT_HOT
-    kind = at[0] >> 3
+    texts[0] = texts[1] = texts[2] = texts[3] = texts[4] = NULL
+    if at[0] == (SERVICE_CALL << 3 | LENGTH):
+        kind = SERVICE_CALL
+        texts[1], texts[2], texts[3] = &packet.address, &packet.request_id, &packet.data
+    elif at[0] == (CALL_REPLY << 3 | LENGTH):
+        kind = CALL_REPLY
+        texts[1], texts[4] = &packet.request_id, &packet.data
+    elif at[0] == (CALL_REQUEST << 3 & 0x7F | LENGTH | 0x80) and at[1] == CALL_REQUEST >> 4:
+        kind = CALL_REQUEST
+        texts[1], texts[2] = &packet.request_id, &packet.data
+        texts[3], texts[4] = &packet.caller, &packet.address
+        at += 1  # its tag has two bytes
+    else:
+        return NOT_HOT
     at = take_varint(at + 1, end, &length)
     if at is NULL or length != <uint64_t>(end - at):
         return NOT_HOT
-    packet.address.size = packet.request_id.size = packet.data.size = 0
-    packet.address.at = packet.request_id.at = packet.data.at = at
+    packet.address.size = packet.request_id.size = packet.data.size = packet.caller.size = 0
+    packet.address.at = packet.request_id.at = packet.data.at = packet.caller.at = at
     packet.code = packet.type = 0
     while at < end:
-        tag = at[0]
-        at += 1
-        if tag >= 0x80 or seen & (1 << (tag >> 3)):
+        number, wire = at[0] >> 3, at[0] & 7
+        if number > 4 or seen & (1 << number):
             return NOT_HOT
-        seen |= 1 << (tag >> 3)
-        at = take_varint(at, end, &value)
+        seen |= 1 << number
+        at = take_varint(at + 1, end, &value)
         if at is NULL:
             return NOT_HOT
-        if kind == SERVICE_CALL:
-            if tag == (1 << 3 | LENGTH):
-                text = &packet.address
-            elif tag == (2 << 3 | LENGTH):
-                text = &packet.request_id
-            elif tag == (3 << 3 | LENGTH):
-                text = &packet.data
-            else:
+        if wire == LENGTH and texts[number] is not NULL:
+            if value > <uint64_t>(end - at):
                 return NOT_HOT
-        elif tag == (1 << 3 | LENGTH):
-            text = &packet.request_id
-        elif tag == (4 << 3 | LENGTH):
-            text = &packet.data
-        elif tag == (2 << 3 | VARINT) and value <= MAX_ENUM:
+            texts[number].at = at
+            texts[number].size = <Py_ssize_t>value
+            at += value
+        elif wire == VARINT and kind == CALL_REPLY and number == 2 and value <= MAX_ENUM:
             packet.code = value
-            continue
-        elif tag == (3 << 3 | VARINT) and value <= MAX_ENUM:
+        elif wire == VARINT and kind == CALL_REPLY and number == 3 and value <= MAX_ENUM:
             packet.type = value
-            continue
         else:
             return NOT_HOT
-        if value > <uint64_t>(end - at):
-            return NOT_HOT
-        text.at = at
-        text.size = <Py_ssize_t>value
-        at += value
-    if not is_ascii(packet.address) or not is_ascii(packet.request_id):
+    # ASCII needs no check for valid UTF-8, which protobuf demands of a text.
+    if not (is_ascii(packet.address) and is_ascii(packet.request_id) and is_ascii(packet.caller)):
         return NOT_HOT
-    return <Kind>kind
+    return kind
 
 
 # --- writing: `…_size` returns the size, `put_…` writes and returns the position after it
@@ -131,10 +132,13 @@ cdef Py_ssize_t field_size(Slice field) noexcept nogil:
 
 
 cdef unsigned char* put_field(unsigned char* out, int number, Slice field) noexcept nogil:
+    """Write a text or bytes field. If `field.at` is NULL its bytes are sent separately."""
     if not field.size:
         return out
     out[0] = number << 3 | LENGTH
     out = put_varint(out + 1, field.size)
+    if field.at is NULL:
+        return out
     memcpy(out, field.at, field.size)
     return out + field.size
 
@@ -161,7 +165,7 @@ cdef unsigned char* put_head(unsigned char* out, bint ipc, int kind, Py_ssize_t 
     return put_varint(out, inner)
 
 
-cdef Slice slice_of(bytes text):
+cdef Slice slice_of(bytes text) noexcept:
     cdef Slice view
     view.at = <const unsigned char*>PyBytes_AS_STRING(text)
     view.size = PyBytes_GET_SIZE(text)
@@ -201,7 +205,7 @@ def call_request(bint ipc, bytes request_id not None, data, bytes caller not Non
             + field_size(slice_of(caller)) + field_size(slice_of(address))
         )
         encoded = PyBytes_FromStringAndSize(NULL, frame_size(ipc, inner) + 1)
-        out = put_head(<unsigned char*>PyBytes_AS_STRING(encoded), ipc, 16, inner)
+        out = put_head(<unsigned char*>PyBytes_AS_STRING(encoded), ipc, CALL_REQUEST, inner)
         out = put_field(out, 1, slice_of(request_id))
         out = put_field(out, 2, body)
         out = put_field(out, 3, slice_of(caller))
