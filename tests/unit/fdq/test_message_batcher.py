@@ -84,6 +84,12 @@ def test_first_message_is_sent_at_once(merger: MessageBatcher, bus: Slow) -> Non
     assert receipt.result(PATIENCE_S) is DONE
 
 
+def test_queued_message_cannot_be_cancelled(merger: MessageBatcher, bus: Slow) -> None:
+    started(merger, bus)
+    receipt = add(merger, b"x")
+    assert (receipt.cancel(), receipt.running(), receipt.done()) == (False, True, False)
+
+
 def test_pending_messages_are_sent_together_after_the_response(
     merger: MessageBatcher, bus: Slow
 ) -> None:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from polybus.dialects.fdq.client.envelope import Headers
 from polybus.dialects.fdq.client.message_columns import build_batch, build_plain_batch
-from polybus.dialects.fdq.client.message_future import MessageFuture, resolve_all
 from polybus.errors import ConnectionLost
+from polybus.kernel.task_future import TaskFuture, finish_all
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,10 +44,14 @@ ROW_BYTES = 64  # memory of a pending message beside its key, body and headers
 INTERRUPTED = "the sending thread was interrupted"
 
 
+class MessageFuture(TaskFuture, Future["Produced"]):
+    """The future of one message. It cannot be cancelled, because the message is queued."""
+
+
 class MessageBatch:
     """Pending messages of one topic, which become one batch."""
 
-    __slots__ = ("bytes", "condition", "futures", "has_headers", "messages", "times_ms", "topic")
+    __slots__ = ("bytes", "futures", "has_headers", "messages", "times_ms", "topic")
 
     def __init__(self, topic: str, has_headers: bool) -> None:
         self.topic = topic
@@ -55,7 +59,6 @@ class MessageBatch:
         self.messages: list[PendingMessage] = []
         self.times_ms = array("q")
         self.futures: list[MessageFuture] = []
-        self.condition = Condition()
         self.bytes = 0
 
     def build_rows(self) -> pa.RecordBatch:
@@ -115,7 +118,8 @@ class MessageBatcher:
                 batch = self._begin(topic)
             if headers is not None:
                 batch.has_headers = True
-            future = MessageFuture(batch.condition)
+            future = MessageFuture()
+            future.set_running_or_notify_cancel()  # a running future cannot be cancelled
             batch.messages.append((key, body, headers))
             batch.times_ms.append(now_ms)
             batch.futures.append(future)
@@ -244,7 +248,7 @@ class MessageBatcher:
         error = ConnectionLost("produce was cancelled") if done.cancelled() else done.exception()
         if batch is not None:
             result = done.result() if error is None else None
-            resolve_all(batch.condition, batch.futures, result, error)
+            finish_all(batch.futures, result, error)
         with self._state:
             self._in_flight -= 1
             if self._pending:

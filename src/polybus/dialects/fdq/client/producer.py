@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import pyarrow as pa
 
 from polybus.dialects.fdq.client import envelope, fork_guard, message_columns
-from polybus.dialects.fdq.client.message_batcher import MessageBatcher
-from polybus.dialects.fdq.client.message_future import MessageFuture
+from polybus.dialects.fdq.client.message_batcher import MessageBatcher, MessageFuture
 from polybus.dialects.fdq.limits import (
     LINGER_S,
     MAX_BATCH_BYTES,
