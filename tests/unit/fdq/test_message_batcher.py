@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from polybus.dialects.fdq.client.message_batcher import GRACE_S, LONG_LINGER_S, MessageBatcher
-from polybus.dialects.fdq.client.message_columns import build_batch
 from polybus.dialects.fdq.limits import BatchOptions
 from polybus.errors import ConnectionLost, Denied, UsageError
 from polybus.native import Produced
+from polybus.native.client.produce_queue import build_batch
 from tests.rig.observer import until
 
 FOR_EVER_S = 1e6  # long: no test here sends by the linger timeout

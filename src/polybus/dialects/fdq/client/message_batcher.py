@@ -24,9 +24,10 @@ from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING
 
 from polybus.dialects.fdq.client.envelope import Headers
-from polybus.dialects.fdq.client.message_columns import build_batch, build_plain_batch
+from polybus.dialects.fdq.client.message_columns import build_plain_batch
 from polybus.errors import ConnectionLost
-from polybus.kernel.task_future import TaskFuture, finish_all
+from polybus.kernel.task_future import finish_all
+from polybus.native.client.produce_queue import ProduceFuture, build_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,10 +45,6 @@ ROW_BYTES = 64  # memory of a pending message beside its key, body and headers
 INTERRUPTED = "the sending thread was interrupted"
 
 
-class MessageFuture(TaskFuture, Future["Produced"]):
-    """The future of one message. It cannot be cancelled, because the message is queued."""
-
-
 class MessageBatch:
     """Pending messages of one topic, which become one batch."""
 
@@ -58,7 +55,7 @@ class MessageBatch:
         self.has_headers = has_headers
         self.messages: list[PendingMessage] = []
         self.times_ms = array("q")
-        self.futures: list[MessageFuture] = []
+        self.futures: list[ProduceFuture] = []
         self.bytes = 0
 
     def build_rows(self) -> pa.RecordBatch:
@@ -103,7 +100,7 @@ class MessageBatcher:
 
     def add(
         self, topic: str, key: str | None, body: bytes, headers: Headers | None
-    ) -> tuple[MessageFuture, bool]:
+    ) -> tuple[ProduceFuture, bool]:
         """Queue a message. Returns its future and whether the queue is full and must be sent."""
         now_ms = self._wall_ns() // 1_000_000
         size = ROW_BYTES + len(body) + (len(key) if key else 0)
@@ -118,7 +115,7 @@ class MessageBatcher:
                 batch = self._begin(topic)
             if headers is not None:
                 batch.has_headers = True
-            future = MessageFuture()
+            future = ProduceFuture()
             future.set_running_or_notify_cancel()  # a running future cannot be cancelled
             batch.messages.append((key, body, headers))
             batch.times_ms.append(now_ms)

@@ -19,31 +19,11 @@ from polybus.dialects.fdq.client.envelope import (
 from polybus.dialects.fdq.client.request_columns import columns_of
 from polybus.dialects.fdq.limits import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 from polybus.errors import MalformedRequest, TooLarge
-from polybus.model.arrow import PRODUCE_SCHEMA, check_schema
+from polybus.model.arrow import check_schema
+from polybus.native.client.produce_queue import SIMPLE_SCHEMA, build_batch
 
-SIMPLE_SCHEMA = pa.schema(list(PRODUCE_SCHEMA)[:3])  # without headers
-SIMPLE_COLUMNS = 3
 KEY_TYPES = {str, type(None)}
 EMPTY_BATCH = "batch must have at least one message, got an empty batch"
-
-
-def build_batch(
-    keys: Sequence[str | None],
-    bodies: Sequence[bytes],
-    insertion_ms: Sequence[int] | int,
-    headers: Iterable[Headers | None] | None,
-) -> pa.RecordBatch:
-    """Build a batch of checked columns. A single `insertion_ms` applies to every row."""
-    times = (
-        pa.repeat(pa.scalar(insertion_ms, pa.int64()), len(bodies))
-        if isinstance(insertion_ms, int)
-        else pa.array(insertion_ms, pa.int64())
-    )
-    columns = [pa.array(keys, pa.utf8()), pa.array(bodies, pa.binary()), times]
-    if headers is None:
-        return pa.record_batch(columns, schema=SIMPLE_SCHEMA)
-    columns.append(pa.array(list(headers), PRODUCE_SCHEMA.field("headers").type))
-    return pa.record_batch(columns, schema=PRODUCE_SCHEMA)
 
 
 def build_plain_batch(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import pyarrow as pa
 
 from polybus.dialects.fdq.client import envelope, fork_guard, message_columns
-from polybus.dialects.fdq.client.message_batcher import MessageBatcher, MessageFuture
+from polybus.dialects.fdq.client.message_batcher import MessageBatcher
 from polybus.dialects.fdq.limits import (
     LINGER_S,
     MAX_BATCH_BYTES,
@@ -28,6 +28,7 @@ from polybus.dialects.fdq.limits import (
 from polybus.errors import MalformedRequest, UsageError
 from polybus.model import topic_name
 from polybus.native import bus_client as buses
+from polybus.native.client.produce_queue import SIMPLE_SCHEMA, ProduceFuture
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq.client.envelope import MessageRequest
@@ -273,7 +274,7 @@ class Producer:
         shard_key: str | None,
         message: bytes,
         headers: Mapping[str, bytes] | None = None,
-    ) -> tuple[MessageFuture, bool]:
+    ) -> tuple[ProduceFuture, bool]:
         """Check and queue a message. Returns its future and whether the queue must be sent."""
         if topic not in self._known or self._pid != fork_guard.pid:
             self.check_topic(topic)
@@ -314,6 +315,6 @@ class Producer:
         now_ms = time.time_ns() // 1_000_000
         with_headers = self._batcher.wants_headers(topic)
         rows = message_columns.build_request_batch(messages, now_ms, with_headers=with_headers)
-        if rows.num_columns > message_columns.SIMPLE_COLUMNS:
+        if rows.num_columns > len(SIMPLE_SCHEMA):
             self._batcher.note_headers(topic)
         return rows

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from polybus.dialects.fdq.client.envelope import Headers, check_headers, check_key, check_message
 from polybus.dialects.fdq.client.group_member import ConsumerClosing
-from polybus.dialects.fdq.client.message_columns import build_batch
 from polybus.errors import ConnectionLost, Stale, Unavailable, UsageError
 from polybus.model import topic_name
+from polybus.native.client.produce_queue import build_batch
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq.client.envelope import Envelope
