@@ -120,14 +120,14 @@ PRODUCER = [
         "dialects/fdq/client/producer.py",
         (
             "a name for each topic",
-            "if self._is_named or not self._of_topic:",
-            "if not self._of_topic:",
+            "if self._of_topic and not self._is_named:",
+            "if self._of_topic:",
         ),
         ("lines without a bound", "if len(self._all) < MAX_PRODUCERS:", "if True:"),
         (
             "a topic changes its line",
-            "producer = self._of_topic[topic] = self._next_producer()",
-            "producer = self._next_producer()",
+            "            self._of_topic[topic] = producer\n",
+            "            self._of_topic[str(len(self._of_topic))] = producer\n",
         ),
     ),
 ]

@@ -259,8 +259,7 @@ def test_topic_with_headers_keeps_the_column(merger: MessageBatcher, bus: Slow) 
     headers = [rows.column("headers").to_pylist() for topic, rows in bus.sent[1:3]]
     assert headers == [[None, [("name", b"value")]], [None]]
     assert [rows.num_columns for _, rows in bus.sent] == [3, 4, 4, 3]
-    assert merger.wants_headers("t")
-    assert not merger.wants_headers("other")
+    assert merger.topics_with_headers == {"t"}
 
 
 def test_failed_send_fails_its_futures() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -76,7 +76,12 @@ def _wrap_buffers(
 def _build_checked_batch(
     requests: Iterable[MessageRequest | tuple[Any, ...]], now_ms: int, *, with_headers: bool
 ) -> pa.RecordBatch:
-    keys, bodies, headers = _split_columns(requests)
+    items = requests if isinstance(requests, list | tuple) else list(requests)
+    if not items:
+        raise MalformedRequest(EMPTY_BATCH)
+    if set(map(type, items)) != {MessageRequest}:
+        items = [_to_request(item) for item in items]
+    keys, bodies, headers = map(list, zip(*items, strict=True))
     if not set(map(type, keys)) <= KEY_TYPES:
         for key in keys:
             check_key(key)
@@ -112,16 +117,6 @@ def check_sizes(batch: pa.RecordBatch) -> None:
     largest = pc.max(pc.binary_length(batch.column("body"))).as_py() or 0
     if largest > MAX_MESSAGE_BYTES:
         raise TooLarge(f"message must have at most {MAX_MESSAGE_BYTES} bytes, got {largest}")
-
-
-def _split_columns(requests: Iterable[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    items = requests if isinstance(requests, list | tuple) else list(requests)
-    if not items:
-        raise MalformedRequest(EMPTY_BATCH)
-    if set(map(type, items)) != {MessageRequest}:
-        items = [_to_request(item) for item in items]
-    keys, bodies, headers = zip(*items, strict=True)
-    return keys, bodies, headers
 
 
 def _to_request(item: Any) -> MessageRequest:
