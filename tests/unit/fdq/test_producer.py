@@ -107,6 +107,22 @@ def test_pending_messages_precede_a_waiting_produce(bus: InProcessClient, url: s
         assert messages(url) == [b"%d" % n for n in range(9)]
 
 
+def test_named_producer_is_fenced_for_every_topic(bus: InProcessClient, url: str) -> None:
+    """All its topics use the one producer of the bus that has the name."""
+    topics = ("t", "u", "v")
+    with fdq.Producer(url, "importer") as older:
+        for topic in topics:
+            older.produce(topic, "k", b"older")
+        with fdq.Producer(url, "importer") as newer:
+            for topic in topics:
+                newer.produce(topic, "k", b"newer")
+            for topic in topics:
+                with pytest.raises(errors.Fenced):
+                    older.produce(topic, "k", b"late")
+    for topic in topics:
+        assert messages(url, topic) == [b"older", b"newer"]
+
+
 def test_many_topics_share_a_few_streams(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         for n in range(60):
