@@ -44,7 +44,7 @@ def produce() -> None:
         for _ in range(ORDERS):
             customer, euros = random.choice(customers), random.randrange(200)
             order = f'{{"customer": "{customer}", "euros": {euros}}}'
-            producer.produce("orders", customer, order.encode(), wait=False)
+            producer.produce_nowait("orders", customer, order.encode())
 
 
 if __name__ == "__main__":

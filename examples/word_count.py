@@ -74,7 +74,7 @@ def main(url: str, text: list[str]) -> None:
         consumers = [Consumer(url, f"counter-{number}") for number in range(CONSUMERS)]
         with fdq.Producer(url) as producer:
             for number, line in enumerate(text):
-                producer.produce(LINES, str(number), line.encode(), wait=False)
+                producer.produce_nowait(LINES, str(number), line.encode())
         while not is_done(bus, len(text)):
             for consumer in consumers:
                 consumer.look_after()

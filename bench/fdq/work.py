@@ -47,7 +47,7 @@ class Work:
             self._batch = [fdq.MessageRequest(key, body) for key, body in pairs]
         producer, under_way = self._opened(), deque[Any]()
         for _ in range(int(batches)):
-            under_way.append(producer.produce_batch(self._topic, self._batch, wait=False))
+            under_way.append(producer.produce_batch_nowait(self._topic, self._batch))
             if len(under_way) == int(window):
                 under_way.popleft().result()
         for one in under_way:
@@ -97,7 +97,7 @@ class Work:
             if (left_ns := due_ns - time.monotonic_ns()) > 0:
                 time.sleep(left_ns / 1e9)
             body = TIME.pack(time.monotonic_ns()) + rest
-            producer.produce(self._topic, f"customer-{at % KEYS}", body, wait=False)
+            producer.produce_nowait(self._topic, f"customer-{at % KEYS}", body)
         producer.flush()
         return str(count)
 

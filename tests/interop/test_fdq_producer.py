@@ -52,7 +52,7 @@ def test_produced_messages_can_be_replayed(bus: NativeBus, topic: str) -> None:
     with fdq.Producer(bus.url) as producer:
         assert producer.produce(topic, "k", b"1", {"a": b"b"}).first_id == 1
         assert producer.produce_batch(topic, [("k", b"2"), ("k", b"3")]).last_id == 3
-        futures = [producer.produce(topic, "k", b"%d" % n, wait=False) for n in range(4, 2000)]
+        futures = [producer.produce_nowait(topic, "k", b"%d" % n) for n in range(4, 2000)]
         assert producer.flush(PATIENCE_S)
     assert len({one.result() for one in futures}) < 500, "they travel together"
     envelopes = found(bus, topic)
@@ -97,7 +97,7 @@ def test_errors_of_the_bus_are_raised(bus: NativeBus, topic: str) -> None:
     with fdq.Producer(bus.url) as producer:
         with pytest.raises(errors.WrongKind):
             producer.produce(topic, "k", b"x")
-        future = producer.produce(topic, "k", b"x", wait=False)
+        future = producer.produce_nowait(topic, "k", b"x")
         with pytest.raises(errors.WrongKind):
             future.result(PATIENCE_S)
         producer.produce(topic + "-other", "k", b"x")
@@ -120,7 +120,7 @@ def test_a_newer_one_of_the_same_name_fences_the_older(bus: NativeBus, topic: st
             with pytest.raises(errors.Fenced):
                 older.produce(topic, "k", b"3")
             with pytest.raises(errors.Fenced):
-                older.produce(topic, "k", b"4", wait=False).result(PATIENCE_S)
+                older.produce_nowait(topic, "k", b"4").result(PATIENCE_S)
             newer.produce(topic, "k", b"5")
     assert numbers(found(bus, topic)) == {"k": [1, 2, 5]}
 
@@ -128,7 +128,7 @@ def test_a_newer_one_of_the_same_name_fences_the_older(bus: NativeBus, topic: st
 def test_topics_are_independent(bus: NativeBus, topic: str) -> None:
     with fdq.Producer(bus.url) as producer:
         names = [f"{topic}-{n}" for n in range(10)]
-        futures = [producer.produce(names[n % 10], "k", b"%d" % n, wait=False) for n in range(200)]
+        futures = [producer.produce_nowait(names[n % 10], "k", b"%d" % n) for n in range(200)]
         assert not wait(futures, PATIENCE_S).not_done
     for at, name in enumerate(names):
         assert numbers(found(bus, name)) == {"k": list(range(at, 200, 10))}
@@ -164,8 +164,8 @@ def test_producer_survives_a_restart_of_the_bus(topic: str) -> None:
     with NativeBus() as bus, fdq.Producer(bus.url, options=QUICKLY) as producer:
         producer.produce(topic, "k", b"0")
         bus.stop()
-        futures = [producer.produce(topic, "k", b"%d" % n, wait=False) for n in range(1, 500)]
-        batch = producer.produce_batch(topic, [("k", b"500"), ("l", b"501")], wait=False)
+        futures = [producer.produce_nowait(topic, "k", b"%d" % n) for n in range(1, 500)]
+        batch = producer.produce_batch_nowait(topic, [("k", b"500"), ("l", b"501")])
         assert not any(one.done() for one in [*futures, batch])
         bus.start()
         assert not wait([*futures, batch], PATIENCE_S).not_done
@@ -181,7 +181,7 @@ def test_lost_connection_neither_duplicates_nor_loses_messages(bus: NativeBus, t
                 for n in range(100):
                     number = round_number * 100 + n
                     key = f"k{number % 3}"
-                    futures.append(producer.produce(topic, key, b"%d" % number, wait=False))
+                    futures.append(producer.produce_nowait(topic, key, b"%d" % number))
                 until(lambda: any(one.done() for one in futures[-100:]), "some of them")
                 relay.cut()
             assert producer.flush(PATIENCE_S)
@@ -202,7 +202,7 @@ def test_close_does_not_exceed_its_timeout(topic: str) -> None:
         def work() -> None:
             try:
                 while True:
-                    futures.append(producer.produce(topic, "k", b"x" * 400, wait=False))
+                    futures.append(producer.produce_nowait(topic, "k", b"x" * 400))
             except errors.ConnectionLost:
                 return
 

@@ -18,10 +18,7 @@ from tests.mutants.bus import mutants  # noqa: E402
 
 SUITES: dict[str, tuple[str, ...]] = {
     "unit": (
-        *(
-            f"tests/unit/fdq/test_{name}.py"
-            for name in ("message_batcher", "message_future", "message_columns")
-        ),
+        *(f"tests/unit/fdq/test_{name}.py" for name in ("message_batcher", "message_columns")),
         *(
             f"tests/unit/fdq/test_{name}.py"
             for name in ("shard_routing", "topic_replay", "producer")
@@ -79,13 +76,11 @@ PRODUCER = [
             "True, timeout_s",
         ),
         ("sent though others travel", "is_free = not self._in_flight", "is_free = True"),
-    ),
-    *mutants(
-        "dialects/fdq/client/message_future.py",
-        ("can be called back", "self._state = RUNNING", 'self._state = "PENDING"'),
-        ("sets do not hear", "for waiter in future._waiters:", "for waiter in ():"),
-        ("no callbacks", "if future._done_callbacks:", "if False:"),
-        ("no peer wakes", "condition.notify_all()", "pass"),
+        (
+            "can be called back",
+            "            future.set_running_or_notify_cancel()  # a running future cannot be cancelled\n",
+            "",
+        ),
     ),
     *mutants(
         "dialects/fdq/client/envelope.py",
@@ -125,14 +120,14 @@ PRODUCER = [
         "dialects/fdq/client/producer.py",
         (
             "a name for each topic",
-            "if self._is_named or not self._of_topic:",
-            "if not self._of_topic:",
+            "if self._of_topic and not self._is_named:",
+            "if self._of_topic:",
         ),
         ("lines without a bound", "if len(self._all) < MAX_PRODUCERS:", "if True:"),
         (
             "a topic changes its line",
-            "producer = self._of_topic[topic] = self._next_producer()",
-            "producer = self._next_producer()",
+            "            self._of_topic[topic] = producer\n",
+            "            self._of_topic[str(len(self._of_topic))] = producer\n",
         ),
     ),
 ]

@@ -23,7 +23,7 @@ Blocks:
 
 Process and bookkeeping:
     quota_account     the quota sums of one user
-    task_future       the futures of store commits
+    task_future       the futures of store commits and produced messages
     allocator         settings of the C allocator
     scheduler         the time slice of a thread
 

@@ -99,7 +99,7 @@ class World:
         refused = []
         for request in batch:
             try:
-                futures.append(producer.produce(topic, *request, wait=False))
+                futures.append(producer.produce_nowait(topic, *request))
             except PolybusError as error:
                 refused.append(type(error).__name__)
         producer.flush()

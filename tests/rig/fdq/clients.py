@@ -162,9 +162,7 @@ class Producing:
         message = self._sender.message()
         self._room.acquire()
         number = self._begin([message])
-        told: Future[Any] = self._producer.produce(
-            TOPIC, message.key, message.body.encode(), wait=False
-        )
+        told = self._producer.produce_nowait(TOPIC, message.key, message.body.encode())
         told.add_done_callback(lambda future: self._told(number, future))
 
     def _told(self, number: int, future: Future[Any]) -> None:

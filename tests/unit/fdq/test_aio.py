@@ -51,8 +51,8 @@ def test_produce_and_replay(url: str) -> None:
         async with fdq.aio.Producer(url) as producer:
             assert (await producer.produce("t", "k", b"1", {"a": b"b"})).first_id == 1
             assert (await producer.produce_batch("t", [("k", b"2"), ("k", b"3")])).last_id == 3
-            later = await producer.produce("t", "k", b"4", wait=False)
-            batch = await producer.produce_batch("t", [("k", b"5")], wait=False)
+            later: Any = await producer.produce("t", "k", b"4", wait=False)
+            batch: Any = await producer.produce_batch("t", [("k", b"5")], wait=False)
             assert isinstance(later, asyncio.Future)
             assert await producer.flush()
             assert ((await later).first_id, (await batch).first_id) == (4, 5)
@@ -81,7 +81,7 @@ def test_concurrent_messages_share_a_batch(url: str) -> None:
 def test_full_batch_is_sent_by_a_thread(url: str) -> None:
     async def main() -> None:
         async with fdq.aio.Producer(url, linger_s=60, max_batch_rows=10) as producer:
-            futures = [await producer.produce("t", "k", b"%d" % n, wait=False) for n in range(95)]
+            futures = [await producer.produce_nowait("t", "k", b"%d" % n) for n in range(95)]
             await producer.flush()
             assert all(one.exception() is None for one in await _settled(futures))
         found = [int(one.message) async for one in fdq.aio.replay(url, "t")]

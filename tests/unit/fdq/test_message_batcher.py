@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from polybus.dialects.fdq.client.message_batcher import GRACE_S, LONG_LINGER_S, MessageBatcher
-from polybus.dialects.fdq.client.message_columns import build_batch
 from polybus.dialects.fdq.limits import BatchOptions
 from polybus.errors import ConnectionLost, Denied, UsageError
 from polybus.native import Produced
+from polybus.native.client.produce_queue import build_batch
 from tests.rig.observer import until
 
 FOR_EVER_S = 1e6  # long: no test here sends by the linger timeout
@@ -82,6 +82,12 @@ def test_first_message_is_sent_at_once(merger: MessageBatcher, bus: Slow) -> Non
     assert not receipt.done()
     bus.answer()
     assert receipt.result(PATIENCE_S) is DONE
+
+
+def test_queued_message_cannot_be_cancelled(merger: MessageBatcher, bus: Slow) -> None:
+    started(merger, bus)
+    receipt = add(merger, b"x")
+    assert (receipt.cancel(), receipt.running(), receipt.done()) == (False, True, False)
 
 
 def test_pending_messages_are_sent_together_after_the_response(
@@ -253,8 +259,7 @@ def test_topic_with_headers_keeps_the_column(merger: MessageBatcher, bus: Slow) 
     headers = [rows.column("headers").to_pylist() for topic, rows in bus.sent[1:3]]
     assert headers == [[None, [("name", b"value")]], [None]]
     assert [rows.num_columns for _, rows in bus.sent] == [3, 4, 4, 3]
-    assert merger.wants_headers("t")
-    assert not merger.wants_headers("other")
+    assert merger.topics_with_headers == {"t"}
 
 
 def test_failed_send_fails_its_futures() -> None:

@@ -73,9 +73,7 @@ def test_headers_arrive(bus: InProcessClient, url: str) -> None:
 
 def test_produce_without_waiting_keeps_the_order_per_key(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
-        futures = [
-            producer.produce("t", f"key-{n % 7}", b"%d" % n, wait=False) for n in range(3000)
-        ]
+        futures = [producer.produce_nowait("t", f"key-{n % 7}", b"%d" % n) for n in range(3000)]
         assert all(isinstance(one, Future) for one in futures)
         assert producer.flush(PATIENCE_S)
         assert all(one.done() for one in futures)
@@ -88,22 +86,47 @@ def test_produce_without_waiting_keeps_the_order_per_key(bus: InProcessClient, u
         assert mine == list(range(key, 3000, 7))
 
 
+def test_produce_without_wait_returns_a_future(bus: InProcessClient, url: str) -> None:
+    with fdq.Producer(url) as producer:
+        single: Any = producer.produce("t", "k", b"1", wait=False)
+        batch: Any = producer.produce_batch("t", [("k", b"2")], wait=False)
+        assert isinstance(single, Future)
+        assert single.result(PATIENCE_S).first_id == 1
+        assert batch.result(PATIENCE_S).first_id == 2
+
+
 def test_pending_messages_precede_a_waiting_produce(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
         for n in range(9):
             if n % 3 == 0:
-                producer.produce("t", "k", b"%d" % n, wait=False)
+                producer.produce_nowait("t", "k", b"%d" % n)
             elif n % 3 == 1:
-                producer.produce_batch("t", [("k", b"%d" % n)], wait=False)
+                producer.produce_batch_nowait("t", [("k", b"%d" % n)])
             else:
                 producer.produce("t", "k", b"%d" % n)
         assert messages(url) == [b"%d" % n for n in range(9)]
 
 
+def test_named_producer_is_fenced_for_every_topic(bus: InProcessClient, url: str) -> None:
+    """All its topics use the one producer of the bus that has the name."""
+    topics = ("t", "u", "v")
+    with fdq.Producer(url, "importer") as older:
+        for topic in topics:
+            older.produce(topic, "k", b"older")
+        with fdq.Producer(url, "importer") as newer:
+            for topic in topics:
+                newer.produce(topic, "k", b"newer")
+            for topic in topics:
+                with pytest.raises(errors.Fenced):
+                    older.produce(topic, "k", b"late")
+    for topic in topics:
+        assert messages(url, topic) == [b"older", b"newer"]
+
+
 def test_many_topics_share_a_few_streams(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         for n in range(60):
-            producer.produce(f"topic-{n % 20}", "k", b"%d" % n, wait=False)
+            producer.produce_nowait(f"topic-{n % 20}", "k", b"%d" % n)
         producer.flush()
         assert len(producer._pool._all) == MAX_PRODUCERS
         for topic in range(20):
@@ -210,7 +233,7 @@ def test_invalid_message_fails_only_its_caller(
     bus: InProcessClient, url: str, key: Any, message: Any, kind: type[Exception], wait: bool
 ) -> None:
     with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
-        others = [producer.produce("t", "k", b"%d" % n, wait=False) for n in range(2)]
+        others = [producer.produce_nowait("t", "k", b"%d" % n) for n in range(2)]
         with pytest.raises(kind):
             producer.produce("t", key, message, wait=wait)
         producer.flush()
@@ -231,7 +254,7 @@ def test_invalid_topics_are_refused(url: str, topic: Any) -> None:
         with pytest.raises(errors.InvalidTopic):
             producer.produce(topic, "k", b"x")
         with pytest.raises(errors.InvalidTopic):
-            producer.produce_batch(topic, [("k", b"x")], wait=False)
+            producer.produce_batch_nowait(topic, [("k", b"x")])
 
 
 @pytest.mark.parametrize("bad", ["orders", "http://x", "polybus://nowhere", "lmdb:"])
@@ -268,7 +291,7 @@ def test_missing_topics_are_not_created_without_create(bus: InProcessClient, url
         producer.produce("there", "k", b"x")
         for _ in range(2):
             with pytest.raises(errors.DoesNotExist, match="nowhere"):
-                producer.produce("nowhere", "k", b"x", wait=False)
+                producer.produce_nowait("nowhere", "k", b"x")
             with pytest.raises(errors.DoesNotExist, match="nowhere"):
                 producer.produce_batch("nowhere", [("k", b"x")])
         assert [one["topic"] for one in bus.act("topic.list")["topics"]] == ["there"]
@@ -291,7 +314,7 @@ def test_a_newer_one_of_the_same_name_fences_the_older(bus: InProcessClient, url
     assert (older.name, newer.name) == ("importer", "importer")
     assert newer.epoch == older.epoch + 1
     newer.produce("t", "k", b"2")
-    futures = [older.produce("t", "k", b"%d" % n, wait=False) for n in (3, 4)]
+    futures = [older.produce_nowait("t", "k", b"%d" % n) for n in (3, 4)]
     for future in futures:
         with pytest.raises(errors.Fenced):
             future.result(PATIENCE_S)
@@ -321,7 +344,7 @@ def test_unnamed_producers_are_independent(bus: InProcessClient, url: str) -> No
 
 def test_close_sends_pending_messages(bus: InProcessClient, url: str) -> None:
     producer = fdq.Producer(url, linger_s=PATIENCE_S)
-    futures = [producer.produce("t", "k", b"%d" % n, wait=False) for n in range(10)]
+    futures = [producer.produce_nowait("t", "k", b"%d" % n) for n in range(10)]
     producer.close()
     producer.close()
     assert all(one.done() and one.exception() is None for one in futures)
@@ -337,7 +360,7 @@ def test_close_sends_pending_messages(bus: InProcessClient, url: str) -> None:
 def test_failing_program_still_sends_pending_messages(bus: InProcessClient, url: str) -> None:
     def program() -> None:
         with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
-            producer.produce("t", "k", b"x", wait=False)
+            producer.produce_nowait("t", "k", b"x")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -379,8 +402,8 @@ def test_fork_guard_knows_the_child_process() -> None:
 def test_callback_may_produce(bus: InProcessClient, url: str) -> None:
     """A callback may produce, but must not wait for the result."""
     with fdq.Producer(url) as producer:
-        first = producer.produce("t", "k", b"1", wait=False)
-        first.add_done_callback(lambda _: producer.produce("t", "k", b"2", wait=False))
+        first = producer.produce_nowait("t", "k", b"1")
+        first.add_done_callback(lambda _: producer.produce_nowait("t", "k", b"2"))
         first.result(PATIENCE_S)
         until(lambda: len(messages(url)) == 2, "the second")
     assert messages(url) == [b"1", b"2"]

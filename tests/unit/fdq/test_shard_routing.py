@@ -22,7 +22,7 @@ def test_shards_of_the_keys_in_the_specification(shards: int) -> None:
         bus.act("topic.create", topic="t", shards=shards)
         producer.produce_batch("t", [(key, b"by batch") for key in VECTORS])
         for key in VECTORS:
-            producer.produce("t", key, b"alone", wait=False)
+            producer.produce_nowait("t", key, b"alone")
         producer.flush()
         found = {(one.shard_key, one.shard_index) for one in fdq.replay("memory:routing", "t")}
         assert found == {(key, hashed % shards) for key, hashed in VECTORS.items()}

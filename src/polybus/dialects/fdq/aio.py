@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
@@ -27,7 +27,7 @@ from polybus.errors import ConnectionLost, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.dialects.fdq.client.envelope import MessageRequest
+    from polybus.dialects.fdq.client.producer import Messages
     from polybus.native import Produced
 
 __all__ = ["Consumer", "Producer", "Replay", "replay", "reset", "stats"]
@@ -83,39 +83,6 @@ class Producer(AsyncContext):
     def __init__(self, url: str | None = None, name: str | None = None, **settings: Any) -> None:
         self._client = _LazyClient(lambda: blocking_producer.Producer(url, name, **settings))
 
-    @overload
-    async def produce(
-        self,
-        topic: str,
-        shard_key: str | None,
-        message: bytes,
-        headers: Mapping[str, bytes] | None = None,
-        *,
-        wait: Literal[True] = True,
-    ) -> Produced: ...
-
-    @overload
-    async def produce(
-        self,
-        topic: str,
-        shard_key: str | None,
-        message: bytes,
-        headers: Mapping[str, bytes] | None = None,
-        *,
-        wait: Literal[False],
-    ) -> asyncio.Future[Produced]: ...
-
-    @overload
-    async def produce(
-        self,
-        topic: str,
-        shard_key: str | None,
-        message: bytes,
-        headers: Mapping[str, bytes] | None = None,
-        *,
-        wait: bool,
-    ) -> Produced | asyncio.Future[Produced]: ...
-
     async def produce(
         self,
         topic: str,
@@ -124,13 +91,14 @@ class Producer(AsyncContext):
         headers: Mapping[str, bytes] | None = None,
         *,
         wait: bool = True,
-    ) -> Produced | asyncio.Future[Produced]:
+    ) -> Produced:
         """Produce one message; it is durable when this returns.
 
-        With `wait=False`, returns the future of `produce_nowait` instead.
+        With `wait=False`, returns the future of `produce_nowait` instead, which has the right
+        type.
         """
         future = await self.produce_nowait(topic, shard_key, message, headers)
-        return await future if wait else future
+        return await future if wait else future  # type: ignore[return-value]
 
     async def produce_nowait(
         self,
@@ -148,46 +116,17 @@ class Producer(AsyncContext):
             await asyncio.to_thread(producer.send_pending)
         return asyncio.wrap_future(future)
 
-    @overload
-    async def produce_batch(
-        self,
-        topic: str,
-        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
-        *,
-        wait: Literal[True] = True,
-    ) -> Produced: ...
+    async def produce_batch(self, topic: str, messages: Messages, *, wait: bool = True) -> Produced:
+        """Produce all messages or none, over all shards.
 
-    @overload
-    async def produce_batch(
-        self,
-        topic: str,
-        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
-        *,
-        wait: Literal[False],
-    ) -> asyncio.Future[Produced]: ...
-
-    @overload
-    async def produce_batch(
-        self,
-        topic: str,
-        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
-        *,
-        wait: bool,
-    ) -> Produced | asyncio.Future[Produced]: ...
-
-    async def produce_batch(
-        self,
-        topic: str,
-        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
-        *,
-        wait: bool = True,
-    ) -> Produced | asyncio.Future[Produced]:
-        """Produce all messages or none, over all shards."""
+        With `wait=False`, returns the future of `produce_batch_nowait` instead, which has the
+        right type.
+        """
         future = await self.produce_batch_nowait(topic, messages)
-        return await future if wait else future
+        return await future if wait else future  # type: ignore[return-value]
 
     async def produce_batch_nowait(
-        self, topic: str, messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch
+        self, topic: str, messages: Messages
     ) -> asyncio.Future[Produced]:
         """Take a batch and return a future that is done when the batch is durable."""
         producer = await self._open()
@@ -296,11 +235,9 @@ class LoopHandler:
         self._consumer = consumer
 
     def __call__(self, argument: Any) -> None:
-        result = self._handler(argument)
-        if inspect.isawaitable(result):
-            self._wait_for(result)
-
-    def _wait_for(self, awaitable: Awaitable[Any]) -> None:
+        awaitable = self._handler(argument)
+        if not inspect.isawaitable(awaitable):
+            return
         coroutine = _run_as_handler(awaitable)
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

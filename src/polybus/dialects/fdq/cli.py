@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from polybus.dialects.fdq.client.consumer import Consumer
+    from polybus.dialects.fdq.client.envelope import Envelope
     from polybus.dialects.fdq.client.producer import Producer
     from polybus.native import Produced
     from polybus.native import bus_client as buses
@@ -85,7 +86,12 @@ def produce(
 ) -> None:
     from polybus.dialects.fdq.client.producer import Producer
 
-    headers = _parse_headers(header or ())
+    headers: dict[str, bytes] = {}
+    for text in header or ():
+        header_name, equals, value = text.partition("=")
+        if not equals or not header_name:
+            raise UsageError(f"--header must be NAME=VALUE, got {text!r}")
+        headers[header_name] = os.fsencode(value)
     lines = LineProducer(topic, MessageKeys(key, separator), *((UNLIMITED,) if atomic else ()))
     url, options = check_reachable(bus, produce_timeout_s=PRODUCE_TIMEOUT_S)
     try:
@@ -231,8 +237,22 @@ class MessagePrinter:
     def print_batch(self, batch: pa.RecordBatch) -> None:
         self._write(self._formatter(batch))
 
-    def print_message(self, envelope: Any) -> None:
-        self._write(self._formatter(_build_row(envelope)))
+    def print_message(self, envelope: Envelope) -> None:
+        import pyarrow as pa
+
+        from polybus.model.arrow import READ_SCHEMA
+
+        row = {
+            "id": envelope.id,
+            "shard": envelope.shard,
+            "offset": envelope.offset,
+            "timestamp_ns": envelope.timestamp_ns,
+            "insertion_ms": envelope.insertion_time,
+            "shard_key": envelope.shard_key,
+            "body": envelope.message,
+            "headers": list(envelope.headers.items()) or None,
+        }
+        self._write(self._formatter(pa.RecordBatch.from_pylist([row], schema=READ_SCHEMA)))
         self._left -= 1
         if not self._left:
             self._consumer.close()
@@ -245,34 +265,6 @@ class MessagePrinter:
             self.error = error
             self._consumer.close()
             raise
-
-
-def _build_row(envelope: Any) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    from polybus.model.arrow import READ_SCHEMA
-
-    row = {
-        "id": envelope.id,
-        "shard": envelope.shard,
-        "offset": envelope.offset,
-        "timestamp_ns": envelope.timestamp_ns,
-        "insertion_ms": envelope.insertion_time,
-        "shard_key": envelope.shard_key,
-        "body": envelope.message,
-        "headers": list(envelope.headers.items()) or None,
-    }
-    return pa.RecordBatch.from_pylist([row], schema=READ_SCHEMA)
-
-
-def _parse_headers(options: Sequence[str]) -> dict[str, bytes]:
-    headers: dict[str, bytes] = {}
-    for text in options:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--header must be NAME=VALUE, got {text!r}")
-        headers[name] = os.fsencode(value)
-    return headers
 
 
 def _read_lag(url: str, topic: str, group: str) -> int:

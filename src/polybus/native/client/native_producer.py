@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from polybus.errors import PolybusError
 from polybus.native.client.produce_queue import (
     SMALL_BYTES,
-    MessageList,
-    MessageRows,
     PendingMessages,
     Produced,
     check_bodies,
@@ -70,16 +67,19 @@ class Producer:
         Blocks while `max_waiting_bytes` are queued. Cancelling the future succeeds only
         before the batch is sent.
         """
-        return self._enqueue(topic, check_bodies(bodies, keys, self._now_ms()))
+        call = PendingMessages(topic, check_bodies(bodies, keys, self._now_ms()))
+        self._sender.queue.put(call)
+        return call.future
 
     def produce_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
         """Produce a batch of the port's schema: shard_key, body, insertion_ms, headers."""
-        one = PendingMessages(topic, check_rows(rows))
-        is_small = one.messages.size_bytes < SMALL_BYTES
-        self._sender.queue.put(one, wake=not is_small)
+        call = PendingMessages(topic, check_rows(rows))
+        # A small batch is sent by the caller: waking the thread would take longer.
+        is_small = call.messages.size_bytes < SMALL_BYTES
+        self._sender.queue.put(call, wake=not is_small)
         if is_small:
             self._sender.send_inline()
-        return one.future
+        return call.future
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait for the outcome of all batches. Returns False after the timeout."""
@@ -93,34 +93,19 @@ class Producer:
         """
         sender = self._sender
         sender.queue.close()
-        is_done = sender.queue.flush(timeout_s)
-        if not is_done:
+        if not sender.queue.flush(timeout_s):
             sender.abandon()
         elif sender.join(CLOSE_TIMEOUT_S) and not self._is_named and sender.fatal_error is None:
-            self._close_on_bus()
+            self._is_named = True  # a second `close` must not close it on the bus again
+            try:
+                # No other client knows the name of an anonymous producer.
+                request = {"producer": self.name, "epoch": self.epoch}
+                self._connection.act_once("producer.close", request)
+            except PolybusError:
+                pass  # the bus expires it later
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(None if error is None else FAILING_CLOSE_S)
-
-    def _enqueue(self, topic: str, messages: MessageList | MessageRows) -> Future[Produced]:
-        one = PendingMessages(topic, messages)
-        self._sender.queue.put(one)
-        return one.future
-
-    def _close_on_bus(self) -> None:
-        """Close the producer on the bus; no other client knows its name."""
-        self._is_named = True
-        try:
-            self._connection.act_once(
-                "producer.close", {"producer": self.name, "epoch": self.epoch}
-            )
-        except PolybusError:
-            pass  # the bus expires it later
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(None if kind is None else FAILING_CLOSE_S)

@@ -12,24 +12,21 @@ for a thousand calls costs little more than one for a single call.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from threading import Condition
-from typing import TYPE_CHECKING, NamedTuple
+from threading import Condition, Lock
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from polybus.errors import ConnectionLost, MalformedRequest, PolybusError, TooLarge
+from polybus.kernel.task_future import TaskFuture, finish_all
 from polybus.model.arrow import PRODUCE_SCHEMA, check_schema
+from polybus.native.client.native_options import ClientOptions
 
-if TYPE_CHECKING:
-    from threading import Lock
-
-    import pyarrow as pa
-
-    from polybus.native.client.native_options import ClientOptions
-
+# Fewer pending bytes wait for more while a batch is in flight.
+SMALL_BYTES = 64 * 1024
 ROW_BYTES = 16  # per message besides its body: an offset and a time
 MAX_BYTES = 2**31 - 1  # the largest 32-bit offset of Arrow
 SIMPLE_SCHEMA = pa.schema(list(PRODUCE_SCHEMA)[:3])  # without headers
@@ -113,23 +110,34 @@ def merge_messages(parts: Sequence[MessageList | MessageRows]) -> pa.RecordBatch
         return batches[0]
     if batches:
         return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-    return _batch_of([part for part in parts if isinstance(part, MessageList)])
-
-
-def _batch_of(parts: Sequence[MessageList]) -> pa.RecordBatch:
     bodies: list[bytes] = []
     times: list[int] = []
     keys: list[str | None] = []
     for part in parts:
+        assert isinstance(part, MessageList)
         bodies += part.bodies
         times += [part.insertion_ms] * len(part.bodies)
         keys += part.keys or [None] * len(part.bodies)
-    columns = [
-        pa.array(keys, pa.utf8()),
-        pa.array(bodies, pa.binary()),
-        pa.array(times, pa.int64()),
-    ]
-    return pa.record_batch(columns, schema=SIMPLE_SCHEMA)
+    return build_batch(keys, bodies, times, None)
+
+
+def build_batch(
+    keys: Sequence[str | None],
+    bodies: Sequence[bytes],
+    insertion_ms: Sequence[int] | int,
+    headers: Iterable[Sequence[tuple[str, bytes]] | None] | None,
+) -> pa.RecordBatch:
+    """Build a batch of checked columns. A single `insertion_ms` applies to every row."""
+    times = (
+        pa.repeat(pa.scalar(insertion_ms, pa.int64()), len(bodies))
+        if isinstance(insertion_ms, int)
+        else pa.array(insertion_ms, pa.int64())
+    )
+    columns = [pa.array(keys, pa.utf8()), pa.array(bodies, pa.binary()), times]
+    if headers is None:
+        return pa.record_batch(columns, schema=SIMPLE_SCHEMA)
+    columns.append(pa.array(list(headers), PRODUCE_SCHEMA.field("headers").type))
+    return pa.record_batch(columns, schema=PRODUCE_SCHEMA)
 
 
 def _as_bytes(body: object) -> bytes:
@@ -149,9 +157,6 @@ def _as_key(key: object) -> bytes:
         raise MalformedRequest("key must be encodable as UTF-8") from None
 
 
-SMALL_BYTES = 64 * 1024
-
-
 class Produced(NamedTuple):
     """The ids of a batch. `duplicate` means that an earlier attempt was stored.
 
@@ -164,13 +169,17 @@ class Produced(NamedTuple):
     duplicate: bool
 
 
+class ProduceFuture(TaskFuture, Future[Produced]):
+    """The future of a call or of a message: one is made for each, so it must be cheap."""
+
+
 @dataclass(slots=True)
 class PendingMessages:
     """The messages of one call, with its future."""
 
     topic: str
     messages: MessageList | MessageRows
-    future: Future[Produced] = field(default_factory=Future)
+    future: ProduceFuture = field(default_factory=ProduceFuture)
 
     @property
     def schema(self) -> pa.Schema:
@@ -199,18 +208,18 @@ class ProduceBatch:
         return [ProduceBatch(self.topic, parts, is_suspect=True) for parts in cut]
 
     def complete(self, whole: Produced) -> None:
-        at, (_, last_id, duplicate) = whole.first_id, whole
+        """Give each call its own ids if they follow each other, else those of the batch."""
+        at, last_id, duplicate = whole
         messages = [part.messages for part in self.parts]
-        count = sum(one.num_rows for one in messages)
-        in_order = last_id - at + 1 == count and not any(one.has_keys for one in messages)
+        count = sum(each.num_rows for each in messages)
+        in_order = last_id - at + 1 == count and not any(each.has_keys for each in messages)
         for part in self.parts:
             end = at + part.messages.num_rows
             part.future.set_result(Produced(at, end - 1, duplicate) if in_order else whole)
             at = end
 
     def fail(self, error: PolybusError) -> None:
-        for part in self.parts:
-            part.future.set_exception(error)
+        finish_all([part.future for part in self.parts], None, error)
 
 
 class ProduceQueue:
@@ -242,20 +251,23 @@ class ProduceQueue:
         """Return whether the queue should wait while a batch is in flight."""
         return self._waiting_bytes < SMALL_BYTES and not self._batches
 
-    def put(self, one: PendingMessages, *, wake: bool = True) -> None:
+    def put(self, call: PendingMessages, *, wake: bool = True) -> None:
         """Add a call; block while the queue is full. Without `wake` the caller sends it itself."""
+        size = call.messages.size_bytes
+        limit = self._options.max_waiting_bytes
         with self._room:
-            if not self._has_room(one):
-                self._room.wait_for(lambda: self._closed_by or self._has_room(one))
+            # An empty queue takes a call of any size.
+            self._room.wait_for(
+                lambda: self._closed_by or not self._bytes or self._bytes + size <= limit
+            )
             if self._closed_by is not None:
                 raise self._closed_by
-            self._waiting.append(one)
-            self._bytes += one.messages.size_bytes
-            self._waiting_bytes += one.messages.size_bytes
-            self._batches += isinstance(one.messages, MessageRows)
-            if wake and (
-                not self._taken or not self.is_small
-            ):  # else it is looked at when they are settled
+            self._waiting.append(call)
+            self._bytes += size
+            self._waiting_bytes += size
+            self._batches += isinstance(call.messages, MessageRows)
+            # A small queue is looked at when the batches in flight are settled.
+            if wake and (not self._taken or not self.is_small):
                 self._changed.notify()
 
     def peek(self) -> PendingMessages | None:
@@ -266,19 +278,31 @@ class ProduceQueue:
 
     def take(self) -> ProduceBatch | None:
         """Take the next batch, which can no longer be cancelled. None if all was cancelled."""
-        first = self._waiting[0]
+        options, first = self._options, self._waiting[0]
         parts: list[PendingMessages] = []
         rows = size = 0
-        while self._waiting and self._can_merge(self._waiting[0], first, rows, size):
-            part = self._waiting.popleft()
+        while self._waiting:
+            part = self._waiting[0]
+            messages = part.messages
+            # The ids of a batch with keys do not follow each other: see `complete`.
+            if part is not first and (
+                part.topic != first.topic
+                or type(messages) is not type(first.messages)
+                or messages.has_keys != first.messages.has_keys
+                or rows + messages.num_rows > options.max_batch_rows
+                or size + messages.size_bytes > options.max_batch_bytes
+                or not (part.schema is first.schema or part.schema.equals(first.schema))
+            ):
+                break
+            self._waiting.popleft()
             if not part.future.set_running_or_notify_cancel():
                 self._drop(part)
                 continue
             parts.append(part)
-            self._batches -= isinstance(part.messages, MessageRows)
-            self._waiting_bytes -= part.messages.size_bytes
-            rows += part.messages.num_rows
-            size += part.messages.size_bytes
+            self._batches -= isinstance(messages, MessageRows)
+            self._waiting_bytes -= messages.size_bytes
+            rows += messages.num_rows
+            size += messages.size_bytes
         self._taken += len(parts)
         return ProduceBatch(first.topic, parts) if parts else None
 
@@ -305,16 +329,16 @@ class ProduceQueue:
 
     def drain(self) -> list[PendingMessages]:
         """Remove and return the calls that were neither sent nor cancelled."""
-        left = [one for one in self._waiting if one.future.set_running_or_notify_cancel()]
+        left = [call for call in self._waiting if call.future.set_running_or_notify_cancel()]
         self._waiting.clear()
         self._waiting_bytes = self._batches = 0
         self._notify_waiters()
         return left
 
-    def _drop(self, one: PendingMessages) -> None:
-        self._bytes -= one.messages.size_bytes
-        self._batches -= isinstance(one.messages, MessageRows)
-        self._waiting_bytes -= one.messages.size_bytes
+    def _drop(self, cancelled: PendingMessages) -> None:
+        self._bytes -= cancelled.messages.size_bytes
+        self._batches -= isinstance(cancelled.messages, MessageRows)
+        self._waiting_bytes -= cancelled.messages.size_bytes
         self._notify_waiters()
 
     def _notify_waiters(self) -> None:
@@ -322,21 +346,3 @@ class ProduceQueue:
         self._room.notify_all()
         if not self._waiting and not self._taken:
             self._settled.notify_all()
-
-    def _has_room(self, one: PendingMessages) -> bool:
-        return (
-            not self._bytes
-            or self._bytes + one.messages.size_bytes <= self._options.max_waiting_bytes
-        )
-
-    def _can_merge(
-        self, one: PendingMessages, first: PendingMessages, rows: int, size: int
-    ) -> bool:
-        return one is first or (
-            one.topic == first.topic
-            and type(one.messages) is type(first.messages)
-            and one.messages.has_keys == first.messages.has_keys
-            and rows + one.messages.num_rows <= self._options.max_batch_rows
-            and size + one.messages.size_bytes <= self._options.max_batch_bytes
-            and (one.schema is first.schema or one.schema.equals(first.schema))
-        )

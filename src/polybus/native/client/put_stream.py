@@ -48,22 +48,18 @@ class PutStream:
     def answer(self) -> dict[str, Any]:
         """Return the next answer. Raises errors of the stream itself."""
         try:
-            found = self._read()
+            with translate_errors(self._url):
+                buffer = self._reader.read()
+                if buffer is None:
+                    with self._writing:
+                        self._has_ended = True
+                        self._writer.close()  # raises the error that ended the stream
+                    raise ConnectionLost(f"{self._url} closed the stream")
         except NotConnected:
             self._connection.discard_client(self._client)
             raise
-        answer: dict[str, Any] = json.loads(found.to_pybytes())
+        answer: dict[str, Any] = json.loads(buffer.to_pybytes())
         return answer
-
-    def _read(self) -> pa.Buffer:
-        with translate_errors(self._url):
-            found = self._reader.read()
-            if found is None:
-                with self._writing:
-                    self._has_ended = True
-                    self._writer.close()  # raises the error that ended the stream
-                raise ConnectionLost(f"{self._url} closed the stream")
-            return found
 
     def finish(self) -> None:
         """Half-close the stream; the reader of answers then sees its end."""
@@ -92,7 +88,7 @@ class PutSession:
         connection: FlightConnection,
         path: list[str],
         first: ProduceBatch,
-        on_answer: Callable[[PutSession, dict[str, Any]], None],
+        on_answer: Callable[[dict[str, Any]], None],
         on_fault: Callable[[], None],
     ) -> None:
         self.fault: PolybusError | None = None
@@ -113,8 +109,7 @@ class PutSession:
 
     @property
     def is_open(self) -> bool:
-        broken = self.fault or self._send_error
-        return self._stream is not None and broken is None
+        return self._stream is not None and self.fault is None and self._send_error is None
 
     def accepts(self, topic: str, schema: Any) -> bool:
         return topic == self._topic and (schema is self._schema or schema.equals(self._schema))
@@ -143,27 +138,21 @@ class PutSession:
             self._thread.join()
 
     def _receive(self) -> None:
+        assert self._stream is not None
         try:
-            self._read_answers()
+            while True:
+                answer = self._stream.answer()
+                if "error" in answer:
+                    raise decode_error(answer["error"])
+                self._on_answer(answer)
         except ConnectionLost as error:
+            # The error of a failed send says more than the end of the stream that it caused.
             self._fail(self._send_error or error)
         except PolybusError as error:
             self._fail(error)
         except Exception as error:  # waiting callers must see every error
             self._fail(PeerError(f"invalid answer from the bus: {error!r}"))
-        self._drain()
-
-    def _read_answers(self) -> None:
-        assert self._stream is not None
-        while True:
-            answer = self._stream.answer()
-            if "error" in answer:
-                raise decode_error(answer["error"])
-            self._on_answer(self, answer)
-
-    def _drain(self) -> None:
-        """Read the answers after a refusal, until the bus has processed all batches."""
-        assert self._stream is not None
+        # After a refusal, `close` must wait until the bus has processed all batches: read on.
         try:
             while True:
                 self._stream.answer()

@@ -48,8 +48,21 @@ from polybus.native.client.flight_connection import FlightConnection
 from polybus.native.client.produce_queue import ProduceBatch, Produced, ProduceQueue
 from polybus.native.client.put_stream import PutSession
 
+log = logging.getLogger("polybus.native")
+
+# After these errors the bus accepts no counter of this producer.
+FATAL = (Fenced, UnknownProducer, Stale, OutOfSequence)
+# One part of a batch may cause these errors alone; other errors concern the topic.
+PARTIAL = (MalformedRequest, TooLarge, LimitReached)
+# If the bus fails at the same batch again and again, the batch is the cause.
+MAX_TRIES = 4
+WARN_AFTER_S = 5.0
+EXISTING_ONLY = "existing"  # after the topic in a path: do not create it
+
 
 class InFlightBatches(deque[ProduceBatch]):
+    """Batches without an outcome, in order. One without a counter was not sent yet, or refused."""
+
     def __init__(self, last_counter: int, max_in_flight: int) -> None:
         super().__init__()
         self._next = last_counter + 1
@@ -64,10 +77,11 @@ class InFlightBatches(deque[ProduceBatch]):
 
     def can_send(self, upcoming: ProduceBatch | None) -> bool:
         """Return whether a batch may be sent; None stands for one that is still queued."""
-        on_their_way = self.sent_batches()
-        if (upcoming and upcoming.is_suspect) or any(batch.is_suspect for batch in on_their_way):
-            return not on_their_way
-        return len(on_their_way) < self._max_in_flight
+        in_flight = self.sent_batches()
+        # A suspect travels alone: its refusal voids the counters of all batches in flight.
+        if (upcoming and upcoming.is_suspect) or any(batch.is_suspect for batch in in_flight):
+            return not in_flight
+        return len(in_flight) < self._max_in_flight
 
     def number(self, batch: ProduceBatch) -> None:
         """Assign a counter before a batch is sent; a batch that has one keeps it."""
@@ -83,18 +97,6 @@ class InFlightBatches(deque[ProduceBatch]):
 
     def halve_first(self) -> None:
         self.extendleft(reversed(self.popleft().split()))
-
-
-log = logging.getLogger("polybus.native")
-
-# After these errors the bus accepts no counter of this producer.
-FATAL = (Fenced, UnknownProducer, Stale, OutOfSequence)
-# One part of a batch may cause these errors alone; other errors concern the topic.
-PARTIAL = (MalformedRequest, TooLarge, LimitReached)
-# If the bus fails at the same batch again and again, the batch is the cause.
-MAX_TRIES = 4
-WARN_AFTER_S = 5.0
-EXISTING_ONLY = "existing"  # after the topic in a path: do not create it
 
 
 class Sender:
@@ -149,52 +151,49 @@ class Sender:
         """
         try:
             if self._step_lock.acquire(blocking=False):
-                self._send_holding_lock()
+                try:
+                    with self._fail_on_error():
+                        session = self._session
+                        is_open = session is not None and session.is_open
+                        if is_open and self._current_step() == self._send:
+                            self._send()
+                except BaseException:  # Ctrl-C, at any point: the sending thread repeats it
+                    if self._session is not None:
+                        self._session.interrupt()
+                    raise
+                finally:
+                    self._step_lock.release()
         finally:
             with self.changed:
                 if self._session is None or self._find_step() is not None:
                     self.changed.notify()
 
-    def _send_holding_lock(self) -> None:
-        try:
-            with self._fail_on_error():
-                if self._has_open_session() and self._current_step() == self._send:
-                    self._send()
-        except BaseException:  # Ctrl-C, at any point: the sending thread repeats it
-            if self._session is not None:
-                self._session.interrupt()
-            raise
-        finally:
-            self._step_lock.release()
-
-    def _has_open_session(self) -> bool:
-        session = self._session
-        return session is not None and session.is_open
-
     # --- the sending thread
 
     def _run(self) -> None:
         with self._fail_on_error():
-            while self._wait_for_step() is not None:
+            while self._wait_for_step():
+                # A caller may have taken the step meanwhile, so it is determined again.
                 with self._step_lock:
-                    duty = self._current_step()
-                    if duty is not None:
-                        duty()
+                    step = self._current_step()
+                    if step is not None:
+                        step()
         self._fail_all(
             self.fatal_error or ConnectionLost("the producer was closed before the bus answered")
         )
         if not self._is_abandoned:
             self._end_session()
 
-    def _wait_for_step(self) -> Callable[[], None] | None:
-        """Wait for a step and return it. Returns None if the producer has ended."""
+    def _wait_for_step(self) -> bool:
+        """Wait until a step is due. Returns False if the producer has ended."""
         with self.changed:
-            while self.fatal_error is None and not self._is_abandoned and not self._is_done():
-                duty = self._find_step()
-                if duty is not None:
-                    return duty
+            while self.fatal_error is None and not self._is_abandoned:
+                if self.queue.is_closed and not self._unanswered and self.queue.peek() is None:
+                    return False
+                if self._find_step() is not None:
+                    return True
                 self.changed.wait()
-        return None
+        return False
 
     def _current_step(self) -> Callable[[], None] | None:
         """Return the step that is due. The caller must hold `_step_lock`."""
@@ -211,12 +210,11 @@ class Sender:
             log.exception("producer %s failed", self.name)
             self._fail_producer(PolybusError(f"the producer failed: {error!r}"))
 
-    def _is_done(self) -> bool:
-        return self.queue.is_closed and not self._unanswered and self.queue.peek() is None
-
     def _find_step(self) -> Callable[[], None] | None:
+        """Return the step that is due. The caller must hold `changed`."""
         session = self._session
         if session is not None and not session.is_open:
+            # A failed send is no fault yet: the reading thread may still get the bus's refusal.
             return self._recover if session.fault is not None else None
         if (upcoming := self._unanswered.first_unsent()) is not None:
             return self._send if self._unanswered.can_send(upcoming) else None
@@ -227,27 +225,26 @@ class Sender:
             return None  # wait for more messages to merge with
         if session is None or session.accepts(first.topic, first.schema):
             return self._send if self._unanswered.can_send(None) else None
+        # A stream has one topic and one schema: it must be answered before the next is opened.
         return None if self._unanswered else self._end_session
 
     def _send(self) -> None:
         with self.changed:
-            batch = self._unanswered.first_unsent() or self._take()
+            batch = self._unanswered.first_unsent()
+            if batch is None and self.queue.peek() is not None:
+                batch = self.queue.take()
+                if batch is not None:
+                    if not self._unanswered:
+                        self._progress_s = time.monotonic()
+                    self._unanswered.append(batch)
         if batch is not None:
             self._transmit([batch])
-
-    def _take(self) -> ProduceBatch | None:
-        batch = self.queue.take() if self.queue.peek() is not None else None
-        if batch is not None:
-            if not self._unanswered:
-                self._progress_s = time.monotonic()
-            self._unanswered.append(batch)
-        return batch
 
     def _transmit(self, batches: list[ProduceBatch]) -> None:
         for batch in batches:
             if self._session is None:
                 path = ["produce", batch.topic, *self._path_suffix]
-                session = PutSession(self._connection, path, batch, self._on_answer, self._wake)
+                session = PutSession(self._connection, path, batch, self._on_answer, self._on_fault)
                 with self.changed:
                     self._session = session
             if not self._session.is_open:
@@ -279,21 +276,18 @@ class Sender:
             _is_outcome_unknown(fault) and self._tries < MAX_TRIES
         ):
             self._pause(fault)
-            self._resend()
+            with self.changed:
+                batches = self._unanswered.sent_batches()
+                if self._is_abandoned or self.fatal_error is not None:
+                    return
+            self._transmit(batches)
         elif first is not None:
             self._tries = 0
             self._refuse(first, fault)
 
-    def _resend(self) -> None:
-        with self.changed:
-            batches = self._unanswered.sent_batches()
-            if self._is_abandoned or self.fatal_error is not None:
-                return
-        self._transmit(batches)
-
     def _refuse(self, first: ProduceBatch, error: PolybusError) -> None:
         """Void all counters in flight, then fail or split the first batch."""
-        overtaken = False
+        is_overtaken = False
         with self.changed:
             batches = self._unanswered.sent_batches()
         for batch in batches:
@@ -301,11 +295,26 @@ class Sender:
             if spans is None:
                 return
             batch.counter = 0
-            if spans:
-                overtaken = overtaken or batch is not first
-                self._complete_stored(batch, spans)
-        # If a later batch was stored, sending the first again would break the order.
-        self._fail_refused(first, error, may_halve=not overtaken)
+            if spans:  # an earlier attempt was stored
+                is_overtaken = is_overtaken or batch is not first
+                first_id = min(span["first_id"] for span in spans)
+                last_id = max(span["first_id"] + span["count"] - 1 for span in spans)
+                with self.changed:
+                    if batch not in self._unanswered:
+                        continue
+                    self._unanswered.remove(batch)
+                batch.complete(Produced(first_id, last_id, True))
+                self.queue.settle(batch)
+        with self.changed:
+            if not self._unanswered or self._unanswered[0] is not first:
+                return  # it was stored
+            # If a later batch was stored, sending a part of the first again would break the order.
+            if not is_overtaken and len(first.parts) > 1 and isinstance(error, PARTIAL):
+                self._unanswered.halve_first()
+                return
+            self._unanswered.popleft()
+        first.fail(error)
+        self.queue.settle(first)
 
     def _void_counter(self, counter: int) -> list[dict[str, Any]] | None:
         """Commit nothing with a counter. Returns the spans that were stored with it before.
@@ -336,27 +345,6 @@ class Sender:
         with self.changed:
             self.changed.wait_for(lambda: self._is_abandoned, next(self._pauses))
 
-    def _complete_stored(self, batch: ProduceBatch, spans: list[dict[str, Any]]) -> None:
-        first_id = min(span["first_id"] for span in spans)
-        last_id = max(span["first_id"] + span["count"] - 1 for span in spans)
-        with self.changed:
-            if batch not in self._unanswered:
-                return
-            self._unanswered.remove(batch)
-        batch.complete(Produced(first_id, last_id, True))
-        self.queue.settle(batch)
-
-    def _fail_refused(self, first: ProduceBatch, error: PolybusError, *, may_halve: bool) -> None:
-        with self.changed:
-            if not self._unanswered or self._unanswered[0] is not first:
-                return  # an earlier attempt was stored
-            if may_halve and len(first.parts) > 1 and isinstance(error, PARTIAL):
-                self._unanswered.halve_first()
-                return
-            self._unanswered.popleft()
-        first.fail(error)
-        self.queue.settle(first)
-
     def _fail_producer(self, error: PolybusError) -> None:
         with self.changed:
             self.fatal_error = self.fatal_error or error
@@ -371,12 +359,12 @@ class Sender:
         for batch in batches:
             batch.fail(error)
             self.queue.settle(batch)
-        for one in never_sent:
-            one.future.set_exception(error)
+        for call in never_sent:
+            call.future.set_exception(error)
 
     # --- callbacks of a session, on its thread
 
-    def _on_answer(self, session: PutSession, answer: dict[str, Any]) -> None:
+    def _on_answer(self, answer: dict[str, Any]) -> None:
         produced = Produced(answer["first_id"], answer["last_id"], answer["duplicate"])
         with self.changed:
             if self._is_abandoned or self.fatal_error is not None:
@@ -385,15 +373,13 @@ class Sender:
             self._pauses = self._connection.retry_delays()
             self._progress_s = time.monotonic()
             self._tries, self._has_warned = 0, False
-            if self._has_more():
+            has_more = self.queue.peek() or self._unanswered.first_unsent()
+            if has_more or self.queue.is_closed:
                 self.changed.notify()  # a place is free; do not delay it until all futures are done
         batch.complete(produced)
         self.queue.settle(batch)
 
-    def _has_more(self) -> bool:
-        return self.queue.is_closed or bool(self.queue.peek() or self._unanswered.first_unsent())
-
-    def _wake(self) -> None:
+    def _on_fault(self) -> None:
         with self.changed:
             self.changed.notify_all()
 

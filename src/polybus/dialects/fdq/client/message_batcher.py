@@ -24,9 +24,10 @@ from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING
 
 from polybus.dialects.fdq.client.envelope import Headers
-from polybus.dialects.fdq.client.message_columns import build_batch, build_plain_batch
-from polybus.dialects.fdq.client.message_future import MessageFuture, resolve_all
+from polybus.dialects.fdq.client.message_columns import build_plain_batch
 from polybus.errors import ConnectionLost
+from polybus.kernel.task_future import finish_all
+from polybus.native.client.produce_queue import ProduceFuture, build_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,15 +48,14 @@ INTERRUPTED = "the sending thread was interrupted"
 class MessageBatch:
     """Pending messages of one topic, which become one batch."""
 
-    __slots__ = ("bytes", "condition", "futures", "has_headers", "messages", "times_ms", "topic")
+    __slots__ = ("bytes", "futures", "has_headers", "messages", "times_ms", "topic")
 
     def __init__(self, topic: str, has_headers: bool) -> None:
         self.topic = topic
         self.has_headers = has_headers
         self.messages: list[PendingMessage] = []
         self.times_ms = array("q")
-        self.futures: list[MessageFuture] = []
-        self.condition = Condition()
+        self.futures: list[ProduceFuture] = []
         self.bytes = 0
 
     def build_rows(self) -> pa.RecordBatch:
@@ -86,9 +86,9 @@ class MessageBatcher:
         self._pending: list[MessageBatch] = []
         self._open: dict[str, MessageBatch] = {}  # the batch that takes a topic's next message
         self._since_s = 0.0  # when the first pending message arrived
-        # Topics whose batches carry headers. They keep doing so, because a change of columns
+        # Every later batch of these topics has the headers column, because a change of columns
         # opens a new stream.
-        self._with_headers: set[str] = set()
+        self.topics_with_headers: set[str] = set()
         self._bytes = 0
         self._rows = 0
         self._in_flight = 0
@@ -100,7 +100,7 @@ class MessageBatcher:
 
     def add(
         self, topic: str, key: str | None, body: bytes, headers: Headers | None
-    ) -> tuple[MessageFuture, bool]:
+    ) -> tuple[ProduceFuture, bool]:
         """Queue a message. Returns its future and whether the queue is full and must be sent."""
         now_ms = self._wall_ns() // 1_000_000
         size = ROW_BYTES + len(body) + (len(key) if key else 0)
@@ -115,7 +115,8 @@ class MessageBatcher:
                 batch = self._begin(topic)
             if headers is not None:
                 batch.has_headers = True
-            future = MessageFuture(batch.condition)
+            future = ProduceFuture()
+            future.set_running_or_notify_cancel()  # a running future cannot be cancelled
             batch.messages.append((key, body, headers))
             batch.times_ms.append(now_ms)
             batch.futures.append(future)
@@ -151,24 +152,11 @@ class MessageBatcher:
                 self._in_flight += 1
             return self._submit(topic, lambda: rows, None)
 
-    def request_flush(self) -> None:
-        """Ask the thread to send all pending messages soon."""
-        with self._state:
-            self._is_flush_requested = bool(self._pending)
-            self._state.notify()
-
-    def wants_headers(self, topic: str) -> bool:
-        """Return whether batches of this topic must have the headers column."""
-        return topic in self._with_headers
-
-    def note_headers(self, topic: str) -> None:
-        """Give every later batch of the topic the headers column."""
-        self._with_headers.add(topic)
-
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait for the result of every added message. Returns False on a timeout."""
-        self.request_flush()
         with self._idle:
+            self._is_flush_requested = bool(self._pending)
+            self._state.notify()
             return self._idle.wait_for(lambda: not self._in_flight and not self._pending, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -184,7 +172,7 @@ class MessageBatcher:
             raise ConnectionLost("producer is closed")
 
     def _begin(self, topic: str) -> MessageBatch:
-        batch = self._open[topic] = MessageBatch(topic, topic in self._with_headers)
+        batch = self._open[topic] = MessageBatch(topic, topic in self.topics_with_headers)
         if not self._pending:
             self._since_s = self._clock()
             # A thread in a timed wait looks in time anyway; waking it would cost a switch.
@@ -196,13 +184,6 @@ class MessageBatcher:
             self._thread.start()
         return batch
 
-    def _take(self) -> list[MessageBatch]:
-        taken, self._pending, self._open = self._pending, [], {}
-        self._rows = self._bytes = 0
-        self._in_flight += len(taken)
-        self._is_flush_requested = self._has_waiter = False
-        return taken
-
     def _until_due_s(self) -> float:
         """Return how long the pending messages may still wait."""
         if self._is_flush_requested or not self._in_flight:
@@ -213,12 +194,15 @@ class MessageBatcher:
 
     def _drain(self) -> None:
         with self._state:
-            taken = deque(self._take())
+            taken, self._pending, self._open = deque(self._pending), [], {}
+            self._rows = self._bytes = 0
+            self._in_flight += len(taken)
+            self._is_flush_requested = self._has_waiter = False
         try:
             while taken:
                 batch = taken.popleft()
                 if batch.has_headers:
-                    self._with_headers.add(batch.topic)
+                    self.topics_with_headers.add(batch.topic)
                 self._submit(batch.topic, batch.build_rows, batch)
         finally:  # after Ctrl-C the futures of the rest must still be resolved
             for batch in taken:
@@ -244,7 +228,7 @@ class MessageBatcher:
         error = ConnectionLost("produce was cancelled") if done.cancelled() else done.exception()
         if batch is not None:
             result = done.result() if error is None else None
-            resolve_all(batch.condition, batch.futures, result, error)
+            finish_all(batch.futures, result, error)
         with self._state:
             self._in_flight -= 1
             if self._pending:
@@ -259,21 +243,17 @@ class MessageBatcher:
                 self._idle.notify_all()
 
     def _run(self) -> None:
-        while self._wait_until_due():
+        """Send pending batches when they are due, until the batcher is closed and empty."""
+        while True:
+            with self._state:
+                while not self._pending or self._until_due_s() > 0:
+                    if self._pending:
+                        self._wait(self._until_due_s())
+                    elif self._closed:
+                        return
+                    else:
+                        self._wait(self._options.linger_s if self._in_flight else None)
             self.send_pending()
-
-    def _wait_until_due(self) -> bool:
-        """Wait until a batch must be sent. Returns False if the batcher is closed and empty."""
-        with self._state:
-            while True:
-                if not self._pending:
-                    if self._closed:
-                        return False
-                    self._wait(self._options.linger_s if self._in_flight else None)
-                elif (left_s := self._until_due_s()) > 0:
-                    self._wait(left_s)
-                else:
-                    return True
 
     def _wait(self, timeout_s: float | None) -> None:
         self._is_timed_wait = timeout_s is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -19,31 +19,11 @@ from polybus.dialects.fdq.client.envelope import (
 from polybus.dialects.fdq.client.request_columns import columns_of
 from polybus.dialects.fdq.limits import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 from polybus.errors import MalformedRequest, TooLarge
-from polybus.model.arrow import PRODUCE_SCHEMA, check_schema
+from polybus.model.arrow import check_schema
+from polybus.native.client.produce_queue import SIMPLE_SCHEMA, build_batch
 
-SIMPLE_SCHEMA = pa.schema(list(PRODUCE_SCHEMA)[:3])  # without headers
-SIMPLE_COLUMNS = 3
 KEY_TYPES = {str, type(None)}
 EMPTY_BATCH = "batch must have at least one message, got an empty batch"
-
-
-def build_batch(
-    keys: Sequence[str | None],
-    bodies: Sequence[bytes],
-    insertion_ms: Sequence[int] | int,
-    headers: Iterable[Headers | None] | None,
-) -> pa.RecordBatch:
-    """Build a batch of checked columns. A single `insertion_ms` applies to every row."""
-    times = (
-        pa.repeat(pa.scalar(insertion_ms, pa.int64()), len(bodies))
-        if isinstance(insertion_ms, int)
-        else pa.array(insertion_ms, pa.int64())
-    )
-    columns = [pa.array(keys, pa.utf8()), pa.array(bodies, pa.binary()), times]
-    if headers is None:
-        return pa.record_batch(columns, schema=SIMPLE_SCHEMA)
-    columns.append(pa.array(list(headers), PRODUCE_SCHEMA.field("headers").type))
-    return pa.record_batch(columns, schema=PRODUCE_SCHEMA)
 
 
 def build_plain_batch(
@@ -96,7 +76,12 @@ def _wrap_buffers(
 def _build_checked_batch(
     requests: Iterable[MessageRequest | tuple[Any, ...]], now_ms: int, *, with_headers: bool
 ) -> pa.RecordBatch:
-    keys, bodies, headers = _split_columns(requests)
+    items = requests if isinstance(requests, list | tuple) else list(requests)
+    if not items:
+        raise MalformedRequest(EMPTY_BATCH)
+    if set(map(type, items)) != {MessageRequest}:
+        items = [_to_request(item) for item in items]
+    keys, bodies, headers = map(list, zip(*items, strict=True))
     if not set(map(type, keys)) <= KEY_TYPES:
         for key in keys:
             check_key(key)
@@ -132,16 +117,6 @@ def check_sizes(batch: pa.RecordBatch) -> None:
     largest = pc.max(pc.binary_length(batch.column("body"))).as_py() or 0
     if largest > MAX_MESSAGE_BYTES:
         raise TooLarge(f"message must have at most {MAX_MESSAGE_BYTES} bytes, got {largest}")
-
-
-def _split_columns(requests: Iterable[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    items = requests if isinstance(requests, list | tuple) else list(requests)
-    if not items:
-        raise MalformedRequest(EMPTY_BATCH)
-    if set(map(type, items)) != {MessageRequest}:
-        items = [_to_request(item) for item in items]
-    keys, bodies, headers = zip(*items, strict=True)
-    return keys, bodies, headers
 
 
 def _to_request(item: Any) -> MessageRequest:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import pyarrow as pa
 
 from polybus.dialects.fdq.client import envelope, fork_guard, message_columns
 from polybus.dialects.fdq.client.message_batcher import MessageBatcher
-from polybus.dialects.fdq.client.message_future import MessageFuture
 from polybus.dialects.fdq.limits import (
     LINGER_S,
     MAX_BATCH_BYTES,
@@ -29,11 +27,14 @@ from polybus.dialects.fdq.limits import (
 from polybus.errors import MalformedRequest, UsageError
 from polybus.model import topic_name
 from polybus.native import bus_client as buses
+from polybus.native.client.produce_queue import SIMPLE_SCHEMA, ProduceFuture
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq.client.envelope import MessageRequest
     from polybus.native import ClientOptions, Produced
     from polybus.native.bus_client import BusClient, BusProducer
+
+Messages: TypeAlias = "Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch"
 
 # A program that fails must not wait forever for a bus that is down.
 FAILING_CLOSE_S = 5.0
@@ -60,20 +61,19 @@ class ProducerPool:
         """Submit a batch. Only one thread may call this at a time."""
         producer = self._of_topic.get(topic)
         if producer is None:
-            producer = self._of_topic[topic] = self._next_producer()
+            producer = self.first
+            if self._of_topic and not self._is_named:
+                if len(self._all) < MAX_PRODUCERS:
+                    self._all.append(self._bus.producer(create=self._create))
+                    producer = self._all[-1]
+                else:
+                    producer = self._all[len(self._of_topic) % MAX_PRODUCERS]
+            self._of_topic[topic] = producer
         return producer.produce_rows(topic, rows)
 
     def close(self, timeout_s: float | None) -> None:
         for producer in self._all:
             producer.close(timeout_s)
-
-    def _next_producer(self) -> BusProducer:
-        if self._is_named or not self._of_topic:
-            return self.first
-        if len(self._all) < MAX_PRODUCERS:
-            self._all.append(self._bus.producer(create=self._create))
-            return self._all[-1]
-        return self._all[len(self._of_topic) % MAX_PRODUCERS]
 
 
 class Producer:
@@ -119,39 +119,6 @@ class Producer:
         """How often this name was opened, including this time."""
         return self._pool.first.epoch
 
-    @overload
-    def produce(
-        self,
-        topic: str,
-        shard_key: str | None,
-        message: bytes,
-        headers: Mapping[str, bytes] | None = None,
-        *,
-        wait: Literal[True] = True,
-    ) -> Produced: ...
-
-    @overload
-    def produce(
-        self,
-        topic: str,
-        shard_key: str | None,
-        message: bytes,
-        headers: Mapping[str, bytes] | None = None,
-        *,
-        wait: Literal[False],
-    ) -> Future[Produced]: ...
-
-    @overload
-    def produce(
-        self,
-        topic: str,
-        shard_key: str | None,
-        message: bytes,
-        headers: Mapping[str, bytes] | None = None,
-        *,
-        wait: bool,
-    ) -> Produced | Future[Produced]: ...
-
     def produce(
         self,
         topic: str,
@@ -160,14 +127,14 @@ class Producer:
         headers: Mapping[str, bytes] | None = None,
         *,
         wait: bool = True,
-    ) -> Produced | Future[Produced]:
+    ) -> Produced:
         """Produce one message; it is durable when this returns.
 
         Returns the ids of the batch that it travelled in. With `wait=False`, returns the
-        future of `produce_nowait` instead.
+        future of `produce_nowait` instead, which has the right type.
         """
         if not wait:
-            return self.produce_nowait(topic, shard_key, message, headers)
+            return self.produce_nowait(topic, shard_key, message, headers)  # type: ignore[return-value]
         future, is_full = self.append(topic, shard_key, message, headers)
         if is_full or self._batcher.is_due():
             self._batcher.send_pending()
@@ -188,55 +155,33 @@ class Producer:
             self._batcher.send_pending()
         return future
 
-    @overload
-    def produce_batch(
-        self,
-        topic: str,
-        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
-        *,
-        wait: Literal[True] = True,
-    ) -> Produced: ...
-
-    @overload
-    def produce_batch(
-        self,
-        topic: str,
-        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
-        *,
-        wait: Literal[False],
-    ) -> Future[Produced]: ...
-
-    @overload
-    def produce_batch(
-        self,
-        topic: str,
-        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
-        *,
-        wait: bool,
-    ) -> Produced | Future[Produced]: ...
-
-    def produce_batch(
-        self,
-        topic: str,
-        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
-        *,
-        wait: bool = True,
-    ) -> Produced | Future[Produced]:
+    def produce_batch(self, topic: str, messages: Messages, *, wait: bool = True) -> Produced:
         """Produce all messages or none, over all shards.
 
         An Arrow batch must have the columns of the native port. With `wait=False`, returns
-        the future of `produce_batch_nowait` instead.
+        the future of `produce_batch_nowait` instead, which has the right type.
         """
         future = self.produce_batch_nowait(topic, messages)
-        return future.result() if wait else future
+        return future.result() if wait else future  # type: ignore[return-value]
 
-    def produce_batch_nowait(
-        self, topic: str, messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch
-    ) -> Future[Produced]:
+    def produce_batch_nowait(self, topic: str, messages: Messages) -> Future[Produced]:
         """Take a batch and return a future that is done when the batch is durable."""
         if topic not in self._known or self._pid != fork_guard.pid:
             self.check_topic(topic)
-        return self._batcher.send_rows(topic, self._build_rows(topic, messages))
+        if isinstance(messages, pa.RecordBatch):
+            return self._batcher.send_rows(topic, message_columns.check_rows(messages))
+        if isinstance(messages, str | bytes | Mapping):
+            messages = [messages]  # so that the error names the type of the message
+        if not isinstance(messages, Iterable):
+            raise MalformedRequest(
+                f"batch must be a list of messages, got {type(messages).__name__}"
+            )
+        now_ms = time.time_ns() // 1_000_000
+        with_headers = topic in self._batcher.topics_with_headers
+        rows = message_columns.build_request_batch(messages, now_ms, with_headers=with_headers)
+        if rows.num_columns > len(SIMPLE_SCHEMA):
+            self._batcher.topics_with_headers.add(topic)
+        return self._batcher.send_rows(topic, rows)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait for the result of every produced message. Returns False on a timeout."""
@@ -258,13 +203,8 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(None if error is None else FAILING_CLOSE_S)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(None if kind is None else FAILING_CLOSE_S)
 
     # --- shared with fdq.aio.Producer
 
@@ -274,7 +214,7 @@ class Producer:
         shard_key: str | None,
         message: bytes,
         headers: Mapping[str, bytes] | None = None,
-    ) -> tuple[MessageFuture, bool]:
+    ) -> tuple[ProduceFuture, bool]:
         """Check and queue a message. Returns its future and whether the queue must be sent."""
         if topic not in self._known or self._pid != fork_guard.pid:
             self.check_topic(topic)
@@ -302,19 +242,3 @@ class Producer:
     def is_known_topic(self, topic: str) -> bool:
         """Return whether `append` for the topic makes no call to the bus."""
         return self._create or topic in self._known
-
-    def _build_rows(self, topic: str, messages: Any) -> pa.RecordBatch:
-        if isinstance(messages, pa.RecordBatch):
-            return message_columns.check_rows(messages)
-        if isinstance(messages, str | bytes | Mapping):
-            messages = [messages]  # so that the error names the type of the message
-        if not isinstance(messages, Iterable):
-            raise MalformedRequest(
-                f"batch must be a list of messages, got {type(messages).__name__}"
-            )
-        now_ms = time.time_ns() // 1_000_000
-        with_headers = self._batcher.wants_headers(topic)
-        rows = message_columns.build_request_batch(messages, now_ms, with_headers=with_headers)
-        if rows.num_columns > message_columns.SIMPLE_COLUMNS:
-            self._batcher.note_headers(topic)
-        return rows

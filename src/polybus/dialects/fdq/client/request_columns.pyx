@@ -11,7 +11,7 @@ from libc.string cimport memcpy, memset
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
-cdef int64_t MOST = 0x7FFFFFFF  # Arrow's offsets are int32
+cdef int64_t MAX_OFFSET = 0x7FFFFFFF  # Arrow's offsets are int32
 
 
 def columns_of(list requests not None, kind, int64_t max_key_bytes, int64_t max_body_bytes):
@@ -35,10 +35,10 @@ cdef tuple _measure(tuple items, kind, int64_t max_key_bytes, int64_t max_body_b
     cdef int64_t missing = 0, key_bytes = 0, body_bytes = 0
     cdef Py_ssize_t size = 0
     cdef tuple item
-    for one in items:
-        if type(one) is not kind:
+    for request in items:
+        if type(request) is not kind:
             return None
-        item = <tuple>one
+        item = <tuple>request
         if len(item) != 3 or item[2] is not None or type(item[1]) is not bytes:
             return None
         size = len(<bytes>item[1])
@@ -57,7 +57,7 @@ cdef tuple _measure(tuple items, kind, int64_t max_key_bytes, int64_t max_body_b
         if size > max_key_bytes:
             return None
         key_bytes += size
-    if key_bytes > MOST or body_bytes > MOST:
+    if key_bytes > MAX_OFFSET or body_bytes > MAX_OFFSET:
         return None
     return missing, key_bytes, body_bytes
 

@@ -13,16 +13,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from polybus.dialects.fdq.client.envelope import Headers, check_headers, check_key, check_message
 from polybus.dialects.fdq.client.group_member import ConsumerClosing
-from polybus.dialects.fdq.client.message_columns import build_batch
 from polybus.errors import ConnectionLost, Stale, Unavailable, UsageError
 from polybus.model import topic_name
+from polybus.native.client.produce_queue import build_batch
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq.client.envelope import Envelope
@@ -85,12 +84,7 @@ class Transaction:
         self._is_open = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._is_open = False
         if kind is None:
             self._commit()
@@ -98,22 +92,16 @@ class Transaction:
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._is_open = False
         if kind is None:
             await asyncio.to_thread(self._commit)
 
     def _commit(self) -> None:
         run = self._run
-        committer = run.shard.committer
-        assert committer is not None
+        assert run.shard.committer is not None
         outputs, self._outputs = self._outputs, []
-        response = committer.commit(run, outputs)
+        response = run.shard.committer.commit(run, outputs)
         self.is_duplicate = bool(response.get("duplicate"))
         run.is_committed = True
 
@@ -136,24 +124,33 @@ class TransactionCommitter:
         is_small = sum(map(_inline_bytes, outputs)) <= MAX_INLINE_BYTES
         messages = [_to_json(output) for output in outputs] if is_small else []
         place = {"shard": run.shard.number, "shard_epoch": run.shard.epoch, "offset": run.offset}
+        retry = self._member.retry
+        retryable = (Unavailable,)  # the handler decides about `LimitReached`
         try:
-            stages = [] if is_small else [self._retry(lambda: self._stage_outputs(outputs))]
-            return self._retry(
+            stages = [] if is_small else [retry(lambda: self._stage_outputs(outputs), retryable)]
+            return retry(
                 lambda: self._member.commit(
                     **place, attempt=run.attempts, messages=messages, stages=stages
-                )
+                ),
+                retryable,
             )
         except ConsumerClosing:
             raise ConnectionLost("the consumer was closed before the bus responded") from None
 
-    def _retry(self, step: Callable[[], T]) -> T:
-        """Retry only while the bus is unavailable: the handler decides about `LimitReached`."""
-        return self._member.retry(step, (Unavailable,))
-
     def _stage_outputs(self, outputs: list[TransactionOutput]) -> str:
         """Stage all outputs, in order per topic. Returns the name of the stage."""
+        chunks: list[tuple[str, list[TransactionOutput]]] = []
+        sizes: dict[str, int] = {}
+        open_chunks: dict[str, list[TransactionOutput]] = {}
+        for output in outputs:
+            topic, size = output.topic, output.size_bytes
+            if topic not in open_chunks or sizes[topic] + size > MAX_STAGED_BYTES:
+                open_chunks[topic], sizes[topic] = [], 0
+                chunks.append((topic, open_chunks[topic]))
+            open_chunks[topic].append(output)
+            sizes[topic] += size
         with closing(self._bus.stage()) as stage:
-            for topic, chunk in _split_chunks(outputs):
+            for topic, chunk in chunks:
                 _, keys, bodies, headers, times = zip(*chunk, strict=True)
                 rows = build_batch(keys, bodies, times, headers if any(headers) else None)
                 stage.put_rows(topic, rows)
@@ -161,23 +158,8 @@ class TransactionCommitter:
             return name
 
 
-def _split_chunks(outputs: list[TransactionOutput]) -> list[tuple[str, list[TransactionOutput]]]:
-    """Split outputs by topic into chunks of at most `MAX_STAGED_BYTES`."""
-    chunks: list[tuple[str, list[TransactionOutput]]] = []
-    sizes: dict[str, int] = {}
-    open_chunks: dict[str, list[TransactionOutput]] = {}
-    for output in outputs:
-        topic, size = output.topic, output.size_bytes
-        if topic not in open_chunks or sizes[topic] + size > MAX_STAGED_BYTES:
-            open_chunks[topic], sizes[topic] = [], 0
-            chunks.append((topic, open_chunks[topic]))
-        open_chunks[topic].append(output)
-        sizes[topic] += size
-    return chunks
-
-
 def _inline_bytes(output: TransactionOutput) -> int:
-    """Return the upper bound of its JSON: texts escaped (12 bytes per character), base64."""
+    """Return an upper bound of its JSON: texts escaped (12 bytes per character), base64."""
     texts, raw, fields = len(output.topic) + len(output.shard_key or ""), len(output.message), 128
     for name, value in output.headers or ():
         texts, raw, fields = texts + len(name), raw + len(value), fields + 16
