@@ -35,7 +35,7 @@ PLANTED = {
         ("durable/topic_registry.py", "polybus.groups.coordinator"),
         ("transports/stream_listener.py", "polybus.clients.reconnector"),
     ],
-    "Nobody imports server.app": [
+    "No module imports server.app": [
         ("cli/main.py", "polybus.server.app"),
         ("testing/bus_process.py", "polybus.server.app"),
     ],
@@ -71,7 +71,7 @@ PLANTED = {
         ("store/memory/memory_store.py", "polybus.store.lmdb.store_keys"),
         ("store/lmdb/store_keys.py", "polybus.store.memory.memory_log"),
     ],
-    "Engines know nobody who uses them": [
+    "Engines do not import their users": [
         ("store/memory/memory_store.py", "polybus.store.engine_registry"),
         ("store/lmdb/store_keys.py", "polybus.store.engine_registry"),
         ("store/request_checks.py", "polybus.bus.broker"),
@@ -134,7 +134,7 @@ def test_the_tree_as_it_is_keeps_every_contract(script: ModuleType, tmp_path: Pa
 
 @pytest.mark.parametrize("contract", PLANTED)
 def test_forbidden_imports_are_found(told: dict[str, str], contract: str) -> None:
-    """Each as what breaks this contract, not as a step on somebody's way to it."""
+    """Each edge breaks this contract by itself, not as a step of a longer path."""
     (found,) = (text for title, text in told.items() if title.startswith(contract))
     for file, module in PLANTED[contract]:
         direct = re.escape(f"{dotted(file)} -> {module} (l.")

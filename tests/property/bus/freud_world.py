@@ -2,8 +2,8 @@
 
 Several clients of several users, all requests, pipelined and cut anywhere,
 clients that wait, stop reading, hang up and vanish, rqueue on the same names,
-quotas and rules, and time. `check` compares every byte that anybody has received,
-what everybody holds of each quota, every drop by its reason, and each topic's state.
+quotas and rules, and time. `check` compares every byte that a client has received,
+the use of each quota by each user, every drop by its reason, and each topic's state.
 
 An action is a method and plain arguments, and fits whatever there is: a number that
 stands for a client or a subscription is taken modulo how many there are.
@@ -66,7 +66,7 @@ ODD = (
     freud_client.frame(3, bytes(15)),
 )
 TOO_LARGE = freud_client.frame(4, bytes(MAX_FRAME_BYTES + 1))
-FORGED = 12  # the place of an id that nobody has
+FORGED = 12  # the index of an id that no subscription has
 
 VERBS = {0: TopicEvent.CREATE, 1: TopicEvent.DELETE, 2: TopicEvent.SUBSCRIBE, 7: TopicEvent.COUNT}
 INTERNAL_EVENTS = (TopicEvent.MARKED_READ, TopicEvent.RELEASE, TopicEvent.EXPIRE)
@@ -113,7 +113,7 @@ class World:
         self.record_internal_events()
         self.pairs: list[Pair] = []
         self.pushers: list[tuple[MemoryPipe, PushReader]] = []
-        self.known: list[bytes] = []  # subscriber ids that clients have heard of
+        self.known: list[bytes] = []  # subscriber ids that clients have received
 
     def record_internal_events(self) -> None:
         lifecycle = self.bus.topics._lifecycle
@@ -274,7 +274,7 @@ class World:
                 assert used == self.model.used(uid, quota), (uid, quota)
 
     def leave(self) -> None:
-        """Everybody goes; after a while nothing is left, and nothing is charged."""
+        """End all clients. Then no state is left and no quota is charged."""
         for pair in self.pairs:
             if pair.is_open:
                 self.end(pair)
@@ -295,7 +295,7 @@ class World:
         return int(self.talk.now_s * 1e9) + self.bus.wall_ahead_ns
 
     def several(self) -> bool:
-        """Somebody may leave, and something still goes on."""
+        """Return True if enough clients stay after one has left."""
         return sum(pair.may_send for pair in self.pairs) > 2
 
     def one(self, place: int, suits: Callable[[Pair], bool]) -> Pair | None:

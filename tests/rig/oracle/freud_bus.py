@@ -3,7 +3,7 @@
 Written from the spec alone. A name has *lives*: marked ones, whose subscribers
 have yet to read their end, and at most one that is not marked, the last. A
 subscription is a list of messages. Nothing is shared, batched or fast, and
-everything that somebody may hold is added up again whenever it is asked for.
+the use of a quota is summed up again for every question.
 
     bus = FreudBus(allows, limit, timeout_s=30, max_unread=100, clock, wall_ns)
     bus.create(alice, b"news")
@@ -49,7 +49,7 @@ class Message:
 
 
 class Waiter(Protocol):
-    """A Get that waits: `served` is told once that there is something, or that all is over."""
+    """A waiting Get. `served` is called once, when there is a message or the end."""
 
     def served(self) -> None: ...
 
@@ -109,7 +109,7 @@ class FreudBus:
         self.abandoned: list[Subscription] = []  # their connections have closed, in this order
         self.timed: list[Life] = []  # those with a deadline, in the order they got it
         self.dropped: Counter[str] = Counter()
-        self.received = 0  # messages that were accepted, also if nobody was there to read them
+        self.received = 0  # accepted messages, also those without a reader
 
     # --- looking
 
@@ -210,7 +210,7 @@ class FreudBus:
         return Reply(OK, message.id.to_bytes(8, "little"))
 
     def hold_back(self, life: Life, body: bytes) -> Reply:
-        """Buffered bytes are the creator's until there is somebody to read them."""
+        """Buffered bytes are charged to the creator until there is a reader."""
         reached = self.buffer_reached(life, len(body))
         if reached:
             return Reply(SERVER_ERROR, reached.encode())
@@ -241,7 +241,7 @@ class FreudBus:
         self.heard(name)
 
     def publish(self, name: bytes, bodies: list[bytes]) -> None:
-        """Messages that came together. Nobody is asked: whoever has no room loses them."""
+        """Publish messages of one batch. A reader without room loses them."""
         self.received += len(bodies)
         pushed = self.pushed_to(name)
         life = self.current(name)
@@ -351,7 +351,7 @@ class FreudBus:
         return BYTES if self.is_over(life.creator, BYTES, size) else ""
 
     def new_message(self, life: Life, body: bytes, *, notice: bool = False) -> Message:
-        """A time that nobody can ever see is not looked at."""
+        """Return a new message. The clock is read only if a reader can see the time."""
         if life.subscribers or self.state(life.name) != "live":
             life.last_ns = max(life.last_ns, self.wall_ns())
         life.next_id += 1
@@ -376,7 +376,7 @@ class FreudBus:
             self.serve(one)
 
     def heard(self, name: bytes) -> None:
-        """Somebody reads it now: a buffer that waited for that goes out."""
+        """Handle a new reader: a buffer that waited for one is delivered."""
         if self.state(name) == "awaiting":
             self.go_live(self.lives[name][-1])
 

@@ -2,11 +2,11 @@
 
 A connection carries its requests out one after another. Answers are gathered
 and written when it has no more to do, before it waits, and after a notice. A
-client that does not take its answers holds up nobody but itself.
+client that does not take its answers delays only itself.
 
-A Get that waits is answered in the middle of somebody else's request. What its
-connection has to do after that is done later (`settle`), when that somebody is
-finished, and in the order of connections.
+A waiting Get is answered in the middle of another connection's request. The later
+requests of its connection run afterwards (`settle`), when that request is finished,
+and in the order of connections.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TICK_S = 0.25
 
 @dataclass(eq=False)
 class Sent:
-    """An answer on its way; with it goes a message, if it answers a Get."""
+    """A sent answer, with its message if it answers a Get."""
 
     reply: Reply
     size: int
@@ -112,7 +112,7 @@ class Talk:
         self.settle()
 
     def end(self, one: Connection) -> None:
-        """Nothing of it is left. What it asked for is done, but nobody is there to get."""
+        """End a connection. Its requests are still executed, and no answer is sent."""
         one.gone = True
         self.give_back(one)
         self.stop_waiting(one)
@@ -151,7 +151,7 @@ class Talk:
             one.closing = True
 
     def look(self, one: Connection) -> None:
-        """At what has come; while there is something to do, nobody looks."""
+        """Scan the received bytes, unless requests are pending."""
         if one.todo or one.halted or one.closing:
             return
         consumed, one.todo = scan(one.held, self.max_frame_bytes)

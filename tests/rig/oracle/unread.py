@@ -1,7 +1,7 @@
 """A plain version of dialects/freud/server/unread_queue: a list of messages.
 
 A message is (id, time, body); a range is a list of messages. How the kernel gathers them
-into chunks shows only in how many it hands out at once, so `take` is told that number.
+into chunks shows only in how many it hands out at once, so `take` gets that number.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Record:
 class Round:
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._is_calm = random.random() < 0.3  # nobody dies, shards stay where they are
+        self._is_calm = random.random() < 0.3  # no consumer dies, shards keep their owners
         self._now_ns = 0
         self._sent = 0
         self._log: list[list[Row]] = [[] for _ in range(SHARDS)]
@@ -90,9 +90,9 @@ class Round:
             self.assign(shard)
 
     def assign(self, shard: int) -> Held:
-        """To somebody new, or old. Who had it is not told."""
+        """Assign the shard to a new or an existing consumer, without notice to its owner."""
         record = self._records[shard]
-        if record.epoch:  # whoever had it has not drained it
+        if record.epoch:  # its owner has not drained it
             self.history = replace(self.history, is_exact=False)
         record.epoch += 1
         held = Held(self._random.choice("xyz"), shard, record.epoch, set(record.acked))
@@ -205,7 +205,7 @@ class Round:
         self.history = replace(self.history, runs=(*self.history.runs, run))
 
     def _commit(self, held: Held, row: Row) -> str:
-        """How the run ended by it: whoever is not told tries again, or dies of it."""
+        """Return how the run ended; without an answer a consumer retries or dies."""
         record = self._records[row.shard]
         began_ns = self._tick()
         bodies = tuple(output_body(row.body, f"r{began_ns}", at) for at in range(2))
