@@ -29,7 +29,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polybus.bus.broker import Broker
@@ -39,6 +38,7 @@ from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.limits import Limits, QuotaLimits
 from polybus.model.topic import Topic
+from tests.rig.installed_dialects import has_dialect
 from tests.rig.memory_pipe import MemoryPipe
 from tests.rig.store.stepped_store import SteppedStore
 
@@ -117,13 +117,13 @@ class MemoryBus:
             self.store = SteppedStore(wall_ns=self.wall_ns, clock_s=lambda: self.now_s)
             attach_store(self.broker, self.store, self._soon.append, self._read_later)
         # After the store because sessions of all dialects use durable topics.
-        if find_spec("polybus.dialects.rqueue"):
+        if has_dialect("rqueue"):
             from polybus.dialects.rqueue.limits import RqueueLimits
             from polybus.dialects.rqueue.server.session import RqueueServer
 
             self._rqueue = RqueueServer(self.broker, rqueue or RqueueLimits())
         self._last_to_run: type[Any] | tuple[()] = ()
-        if find_spec("polybus.dialects.freud"):
+        if has_dialect("freud"):
             from polybus.dialects.freud.limits import FreudLimits
             from polybus.dialects.freud.server.fair_scheduler import FairScheduler
             from polybus.dialects.freud.server.session import FreudServer
@@ -131,7 +131,7 @@ class MemoryBus:
             self._freud = FreudServer(self.broker, freud or FreudLimits(), self)
             self.topics = self._freud.topics
             self._last_to_run = FairScheduler
-        if find_spec("polybus.dialects.gsb"):
+        if has_dialect("gsb"):
             from polybus.dialects.gsb.limits import GsbLimits
             from polybus.dialects.gsb.server.session import GsbServer
 

@@ -23,12 +23,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.util import find_spec
 from typing import IO
 
 from polybus.testing import bus_process
 from polybus.testing.bus_process import POLYBUS, Child, Completed, Launcher
 from tests.rig.fork_server import ForkedProcess, ForkServer
+from tests.rig.installed_dialects import has_dialect
 
 BUSES = ("serve", "rqueue")
 LOADED = (
@@ -60,7 +60,7 @@ class WarmServer:
         dialects = [
             f"polybus.dialects.{dialect}.{module}"
             for dialect, modules in LOADED_BY_DIALECT.items()
-            if find_spec(f"polybus.dialects.{dialect}")
+            if has_dialect(dialect)
             for module in modules
         ]
         self._server = ForkServer((*LOADED, *dialects), env, children_survive=True)

@@ -18,7 +18,10 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src"
+from tests.rig.sample import sample
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
 DIALECTS = ("fdq", "freud", "gsb", "pirate", "rqueue")
 LISTENERS = {
     "freud": "unix:{}/freud.sock",
@@ -147,21 +150,26 @@ def serving(env: dict[str, str], *flags: str) -> Iterator[tuple[dict[str, str], 
     assert status == 0, log.read_text()
 
 
-@pytest.fixture(params=DIALECTS, scope="module")
-def removed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, dict[str, str]]:
-    """A copy of the package without one dialect: its name, and the environment of the copy."""
-    tmp_path = tmp_path_factory.mktemp(request.param)
-    copy = tmp_path / "src"
+def copy_without(dialect: str, folder: Path) -> Path:
+    """Return the path of a copy of the package without the dialect's folder."""
+    copy = folder / "src"
     shutil.copytree(
         SOURCE / "polybus",
         copy / "polybus",
         copy_function=os.symlink,
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-    shutil.rmtree(copy / "polybus" / "dialects" / request.param)
-    return request.param, environment(copy, tmp_path)
+    shutil.rmtree(copy / "polybus" / "dialects" / dialect)
+    return copy
+
+
+@pytest.fixture(params=DIALECTS, scope="module")
+def removed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, str]]:
+    """A copy of the package without one dialect: its name, and the environment of the copy."""
+    tmp_path = tmp_path_factory.mktemp(request.param)
+    return request.param, environment(copy_without(request.param, tmp_path), tmp_path)
 
 
 def test_package_works_without_a_dialect(removed: tuple[str, dict[str, str]]) -> None:
@@ -205,6 +213,34 @@ def test_bus_serves_the_other_dialects(removed: tuple[str, dict[str, str]], tmp_
     skipped = [line for line in log.read_text().splitlines() if "dialect skipped" in line]
     assert len(skipped) == 1
     assert repr(name) in skipped[0]
+
+
+# Each takes about a minute, so `make test` runs one, chosen by the commit, and `make soak` all.
+SAMPLED_DIALECT = sample(DIALECTS, 1, "removed dialect")[0]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == SAMPLED_DIALECT else pytest.mark.soak)
+        for name in DIALECTS
+    ],
+)
+def test_unit_tests_of_the_other_dialects_pass(name: str, tmp_path: Path) -> None:
+    copy = copy_without(name, tmp_path)
+    others = [f"tests/unit/{other}" for other in DIALECTS if other != name]
+    selected = f'not soak and not needs(dialect="{name}")'
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", selected, *others],
+        cwd=ROOT,
+        env={**inherited, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
 
 
 def test_dialect_is_added_by_entry_point_alone(tmp_path: Path) -> None:

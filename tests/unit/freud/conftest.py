@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from polybus.testing.bus_process import BusProcess, serve
+from tests.rig.installed_dialects import of_installed
 from tests.unit.loops import LOOPS, on_each, run_on
 
 Start = Callable[..., AbstractContextManager[BusProcess]]
@@ -27,7 +28,10 @@ def running(folder: Path | None = None, **settings: str) -> Iterator[BusProcess]
     # Short on purpose: the path of a Unix socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp") as own:
         place = folder or Path(own)
-        listen = (f"freud=unix:{place}/freud.sock", "rqueue=tcp://127.0.0.1:0")
+        listen = (
+            f"freud=unix:{place}/freud.sock",
+            *of_installed("rqueue=tcp://127.0.0.1:0"),
+        )
         with serve(listen=listen, folder=place, env=env) as bus:
             yield bus
 

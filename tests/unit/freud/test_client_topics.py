@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from polybus import freud, rqueue
+from polybus import freud
 from polybus.dialects.freud import codec
 from polybus.errors import Denied, DoesNotExist, LimitReached, NotConnected, Refused, TopicDeleted
 from polybus.testing.bus_process import BusProcess
@@ -192,8 +192,11 @@ class TestRecreation:
         assert dropped(bus, "topic_deleted") == before + 1
 
 
+@pytest.mark.needs(dialect="rqueue")
 class TestOtherDialects:
     async def test_rqueue_to_freud(self, bus, address, topic):
+        from polybus import rqueue
+
         sent = [b"one", b"", codec.notice(topic.encode()), bytes(100_000)]
         async with (
             freud.connect(address) as client,
@@ -209,6 +212,8 @@ class TestOtherDialects:
                 assert await client.produce(topic, b"its own") == 4
 
     async def test_freud_to_rqueue(self, bus, address, topic):
+        from polybus import rqueue
+
         sent = [b"one", b"", bytes(100_000)]
         async with (
             freud.connect(address) as client,

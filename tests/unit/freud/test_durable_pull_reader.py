@@ -34,6 +34,8 @@ from tests.rig.rqueue_client import subscribe as push
 ALICE = Identity(1, groups=frozenset(), service="a")
 NOTHING = Answer(NOTHING_HAPPENED)
 
+pytestmark = pytest.mark.needs(dialect="rqueue")  # an rqueue client publishes
+
 
 @pytest.fixture
 def bus() -> MemoryBus:

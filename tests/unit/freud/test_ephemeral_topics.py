@@ -236,6 +236,7 @@ def recreating(bench: Bench) -> bytes:
     return old
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_a_buffer_of_empty_messages_is_bounded():
     bench = Bench()
     recreating(bench)
@@ -286,6 +287,7 @@ def test_a_topic_goes_live_when_all_its_old_lives_have_gone():
     assert bench.ask(bench.bob, get(third)) == [(OK, b"third")]
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_a_push_reader_who_is_there_gets_the_buffer_when_it_goes_out():
     bench = Bench()
     old = recreating(bench)
@@ -298,6 +300,7 @@ def test_a_push_reader_who_is_there_gets_the_buffer_when_it_goes_out():
     assert bench.used(ALICE) == 0
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_a_push_reader_who_comes_gets_the_buffer_that_waited():
     bench = Bench()
     old = recreating(bench)
@@ -310,6 +313,7 @@ def test_a_push_reader_who_comes_gets_the_buffer_that_waited():
     assert bench.ask(bench.bob, produce(b"t", b"live")) == [(OK, (1).to_bytes(8, "little"))]
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_a_full_push_reader_loses_a_buffer_that_goes_out_and_freud_does_not():
     """There is no producer that could wait then."""
     bench = Bench(limits=Limits(outbox_high_water_bytes=1000))
@@ -324,6 +328,7 @@ def test_a_full_push_reader_loses_a_buffer_that_goes_out_and_freud_does_not():
     assert bench.ask(bench.bob, get(new), get(new)) == [(OK, b"1"), (OK, b"2")]
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_a_full_push_reader_is_passed_by_and_hears_the_next():
     """Without a producer that can wait: a client that is gone, or a buffer."""
     bench = Bench(limits=Limits(outbox_high_water_bytes=1000))
@@ -349,6 +354,7 @@ def test_a_full_push_reader_is_passed_by_and_hears_the_next():
     assert stuck.taken.endswith(before + next_one)
 
 
+@pytest.mark.needs(dialect="rqueue")
 @pytest.mark.parametrize("buffering", [False, True])
 def test_what_fits_of_a_batch_does_not_keep_the_rest(buffering: bool):
     bench = Bench(quota_bytes=10)
@@ -383,6 +389,7 @@ def test_a_batch_that_does_not_fit_whole_is_said_once_for_each_that_does_not_fit
     assert bench.bus.stats("refused") == {"quota_bytes": 2}
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_a_full_reader_is_said_once_for_all_that_came_together():
     bench = Bench(quota_bytes=10)
     bench.ask(bench.alice, create(b"t"), subscribe(b"t"))
@@ -424,6 +431,7 @@ def test_new_rules_end_subscriptions_that_they_do_not_allow():
 # --- messages in pieces ------------------------------------------------------
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_pieces_that_come_whole_after_their_reader_has_gone_are_counted():
     bench = Bench()
     key = bench.ask(bench.alice, create(b"t"), subscribe(b"t"))[1].payload

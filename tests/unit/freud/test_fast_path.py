@@ -126,7 +126,14 @@ def test_a_frame_over_the_cap_goes_the_long_way(long_ways: list[bytes]):
     assert long_ways != []
 
 
-@pytest.mark.parametrize("second", ["reader", "push reader", "no reader"])
+@pytest.mark.parametrize(
+    "second",
+    [
+        "reader",
+        pytest.param("push reader", marks=pytest.mark.needs(dialect="rqueue")),
+        "no reader",
+    ],
+)
 def test_others_than_one_reader_go_the_long_way(long_ways: list[bytes], second: str):
     bus = bus_with()
     pipe, key = subscribed(bus)

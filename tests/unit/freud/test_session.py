@@ -12,7 +12,6 @@ import pytest
 from polybus.dialects.freud.limits import FreudLimits
 from polybus.dialects.freud.server.answer_queue import STEP_BYTES
 from polybus.dialects.freud.server.session import MAX_UNSCANNED_BYTES
-from polybus.dialects.rqueue.limits import RqueueLimits
 from polybus.model.identity import Identity
 from polybus.model.limits import Limits
 from tests.rig import freud_client, rqueue_client
@@ -110,6 +109,7 @@ def numbers(answers: list[Answer]) -> list[int]:
 # --- blocked by a full push reader -------------------------------------------
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_a_produce_waits_for_a_full_push_reader_and_nothing_overtakes_it(
     bus: MemoryBus, owner: Speaker
 ):
@@ -132,6 +132,7 @@ def test_a_produce_waits_for_a_full_push_reader_and_nothing_overtakes_it(
     assert bytes(reader.taken) == expected
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_a_blocked_produce_is_counted_once_when_it_goes_through(bus: MemoryBus, owner: Speaker):
     other = bus.connect(appetite=0)
     other.deliver(rqueue_client.subscribe(b"t"))
@@ -145,6 +146,7 @@ def test_a_blocked_produce_is_counted_once_when_it_goes_through(bus: MemoryBus, 
     assert bus.stats("messages", "received") == before + 1
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_blocked_producer_that_ends_does_not_wait(bus: MemoryBus, owner: Speaker):
     """What it had to say is dropped, and counted; what does not concern the reader is done."""
     full_push_reader(bus, b"t", b"u")
@@ -156,6 +158,7 @@ def test_blocked_producer_that_ends_does_not_wait(bus: MemoryBus, owner: Speaker
     assert owner.ask(create(b"v")) == [(NOTHING_HAPPENED, b"")]
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_a_half_close_while_blocked_is_answered_in_its_time(bus: MemoryBus, owner: Speaker):
     reader = full_push_reader(bus, b"t")
     producer = Speaker(bus)
@@ -169,6 +172,7 @@ def test_a_half_close_while_blocked_is_answered_in_its_time(bus: MemoryBus, owne
     assert producer.pipe.closed
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_a_get_behind_a_blocked_produce_ends_when_the_client_hangs_up(
     bus: MemoryBus, owner: Speaker
 ):
@@ -187,8 +191,11 @@ def test_a_get_behind_a_blocked_produce_ends_when_the_client_hangs_up(
     assert producer.pipe.closed
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_what_a_push_reader_can_have_in_no_form_is_counted():
     """rqueue has 65535 parts a message, and under a long name each holds little."""
+    from polybus.dialects.rqueue.limits import RqueueLimits
+
     bus = MemoryBus(LIMITS, RqueueLimits(max_payload=282))
     name, large = b"n" * 250, bytes(6 * 65535 + 1)
     owner = Speaker(bus)
@@ -206,6 +213,7 @@ def test_what_a_push_reader_can_have_in_no_form_is_counted():
     assert owner.ask(get(key)) == [(OK, large)]
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_a_cut_reader_frees_the_producer(bus: MemoryBus, owner: Speaker):
     full_push_reader(bus, b"t")
     owner.send(produce(b"t", b"x"))

@@ -104,6 +104,7 @@ def test_one_that_takes_no_answers_is_stalled_and_owed_them(bus: MemoryBus, one:
     assert (stuck["sent_messages"], stuck["sent_bytes"]) == (1, 500)
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_one_whose_produce_waits_for_a_push_reader_is_blocked(bus: MemoryBus, one: Told):
     reader = bus.connect(appetite=0)
     reader.deliver(rqueue_client.subscribe(b"t"))

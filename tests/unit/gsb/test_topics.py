@@ -88,6 +88,7 @@ def test_subscriptions_per_connection_are_limited():
     assert bus.stats("refused", "max_subscriptions_per_connection") == 1
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_rqueue_and_gsb_receive_each_others_messages(bus):
     peer, queue = MemoryPeer(bus), bus.connect()
     peer.subscribe("news")
@@ -103,6 +104,7 @@ def test_rqueue_and_gsb_receive_each_others_messages(bus):
     assert peer.next("broadcast_request").caller == ""
 
 
+@pytest.mark.needs(dialect="freud")
 def test_freud_reads_broadcasts(bus):
     peer, reader = MemoryPeer(bus), bus.connect_freud()
     reader.deliver(freud_client.create(b"news") + freud_client.subscribe(b"news"))
@@ -127,6 +129,7 @@ def test_full_subscriber_loses_broadcasts_and_blocks_no_producer(bus):
     assert bus.stats("dropped", "subscriber_full") == 4
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_full_rqueue_reader_halts_its_producers(bus):
     peer, queue = MemoryPeer(bus), bus.connect(appetite=0)
     queue.deliver(rqueue_client.subscribe(b"news"))
@@ -161,6 +164,7 @@ def received(peer: MemoryPeer) -> list[tuple[bytes, str]]:
     return [(message.data, message.caller) for message in messages]
 
 
+@pytest.mark.needs(dialect="rqueue")
 def test_subscribers_of_a_durable_topic_receive_the_sender(bus):
     bus.make("log")
     alice, other, queue, reader = (

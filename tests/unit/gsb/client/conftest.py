@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from polybus.testing.bus_process import BusProcess, serve
+from tests.rig.installed_dialects import of_installed
 from tests.rig.observer import stats, until
 from tests.unit.loops import LOOPS, on_each, run_on
 
@@ -32,7 +33,7 @@ def running(
     with tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp") as own:
         place = folder or Path(own)
         gsb = (f"gsb=tcp://127.0.0.1:{port}", f"gsb=ipc://{place}/gsb.sock")
-        listen = (*gsb, "rqueue=tcp://127.0.0.1:0")
+        listen = (*gsb, *of_installed("rqueue=tcp://127.0.0.1:0"))
         with serve(*args, listen=listen, folder=place, env=env) as bus:
             yield bus
 

@@ -633,6 +633,7 @@ class TestTopics:
             await again.unsubscribe()
             await theirs.unsubscribe()
 
+    @pytest.mark.needs(dialect="rqueue")
     async def test_topics_are_shared_with_rqueue(self, address, bus):
         from polybus import rqueue
 
