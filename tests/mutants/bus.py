@@ -282,8 +282,8 @@ CONNECTION = mutants(
     ),
     (
         "places are not given back",
-        "if self._slot is Slot.COUNTED:",
-        "if False:",
+        "if self._slot is Slot.COUNTED:\n            self._free_slot()",
+        "if False:\n            self._free_slot()",
     ),
     ("the session is not told", "            self._session.on_ended()", "            pass"),
     (

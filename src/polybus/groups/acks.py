@@ -28,15 +28,14 @@ def commit_reports(
     commit gives the shard to another member.
     """
     shards = [group.shard(report.shard) for report in reports]
-    outcomes: list[ReportOutcome | PolybusError] = []
+    # Before the locks are taken, because it may have to wait for the store.
+    reached = [(report.shard, report.last) for report in reports]
+    ends = context.ends.get_ends(group.topic.number, reached)
     with GroupUpdate(context, group, shards) as update:
-        for shard, report in zip(shards, reports, strict=True):
-            try:
-                progress = update.progress(shard)
-                shard_progress.check_owner(progress, shard.number, consumer, report.epoch)
-                outcomes.append(_apply_report(context, update, shard, report, max_deliver))
-            except PolybusError as error:  # refuses this report alone
-                outcomes.append(error)
+        outcomes = [
+            _apply_report(context, update, shard, consumer, report, ends[report.shard], max_deliver)
+            for shard, report in zip(shards, reports, strict=True)
+        ]
         # One commit for all shards: a dead letter is written if and only if its message is acked.
         accepted = [outcome for outcome in outcomes if isinstance(outcome, ReportOutcome)]
         exhausted = [message for outcome in accepted for message in outcome.exhausted]
@@ -64,20 +63,26 @@ def _apply_report(
     context: GroupContext,
     update: GroupUpdate,
     shard: GroupShard,
+    consumer: str,
     report: ShardReport,
+    end: int,
     max_deliver: int,
-) -> ReportOutcome:
-    """Apply one report of the owner to the update. Raises if the report is refused."""
+) -> ReportOutcome | PolybusError:
+    """Apply one report to the update. Returns the error instead if the report is refused."""
     group, before = update.group, update.progress(shard)
     topic = group.topic
-    if report.failed:
-        # Trimmed messages can neither run again nor become dead letters.
-        start = context.durable.store.bounds(topic.number).shards[shard.number].start
-        caught_up = shard_progress.skip_trimmed(before, start)
-        if caught_up is not before:
-            before = update.changed[shard] = caught_up
-    end = context.ends.get_end(topic.number, shard.number, report.last)
-    outcome = shard_progress.apply_report(before, report, end, max_deliver)
+    try:
+        shard_progress.check_owner(before, shard.number, consumer, report.epoch)
+        if report.failed:
+            # Trimmed messages can neither run again nor become dead letters.
+            start = context.durable.store.bounds(topic.number).shards[shard.number].start
+            caught_up = shard_progress.skip_trimmed(before, start)
+            if caught_up is not before:
+                before = update.changed[shard] = caught_up
+        outcome = shard_progress.apply_report(before, report, end, max_deliver)
+    except PolybusError as error:
+        return error  # the other reports of the call are independent of this one
+    # An error below fails the whole call: the state of the shard has changed.
     emitted, redelivered = shard.counted
     # The owner reports totals, and a delayed report must not set them back.
     shard.counted = max(emitted, report.emitted), max(redelivered, report.redelivered)
@@ -119,7 +124,9 @@ def commit_transaction(
     failed runs that the consumer knew of.
     """
     offset, attempt = run
-    if offset >= context.ends.get_end(group.topic.number, shard.number, offset + 1):
+    reached = [(shard.number, offset + 1)]
+    end = context.ends.get_ends(group.topic.number, reached)[shard.number]
+    if offset >= end:
         raise MalformedRequest(f"shard {shard.number} has no offset {offset}")
     with GroupUpdate(context, group, [shard]) as update:
         progress = shard.progress
@@ -132,6 +139,9 @@ def commit_transaction(
                 f"attempt of offset {offset} must be {failed}, got {attempt}; the run was given up"
             )
         report = ShardReport(shard.number, owner[1], ((offset, offset + 1),))
-        _apply_report(context, update, shard, report, max_deliver=1)  # it has no failed run
+        # A transaction has no failed run, so its `max_deliver` does not matter.
+        outcome = _apply_report(context, update, shard, owner[0], report, end, max_deliver=1)
+        if isinstance(outcome, PolybusError):
+            raise outcome
         update.appends += appends
         return update.commit(stages)

@@ -7,7 +7,7 @@ notification of a commit arrives; waiting fetches are woken after that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,16 +26,17 @@ class ShardEnds:
             if known is not None and shard < len(known) and known[shard] < end:
                 known[shard] = end
 
-    def get_ends(self, topic: int) -> Sequence[int]:
-        """Return the ends by shard. The sequence stays current."""
-        return self._ends.get(topic) or self.refresh_ends(topic)
+    def get_ends(self, topic: int, reached: Iterable[tuple[int, int]] = ()) -> Sequence[int]:
+        """Return the ends by shard. The sequence stays current.
 
-    def get_end(self, topic: int, shard: int, at_least: int) -> int:
-        """Return the end of a shard. Asks the store only if the known end is below `at_least`."""
+        `reached` has pairs of a shard and an offset that exists if its sender is right. The
+        store is asked only if a known end is below one of them.
+        """
         known = self._ends.get(topic)
-        if known is None or known[shard] < at_least:
-            return self.refresh_ends(topic)[shard]
-        return known[shard]
+        # Empty while another thread reads the ends for the first time.
+        if not known or any(known[shard] < offset for shard, offset in reached):
+            return self.refresh_ends(topic)
+        return known
 
     def refresh_ends(self, topic: int) -> Sequence[int]:
         """Return the ends by shard after reading them from the store."""

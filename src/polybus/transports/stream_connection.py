@@ -160,7 +160,9 @@ class StreamConnection(StreamIO, asyncio.BufferedProtocol):
             self._read_rest()
 
     def retain_slot(self) -> None:
-        self._slot = Slot.RETAINED
+        # Not after an abort has freed it: the listener would count the connection down twice.
+        if self._slot is Slot.COUNTED:
+            self._slot = Slot.RETAINED
 
     def release_slot(self) -> None:
         if self._slot is Slot.RETAINED:

@@ -51,6 +51,15 @@ def test_news_during_a_refresh_are_not_lost(store, monkeypatch):
     assert list(ends.get_ends(topic)) == [1]
 
 
+def test_ends_are_read_while_another_thread_reads_them_first(store, monkeypatch):
+    topic = store.create("t", 1, {}).number
+    append(store, topic)
+    ends = ShardEnds(store)
+    # The state between the two steps of the other thread.
+    monkeypatch.setattr(ends, "_ends", {topic: []})
+    assert list(ends.get_ends(topic, [(0, 1)])) == [1]
+
+
 def test_old_news_and_unknown_topics_are_ignored(store):
     topic = store.create("t", 1, {}).number
     ends = ShardEnds(store)

@@ -313,6 +313,21 @@ def test_abort_ends_the_connection_at_once():
     run(test)
 
 
+def test_slot_is_freed_once_if_the_session_retains_it_after_an_abort():
+    async def test() -> None:
+        desk = Desk()
+        async with connected(desk) as (session, _far):
+            session.on_ended = session.pipe.retain_slot
+            session.pipe.abort()
+            await eventually(lambda: session.pipe.has_failed(), "the connection is lost")
+            session.pipe.abort()  # a stopping bus does not wait for the session
+            session.pipe.retain_slot()
+            session.pipe.release_slot()
+        assert len(desk.left) == 1
+
+    run(test)
+
+
 def test_nothing_is_received_after_closing():
     async def test() -> None:
         async with connected() as (session, far):
