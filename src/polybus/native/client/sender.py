@@ -45,7 +45,14 @@ from polybus.errors import (
     UnknownProducer,
 )
 from polybus.native.client.flight_connection import FlightConnection
-from polybus.native.client.produce_queue import ProduceBatch, Produced, ProduceQueue
+from polybus.native.client.produce_queue import (
+    SMALL_BYTES,
+    MessageRows,
+    PendingMessages,
+    ProduceBatch,
+    Produced,
+    ProduceQueue,
+)
 from polybus.native.client.put_stream import PutSession
 
 log = logging.getLogger("polybus.native")
@@ -57,6 +64,8 @@ PARTIAL = (MalformedRequest, TooLarge, LimitReached)
 # If the bus fails at the same batch again and again, the batch is the cause.
 MAX_TRIES = 4
 WARN_AFTER_S = 5.0
+# After all answers only the end of the stream is left.
+CLOSE_TIMEOUT_S = 5.0
 EXISTING_ONLY = "existing"  # after the topic in a path: do not create it
 
 
@@ -109,7 +118,7 @@ class Sender:
         epoch: int,
         last_counter: int,
         *,
-        create: bool = True,
+        create: bool,
     ) -> None:
         self.name = name
         self.epoch = epoch
@@ -130,24 +139,40 @@ class Sender:
         self._thread = Thread(target=self._run, name=f"polybus-producer-{name}", daemon=True)
         self._thread.start()
 
-    def join(self, timeout_s: float | None) -> bool:
-        """Wait for the thread. Returns False after the timeout."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    @property
+    def is_closed(self) -> bool:
+        return self.queue.is_closed
 
-    def abandon(self) -> None:
-        """Fail all batches without an outcome, even while the threads wait."""
-        with self.changed:
-            self._is_abandoned = True
-            self.changed.notify_all()
-        self._fail_all(
-            self.fatal_error or ConnectionLost("the producer was closed before the bus answered")
-        )
+    def put(self, call: PendingMessages) -> None:
+        # A small Arrow batch is sent by the caller: waking the thread would take longer.
+        messages = call.messages
+        is_inline = isinstance(messages, MessageRows) and messages.size_bytes < SMALL_BYTES
+        self.queue.put(call, wake=not is_inline)
+        if is_inline:
+            self._send_inline()
 
-    def send_inline(self) -> None:
+    def flush(self, timeout_s: float | None) -> bool:
+        return self.queue.flush(timeout_s)
+
+    def close(self, timeout_s: float | None) -> bool:
+        """Send queued messages. After the timeout, fail all batches without an outcome."""
+        self.queue.close()
+        if not self.queue.flush(timeout_s):
+            with self.changed:
+                self._is_abandoned = True
+                self.changed.notify_all()
+            self._fail_all(self._end_error())  # even while the threads wait
+            return False
+        self._thread.join(CLOSE_TIMEOUT_S)
+        return not self._thread.is_alive() and self.fatal_error is None
+
+    def _end_error(self) -> PolybusError:
+        return self.fatal_error or ConnectionLost("the producer was closed before the bus answered")
+
+    def _send_inline(self) -> None:
         """Send queued messages on the caller's thread if no other step is due.
 
-        This is faster than waking the sending thread, which opens streams and handles errors.
+        The sending thread opens streams and handles errors.
         """
         try:
             if self._step_lock.acquire(blocking=False):
@@ -178,9 +203,7 @@ class Sender:
                     step = self._current_step()
                     if step is not None:
                         step()
-        self._fail_all(
-            self.fatal_error or ConnectionLost("the producer was closed before the bus answered")
-        )
+        self._fail_all(self._end_error())
         if not self._is_abandoned:
             self._end_session()
 
