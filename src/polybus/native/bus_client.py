@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from polybus.store.engine_registry import is_store_url
 
 if TYPE_CHECKING:
-    from polybus.native import Client, ClientOptions, Producer, Reading
+    from polybus.native import Client, ClientOptions, Reading
 
-__all__ = ["BusClient", "BusProducer", "RowReader", "connect", "is_in_process"]
+__all__ = ["BusClient", "RowReader", "connect", "is_in_process"]
 
 BusClient: TypeAlias = "Client"
-BusProducer: TypeAlias = "Producer"
 RowReader: TypeAlias = "Reading"
 
 
