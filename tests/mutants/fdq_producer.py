@@ -199,7 +199,7 @@ EMBEDDED = [
         "native/inprocess/inprocess_transport.py",
         (
             "without a stamp",
-            "stream.produce(block, Stamp(self.name, self.epoch, self._counter))",
+            "stream.produce(block, Stamp(self._name, self._epoch, self._counter))",
             "stream.produce(block, None)",
         ),
         ("no end of what travels", "self._closed_by or self._in_flight < MAX_IN_FLIGHT", "True"),
@@ -210,7 +210,10 @@ EMBEDDED = [
             "self._bus.answers.add(partial(on_stored, done))",
             "on_stored(done)",
         ),
-        ("not forgotten", "and not self._is_named:", "and False:"),
+    ),
+    *mutants(
+        "native/client/native_producer.py",
+        ("not forgotten", "and self._ends_on_bus:", "and False:"),
     ),
     *mutants(
         "native/inprocess/inprocess_transport.py",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 from polybus.native import Client, ClientOptions
@@ -12,9 +14,28 @@ from tests.rig.restartable_bus import LastingBus
 
 def count_waits(client: Client) -> int:
     """Return the number of calls that wait for messages, of a bus inside the process."""
+    return _transport(client).bus.port.waits.count
+
+
+@contextmanager
+def held_answers(client: Client) -> Iterator[None]:
+    """Let no batch of a bus inside the process get its outcome during a `with`."""
+    resume = Event()
+
+    def hold() -> None:
+        resume.wait(30)
+
+    _transport(client).bus.answers.add(hold)
+    try:
+        yield
+    finally:
+        resume.set()
+
+
+def _transport(client: Client) -> InProcessTransport:
     transport = client._connection
     assert isinstance(transport, InProcessTransport)
-    return transport.bus.port.waits.count
+    return transport
 
 
 QUICK: dict[str, Any] = {"first_backoff_s": 0.01, "last_backoff_s": 0.2, "connect_timeout_s": 30.0}

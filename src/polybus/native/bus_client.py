@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, TypeAlias
 
-from polybus.native.client.transport import BusProducer
 from polybus.store.engine_registry import is_store_url
 
 if TYPE_CHECKING:
     from polybus.native import Client, ClientOptions, Reading
 
-__all__ = ["BusClient", "BusProducer", "RowReader", "connect", "is_in_process"]
+__all__ = ["BusClient", "RowReader", "connect", "is_in_process"]
 
 BusClient: TypeAlias = "Client"
 RowReader: TypeAlias = "Reading"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from polybus.native import Client
 from polybus.native.inprocess import open_bus
 from polybus.native.inprocess.inprocess_transport import MAX_IN_FLIGHT
 from polybus.native.port import shard_waits
-from tests.rig.native_bus import count_waits
+from tests.rig.native_bus import count_waits, held_answers
 from tests.rig.observer import until
 
 PATIENCE_S = 30
@@ -97,17 +96,13 @@ def test_batches_beyond_the_in_flight_limit_keep_their_order(bus: Client) -> Non
 
 
 def test_produce_blocks_at_the_in_flight_limit(bus: Client, pool: ThreadPoolExecutor) -> None:
-    producer, resume = bus.producer(), Event()
-    # The callback holds the thread that completes futures, so all batches stay in flight.
-    producer.produce("t", [b"x"]).add_done_callback(lambda _: resume.wait(PATIENCE_S))
-    try:
-        for _ in range(MAX_IN_FLIGHT - 1):
+    producer = bus.producer()
+    with held_answers(bus):
+        for _ in range(MAX_IN_FLIGHT):
             producer.produce("t", [b"x"])
         blocked = pool.submit(producer.produce, "t", [b"y"])
         with pytest.raises(TimeoutError):
             blocked.result(0.3)
-    finally:
-        resume.set()
     assert blocked.result(PATIENCE_S).result(PATIENCE_S).first_id == MAX_IN_FLIGHT + 1
 
 
@@ -151,6 +146,19 @@ def test_anonymous_producer_is_deleted_when_it_is_closed(bus: Client) -> None:
     producer.close()
     with pytest.raises(errors.ConnectionLost):
         producer.produce("t", [b"y"])
+    with pytest.raises(errors.UnknownProducer):
+        bus.act("producer.close", producer=producer.name, epoch=producer.epoch)
+
+
+def test_close_after_a_timeout_deletes_an_anonymous_producer(bus: Client) -> None:
+    producer = bus.producer()
+    with held_answers(bus):
+        future = producer.produce("t", [b"x"])
+        producer.close(0.0)
+        assert producer.is_closed
+        assert not future.done()
+    producer.close()
+    assert future.result(PATIENCE_S).first_id == 1
     with pytest.raises(errors.UnknownProducer):
         bus.act("producer.close", producer=producer.name, epoch=producer.epoch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from polybus.errors import PeerError
@@ -11,8 +12,7 @@ from polybus.model.topic import ALL, All
 from polybus.native.client.flight_transport import FlightTransport
 from polybus.native.client.group_fetch import FETCH, Answer, FetchPart, split_by_shard
 from polybus.native.client.native_options import DEFAULT_URL, ClientOptions, parse_url
-from polybus.native.client.native_producer import FAILING_CLOSE_S
-from polybus.native.client.producer_set import ProducerSet
+from polybus.native.client.native_producer import FAILING_CLOSE_S, Producer
 from polybus.native.client.range_reader import MAX_WAIT_S, Reading
 from polybus.native.client.stage import Stage
 from polybus.native.protocol import answers, requests
@@ -20,7 +20,7 @@ from polybus.native.protocol import answers, requests
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.native.client.transport import BusProducer, Transport
+    from polybus.native.client.transport import Transport
     from polybus.native.protocol.fields import A, Request
 
 
@@ -38,21 +38,25 @@ class Client:
         """Without `transport` the client connects to `url`, which then is a `polybus://` URL."""
         self._connection: Transport = transport or FlightTransport(*parse_url(url, options))
         self._now_ms = now_ms
-        self._producers: ProducerSet[BusProducer] = ProducerSet()
+        self._lock = Lock()  # guards `_producers`
+        self._producers: list[Producer] = []  # closed with the client
 
     # --- producing
 
-    def producer(self, name: str | None = None, *, create: bool = True) -> BusProducer:
+    def producer(self, name: str | None = None, *, create: bool = True) -> Producer:
         """Open a producer. A name fences an older producer of it; without one it is new.
 
         Without `create` producing to a missing topic fails with `DoesNotExist`.
         """
         dense = self._connection.sends_again
         opened = self.call(requests.ProducerOpen(producer=name or "", dense=dense))
-        producer = self._connection.new_producer(
-            opened, self._now_ms, is_named=bool(name), create=create
+        producer = Producer(
+            self._connection, opened, self._now_ms, is_named=bool(name), create=create
         )
-        return self._producers.add(producer)
+        with self._lock:
+            self._producers = [known for known in self._producers if not known.is_closed]
+            self._producers.append(producer)
+        return producer
 
     def stage(self, lease_s: float = 600.0) -> Stage:
         """Open a stage: its batches become visible together, by `publish`."""
@@ -190,7 +194,10 @@ class Client:
 
     def close(self, timeout_s: float | None = None) -> None:
         """Close the client and its producers, each as `Producer.close` does."""
-        self._producers.close(timeout_s)
+        with self._lock:
+            producers, self._producers = self._producers, []
+        for producer in producers:
+            producer.close(timeout_s)
         self._connection.close()
 
     def __enter__(self) -> Self:

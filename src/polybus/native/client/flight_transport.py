@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ import pyarrow.flight as flight
 from polybus.errors import ConnectionLost
 from polybus.native.client.flight_connection import FlightConnection
 from polybus.native.client.group_fetch import FetchPart, decode_fetch
-from polybus.native.client.native_producer import Producer
 from polybus.native.client.put_stream import PutStream
+from polybus.native.client.sender import Sender
 from polybus.native.protocol.requests import GroupFetch, ReadTicket
 
 if TYPE_CHECKING:
@@ -37,15 +37,9 @@ class FlightTransport(FlightConnection):
     def open_stage_stream(self, stage: str, topic: str, schema: pa.Schema) -> PutStream:
         return PutStream(self, ["stage", stage, topic], schema)
 
-    def new_producer(
-        self,
-        opened: ProducerOpened,
-        now_ms: Callable[[], int],
-        *,
-        is_named: bool,
-        create: bool,
-    ) -> Producer:
-        return Producer(self, opened, now_ms, is_named=is_named, create=create)
+    def new_sender(self, opened: ProducerOpened, *, create: bool) -> Sender:
+        name, epoch, last_counter = opened["producer"], opened["epoch"], opened["last_counter"]
+        return Sender(self, name, epoch, last_counter, create=create)
 
 
 class FlightRows:

@@ -1,4 +1,8 @@
-"""A producer: each message is stored exactly once, in order, across restarts of the bus."""
+"""A producer: each message is stored exactly once and in order.
+
+This module checks messages. A sender delivers them: `Sender` over a connection, across restarts
+of the bus, and `InProcessSender` to a bus in this process.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,21 @@ from typing import TYPE_CHECKING, Self
 
 from polybus.errors import PolybusError
 from polybus.native.client.produce_queue import (
-    SMALL_BYTES,
     PendingMessages,
     Produced,
     check_bodies,
     check_rows,
 )
-from polybus.native.client.sender import Sender
+from polybus.native.protocol.requests import ProducerClose
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.native.client.flight_connection import FlightConnection
+    from polybus.native.client.transport import Transport
     from polybus.native.protocol.answers import ProducerOpened
 
 __all__ = ["Produced", "Producer"]
 
-# After all answers only the end of the stream is left.
-CLOSE_TIMEOUT_S = 5.0
 # A failing program must not wait forever for an unreachable bus.
 FAILING_CLOSE_S = 5.0
 
@@ -39,68 +40,58 @@ class Producer:
 
     def __init__(
         self,
-        connection: FlightConnection,
+        connection: Transport,
         opened: ProducerOpened,
         now_ms: Callable[[], int],
         *,
         is_named: bool,
-        create: bool = True,
+        create: bool,
     ) -> None:
         self.name: str = opened["producer"]
         self.epoch: int = opened["epoch"]
-        self._is_named = is_named
         self._connection = connection
         self._now_ms = now_ms
-        self._sender = Sender(
-            connection, self.name, self.epoch, opened["last_counter"], create=create
-        )
+        # No other client knows the name of an anonymous producer: it ends on the bus as well.
+        self._ends_on_bus = not is_named
+        self._sender = connection.new_sender(opened, create=create)
 
     @property
     def is_closed(self) -> bool:
-        return self._sender.queue.is_closed
+        return self._sender.is_closed
 
     def produce(
         self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
     ) -> Future[Produced]:
         """Produce one atomic batch. The future is done when the batch is on disk.
 
-        Blocks while `max_waiting_bytes` are queued. Cancelling the future succeeds only
-        before the batch is sent.
+        Blocks while `max_waiting_bytes` are queued, or 16 batches are in flight to a bus in
+        this process. Cancelling the future succeeds only before the batch is sent.
         """
         call = PendingMessages(topic, check_bodies(bodies, keys, self._now_ms()))
-        self._sender.queue.put(call)
+        self._sender.put(call)
         return call.future
 
     def produce_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
         """Produce a batch of the port's schema: shard_key, body, insertion_ms, headers."""
         call = PendingMessages(topic, check_rows(rows))
-        # A small batch is sent by the caller: waking the thread would take longer.
-        is_small = call.messages.size_bytes < SMALL_BYTES
-        self._sender.queue.put(call, wake=not is_small)
-        if is_small:
-            self._sender.send_inline()
+        self._sender.put(call)
         return call.future
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait for the outcome of all batches. Returns False after the timeout."""
-        return self._sender.queue.flush(timeout_s)
+        return self._sender.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Send queued messages, then end the producer.
 
         After the timeout the remaining futures fail with `ConnectionLost`; their messages
-        may still have been stored.
+        may still have been stored. A bus in this process still completes them.
         """
-        sender = self._sender
-        sender.queue.close()
-        if not sender.queue.flush(timeout_s):
-            sender.abandon()
-        elif sender.join(CLOSE_TIMEOUT_S) and not self._is_named and sender.fatal_error is None:
-            self._is_named = True  # a second `close` must not close it on the bus again
+        if self._sender.close(timeout_s) and self._ends_on_bus:
+            self._ends_on_bus = False  # a second `close` must not close it on the bus again
+            request = ProducerClose(producer=self.name, epoch=self.epoch)
             try:
-                # No other client knows the name of an anonymous producer.
-                request = {"producer": self.name, "epoch": self.epoch}
-                self._connection.act_once("producer.close", request)
+                self._connection.act_once(request.action_name, request.encode())
             except PolybusError:
                 pass  # the bus expires it later
 

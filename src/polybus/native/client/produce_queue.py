@@ -257,9 +257,8 @@ class ProduceQueue:
         limit = self._options.max_waiting_bytes
         with self._room:
             # An empty queue takes a call of any size.
-            self._room.wait_for(
-                lambda: self._closed_by or not self._bytes or self._bytes + size <= limit
-            )
+            while self._closed_by is None and self._bytes and self._bytes + size > limit:
+                self._room.wait()
             if self._closed_by is not None:
                 raise self._closed_by
             self._waiting.append(call)

@@ -45,7 +45,14 @@ from polybus.errors import (
     UnknownProducer,
 )
 from polybus.native.client.flight_connection import FlightConnection
-from polybus.native.client.produce_queue import ProduceBatch, Produced, ProduceQueue
+from polybus.native.client.produce_queue import (
+    SMALL_BYTES,
+    MessageRows,
+    PendingMessages,
+    ProduceBatch,
+    Produced,
+    ProduceQueue,
+)
 from polybus.native.client.put_stream import PutSession
 
 log = logging.getLogger("polybus.native")
@@ -57,6 +64,8 @@ PARTIAL = (MalformedRequest, TooLarge, LimitReached)
 # If the bus fails at the same batch again and again, the batch is the cause.
 MAX_TRIES = 4
 WARN_AFTER_S = 5.0
+# After all answers only the end of the stream is left.
+CLOSE_TIMEOUT_S = 5.0
 EXISTING_ONLY = "existing"  # after the topic in a path: do not create it
 
 
@@ -100,7 +109,7 @@ class InFlightBatches(deque[ProduceBatch]):
 
 
 class Sender:
-    """The sending thread of a producer. `changed` guards the state shared with the session."""
+    """The sending thread of a producer. `_changed` guards the state shared with the session."""
 
     def __init__(
         self,
@@ -109,14 +118,14 @@ class Sender:
         epoch: int,
         last_counter: int,
         *,
-        create: bool = True,
+        create: bool,
     ) -> None:
-        self.name = name
-        self.epoch = epoch
-        self.fatal_error: PolybusError | None = None
+        self._name = name
+        self._epoch = epoch
+        self._fatal_error: PolybusError | None = None
         lock = Lock()
-        self.changed = Condition(lock)
-        self.queue = ProduceQueue(connection.options, self.changed, lock)
+        self._changed = Condition(lock)
+        self._queue = ProduceQueue(connection.options, self._changed, lock)
         self._connection = connection
         self._path_suffix = [] if create else [EXISTING_ONLY]
         self._unanswered = InFlightBatches(last_counter, connection.options.max_in_flight)
@@ -130,24 +139,42 @@ class Sender:
         self._thread = Thread(target=self._run, name=f"polybus-producer-{name}", daemon=True)
         self._thread.start()
 
-    def join(self, timeout_s: float | None) -> bool:
-        """Wait for the thread. Returns False after the timeout."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    @property
+    def is_closed(self) -> bool:
+        return self._queue.is_closed
 
-    def abandon(self) -> None:
-        """Fail all batches without an outcome, even while the threads wait."""
-        with self.changed:
-            self._is_abandoned = True
-            self.changed.notify_all()
-        self._fail_all(
-            self.fatal_error or ConnectionLost("the producer was closed before the bus answered")
+    def put(self, call: PendingMessages) -> None:
+        # A small Arrow batch is sent by the caller: waking the thread would take longer.
+        messages = call.messages
+        is_inline = isinstance(messages, MessageRows) and messages.size_bytes < SMALL_BYTES
+        self._queue.put(call, wake=not is_inline)
+        if is_inline:
+            self._send_inline()
+
+    def flush(self, timeout_s: float | None) -> bool:
+        return self._queue.flush(timeout_s)
+
+    def close(self, timeout_s: float | None) -> bool:
+        """Send queued messages. After the timeout, fail all batches without an outcome."""
+        self._queue.close()
+        if not self._queue.flush(timeout_s):
+            with self._changed:
+                self._is_abandoned = True
+                self._changed.notify_all()
+            self._fail_all(self._end_error())  # even while the threads wait
+            return False
+        self._thread.join(CLOSE_TIMEOUT_S)
+        return not self._thread.is_alive() and self._fatal_error is None
+
+    def _end_error(self) -> PolybusError:
+        return self._fatal_error or ConnectionLost(
+            "the producer was closed before the bus answered"
         )
 
-    def send_inline(self) -> None:
+    def _send_inline(self) -> None:
         """Send queued messages on the caller's thread if no other step is due.
 
-        This is faster than waking the sending thread, which opens streams and handles errors.
+        The sending thread opens streams and handles errors.
         """
         try:
             if self._step_lock.acquire(blocking=False):
@@ -164,9 +191,9 @@ class Sender:
                 finally:
                     self._step_lock.release()
         finally:
-            with self.changed:
+            with self._changed:
                 if self._session is None or self._find_step() is not None:
-                    self.changed.notify()
+                    self._changed.notify()
 
     # --- the sending thread
 
@@ -178,27 +205,27 @@ class Sender:
                     step = self._current_step()
                     if step is not None:
                         step()
-        self._fail_all(
-            self.fatal_error or ConnectionLost("the producer was closed before the bus answered")
-        )
+        self._fail_all(self._end_error())
         if not self._is_abandoned:
             self._end_session()
 
     def _wait_for_step(self) -> bool:
         """Wait until a step is due. Returns False if the producer has ended."""
-        with self.changed:
-            while self.fatal_error is None and not self._is_abandoned:
-                if self.queue.is_closed and not self._unanswered and self.queue.peek() is None:
+        with self._changed:
+            while self._fatal_error is None and not self._is_abandoned:
+                if self._queue.is_closed and not self._unanswered and self._queue.peek() is None:
                     return False
                 if self._find_step() is not None:
                     return True
-                self.changed.wait()
+                self._changed.wait()
         return False
 
     def _current_step(self) -> Callable[[], None] | None:
         """Return the step that is due. The caller must hold `_step_lock`."""
-        with self.changed:
-            return None if self.fatal_error is not None or self._is_abandoned else self._find_step()
+        with self._changed:
+            return (
+                None if self._fatal_error is not None or self._is_abandoned else self._find_step()
+            )
 
     @contextmanager
     def _fail_on_error(self) -> Iterator[None]:
@@ -207,21 +234,21 @@ class Sender:
         except PolybusError as error:
             self._fail_producer(error)
         except Exception as error:  # a bug of this client: callers must not wait forever
-            log.exception("producer %s failed", self.name)
+            log.exception("producer %s failed", self._name)
             self._fail_producer(PolybusError(f"the producer failed: {error!r}"))
 
     def _find_step(self) -> Callable[[], None] | None:
-        """Return the step that is due. The caller must hold `changed`."""
+        """Return the step that is due. The caller must hold `_changed`."""
         session = self._session
         if session is not None and not session.is_open:
             # A failed send is no fault yet: the reading thread may still get the bus's refusal.
             return self._recover if session.fault is not None else None
         if (upcoming := self._unanswered.first_unsent()) is not None:
             return self._send if self._unanswered.can_send(upcoming) else None
-        first = self.queue.peek()
+        first = self._queue.peek()
         if first is None:
             return None
-        if self._unanswered and self.queue.is_small:
+        if self._unanswered and self._queue.is_small:
             return None  # wait for more messages to merge with
         if session is None or session.accepts(first.topic, first.schema):
             return self._send if self._unanswered.can_send(None) else None
@@ -229,10 +256,10 @@ class Sender:
         return None if self._unanswered else self._end_session
 
     def _send(self) -> None:
-        with self.changed:
+        with self._changed:
             batch = self._unanswered.first_unsent()
-            if batch is None and self.queue.peek() is not None:
-                batch = self.queue.take()
+            if batch is None and self._queue.peek() is not None:
+                batch = self._queue.take()
                 if batch is not None:
                     if not self._unanswered:
                         self._progress_s = time.monotonic()
@@ -245,19 +272,19 @@ class Sender:
             if self._session is None:
                 path = ["produce", batch.topic, *self._path_suffix]
                 session = PutSession(self._connection, path, batch, self._on_answer, self._on_fault)
-                with self.changed:
+                with self._changed:
                     self._session = session
             if not self._session.is_open:
                 return
-            with self.changed:
+            with self._changed:
                 self._unanswered.number(batch)
-            self._session.send(batch, self.name, self.epoch)
+            self._session.send(batch, self._name, self._epoch)
 
     def _end_session(self) -> None:
         session = self._session
         if session is not None:
             session.close()  # answers may still arrive on this session until it is closed
-            with self.changed:
+            with self._changed:
                 self._session = None
 
     # --- recovery
@@ -267,7 +294,7 @@ class Sender:
         fault = self._session.fault
         assert fault is not None
         self._end_session()
-        with self.changed:
+        with self._changed:
             first = self._unanswered[0] if self._unanswered else None
         self._tries += 1
         if isinstance(fault, FATAL):
@@ -276,9 +303,9 @@ class Sender:
             _is_outcome_unknown(fault) and self._tries < MAX_TRIES
         ):
             self._pause(fault)
-            with self.changed:
+            with self._changed:
                 batches = self._unanswered.sent_batches()
-                if self._is_abandoned or self.fatal_error is not None:
+                if self._is_abandoned or self._fatal_error is not None:
                     return
             self._transmit(batches)
         elif first is not None:
@@ -288,7 +315,7 @@ class Sender:
     def _refuse(self, first: ProduceBatch, error: PolybusError) -> None:
         """Void all counters in flight, then fail or split the first batch."""
         is_overtaken = False
-        with self.changed:
+        with self._changed:
             batches = self._unanswered.sent_batches()
         for batch in batches:
             spans = self._void_counter(batch.counter)
@@ -299,13 +326,13 @@ class Sender:
                 is_overtaken = is_overtaken or batch is not first
                 first_id = min(span["first_id"] for span in spans)
                 last_id = max(span["first_id"] + span["count"] - 1 for span in spans)
-                with self.changed:
+                with self._changed:
                     if batch not in self._unanswered:
                         continue
                     self._unanswered.remove(batch)
                 batch.complete(Produced(first_id, last_id, True))
-                self.queue.settle(batch)
-        with self.changed:
+                self._queue.settle(batch)
+        with self._changed:
             if not self._unanswered or self._unanswered[0] is not first:
                 return  # it was stored
             # If a later batch was stored, sending a part of the first again would break the order.
@@ -314,15 +341,15 @@ class Sender:
                 return
             self._unanswered.popleft()
         first.fail(error)
-        self.queue.settle(first)
+        self._queue.settle(first)
 
     def _void_counter(self, counter: int) -> list[dict[str, Any]] | None:
         """Commit nothing with a counter. Returns the spans that were stored with it before.
 
         Retries until the bus answers. Returns None if the producer ends first.
         """
-        stamp = {"producer": self.name, "epoch": self.epoch, "counter": counter}
-        while self.fatal_error is None and not self._is_abandoned:
+        stamp = {"producer": self._name, "epoch": self._epoch, "counter": counter}
+        while self._fatal_error is None and not self._is_abandoned:
             try:
                 done = self._connection.act("stage.publish", {"stages": [], "stamp": stamp})
                 spans: list[dict[str, Any]] = done["spans"]
@@ -341,24 +368,24 @@ class Sender:
             return
         if silent_s > WARN_AFTER_S and not self._has_warned:
             self._has_warned = True
-            log.warning("producer %s is waiting for the bus: %s", self.name, fault)
-        with self.changed:
-            self.changed.wait_for(lambda: self._is_abandoned, next(self._pauses))
+            log.warning("producer %s is waiting for the bus: %s", self._name, fault)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_abandoned, next(self._pauses))
 
     def _fail_producer(self, error: PolybusError) -> None:
-        with self.changed:
-            self.fatal_error = self.fatal_error or error
-            self.changed.notify_all()
-        self.queue.close(error)
+        with self._changed:
+            self._fatal_error = self._fatal_error or error
+            self._changed.notify_all()
+        self._queue.close(error)
 
     def _fail_all(self, error: PolybusError) -> None:
-        self.queue.close(error)
-        with self.changed:
-            batches, never_sent = list(self._unanswered), self.queue.drain()
+        self._queue.close(error)
+        with self._changed:
+            batches, never_sent = list(self._unanswered), self._queue.drain()
             self._unanswered.clear()
         for batch in batches:
             batch.fail(error)
-            self.queue.settle(batch)
+            self._queue.settle(batch)
         for call in never_sent:
             call.future.set_exception(error)
 
@@ -366,22 +393,23 @@ class Sender:
 
     def _on_answer(self, answer: dict[str, Any]) -> None:
         produced = Produced(answer["first_id"], answer["last_id"], answer["duplicate"])
-        with self.changed:
-            if self._is_abandoned or self.fatal_error is not None:
+        with self._changed:
+            if self._is_abandoned or self._fatal_error is not None:
                 return
             batch = self._unanswered.take_answered(answer["counter"])
             self._pauses = self._connection.retry_delays()
             self._progress_s = time.monotonic()
             self._tries, self._has_warned = 0, False
-            has_more = self.queue.peek() or self._unanswered.first_unsent()
-            if has_more or self.queue.is_closed:
-                self.changed.notify()  # a place is free; do not delay it until all futures are done
+            has_more = self._queue.peek() or self._unanswered.first_unsent()
+            if has_more or self._queue.is_closed:
+                # A place is free; do not delay it until all futures are done.
+                self._changed.notify()
         batch.complete(produced)
-        self.queue.settle(batch)
+        self._queue.settle(batch)
 
     def _on_fault(self) -> None:
-        with self.changed:
-            self.changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
 
 def _is_outcome_unknown(error: PolybusError) -> bool:

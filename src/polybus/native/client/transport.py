@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from threading import Event
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from polybus.native.client.group_fetch import FetchPart
     from polybus.native.client.native_options import ClientOptions
-    from polybus.native.client.produce_queue import Produced
+    from polybus.native.client.produce_queue import PendingMessages
     from polybus.native.protocol.answers import ProducerOpened
     from polybus.native.protocol.requests import ReadTicket
 
 T = TypeVar("T")
 
 
-class BusProducer(Protocol):
-    """Stores each batch exactly once, in order. Each call is one atomic batch."""
-
-    name: str
-    epoch: int
+class BatchSender(Protocol):
+    """Delivers the batches of one producer, each exactly once and in order. Thread-safe."""
 
     @property
     def is_closed(self) -> bool: ...
-    def produce(
-        self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
-    ) -> Future[Produced]: ...
-    def produce_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]: ...
-    def flush(self, timeout_s: float | None = None) -> bool: ...
-    def close(self, timeout_s: float | None = None) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
+    def put(self, call: PendingMessages) -> None:
+        """Take the messages of a call and complete its future later. Blocks while it is full."""
+
+    def flush(self, timeout_s: float | None) -> bool:
+        """Wait for the outcome of all calls. Returns False after the timeout."""
+
+    def close(self, timeout_s: float | None) -> bool:
+        """Refuse further calls, then flush.
+
+        Returns whether the producer can be closed on the bus: all calls have an outcome, and
+        the bus has not ended it.
+        """
 
 
 class RowSource(Protocol):
@@ -90,12 +83,5 @@ class Transport(Protocol):
 
     def open_rows(self) -> RowSource: ...
     def open_stage_stream(self, stage: str, topic: str, schema: pa.Schema) -> StageStream: ...
-    def new_producer(
-        self,
-        opened: ProducerOpened,
-        now_ms: Callable[[], int],
-        *,
-        is_named: bool,
-        create: bool,
-    ) -> BusProducer: ...
+    def new_sender(self, opened: ProducerOpened, *, create: bool) -> BatchSender: ...
     def close(self) -> None: ...

@@ -10,27 +10,30 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from threading import Condition, Event, Lock
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from polybus.errors import (
     ConnectionLost,
     Fenced,
     MalformedRequest,
     PolybusError,
-    Stale,
     StoreClosed,
     TooLarge,
-    UnknownProducer,
 )
 from polybus.model.arrow import READ_SCHEMA, batch_of, block_of, read_schema
 from polybus.model.stamp import KEPT_RESULTS, Stamp
 from polybus.native.client.native_options import ClientOptions
-from polybus.native.client.produce_queue import Produced, check_bodies, check_rows, merge_messages
-from polybus.native.protocol.requests import ProducerClose
+from polybus.native.client.produce_queue import (
+    PendingMessages,
+    Produced,
+    ProduceFuture,
+    merge_messages,
+)
+from polybus.native.client.sender import FATAL
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,8 +48,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_IN_FLIGHT = KEPT_RESULTS  # as on the port
-# After these errors the bus accepts no counter of this producer.
-FATAL = (Fenced, UnknownProducer, Stale)
 
 
 class InProcessTransport:
@@ -93,15 +94,8 @@ class InProcessTransport:
     def open_stage_stream(self, stage: str, topic: str, schema: pa.Schema) -> InProcessStageStream:
         return InProcessStageStream(self, stage, topic, schema)
 
-    def new_producer(
-        self,
-        opened: ProducerOpened,
-        now_ms: Callable[[], int],
-        *,
-        is_named: bool,
-        create: bool,
-    ) -> InProcessProducer:
-        return InProcessProducer(self, opened, now_ms, is_named=is_named, create=create)
+    def new_sender(self, opened: ProducerOpened, *, create: bool) -> InProcessSender:
+        return InProcessSender(self, opened, create=create)
 
     def close(self) -> None:
         """End the waits of this client, then release the bus."""
@@ -169,25 +163,17 @@ class InProcessStageStream:
         """Do nothing; there is no connection to close."""
 
 
-class InProcessProducer:
-    """A producer that submits each batch to the port at once. Thread-safe."""
+class InProcessSender:
+    """Submits each batch to the port at once, on the thread of the caller."""
 
     def __init__(
-        self,
-        transport: InProcessTransport,
-        opened: ProducerOpened,
-        now_ms: Callable[[], int],
-        *,
-        is_named: bool,
-        create: bool,
+        self, transport: InProcessTransport, opened: ProducerOpened, *, create: bool
     ) -> None:
-        self.name = opened["producer"]
-        self.epoch = opened["epoch"]
-        self._is_named = is_named
+        self._name = opened["producer"]
+        self._epoch = opened["epoch"]
         self._create = create
         self._bus = transport.bus
         self._caller = transport.caller
-        self._now_ms = now_ms
         self._counter = opened["last_counter"]
         self._streams: dict[str, ProduceStream] = {}
         self._changed = Condition()
@@ -198,78 +184,50 @@ class InProcessProducer:
     def is_closed(self) -> bool:
         return self._closed_by is not None
 
-    def produce(
-        self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
-    ) -> Future[Produced]:
-        """Produce one atomic batch. The future is done when it is on disk; it cannot be cancelled.
-
-        Blocks while `MAX_IN_FLIGHT` batches are in flight.
-        """
-        return self.produce_rows(
-            topic, merge_messages([check_bodies(bodies, keys, self._now_ms())])
-        )
-
-    def produce_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
-        """Produce a batch of the port's schema."""
-        batch = check_rows(rows).batch
-        future: Future[Produced] = Future()
-        future.set_running_or_notify_cancel()
+    def put(self, call: PendingMessages) -> None:
+        """Submit a batch. Blocks while `MAX_IN_FLIGHT` batches are in flight."""
+        call.future.set_running_or_notify_cancel()  # a submitted batch cannot be cancelled
         try:
-            self._store(topic, batch, future)
+            self._store(call.topic, merge_messages([call.messages]), call.future)
         except (Fenced, ConnectionLost):
             raise
         except PolybusError as error:
-            future.set_exception(error)
-        return future
+            call.future.set_exception(error)
 
-    def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait for the outcome of all batches. Returns False after the timeout."""
+    def flush(self, timeout_s: float | None) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: not self._in_flight, timeout_s)
 
-    def close(self, timeout_s: float | None = None) -> None:
-        """Wait for batches in flight, then end the producer."""
+    def close(self, timeout_s: float | None) -> bool:
         if os.getpid() != self._bus.pid:
-            return  # in a child of a fork no thread completes the batches in flight
+            return False  # in a child of a fork no thread completes the batches in flight
         with self._changed:
-            was_closed = self.is_closed
             self._closed_by = self._closed_by or ConnectionLost("the producer is closed")
-        if self.flush(timeout_s) and not was_closed and not self._is_named:
-            # No other client knows the name of an anonymous producer.
-            request = ProducerClose(producer=self.name, epoch=self.epoch)
-            try:
-                self._bus.port.act(self._caller, request.action_name, request.encode())
-            except PolybusError:
-                pass  # the bus expires it later
+        return self.flush(timeout_s) and not isinstance(self._closed_by, FATAL)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _store(self, topic: str, batch: pa.RecordBatch, future: Future[Produced]) -> None:
+    def _store(self, topic: str, batch: pa.RecordBatch, future: ProduceFuture) -> None:
         most = self._bus.limits.max_batch_bytes
         if batch.nbytes > most:
             raise TooLarge(f"batch of {batch.nbytes} bytes exceeds the limit of {most}")
-        block = block_of(batch, self._now_ms())
+        port = self._bus.port
+        block = block_of(batch, port.wall_ns() // 1_000_000)
         with self._changed:
             self._changed.wait_for(lambda: self._closed_by or self._in_flight < MAX_IN_FLIGHT)
             if self._closed_by is not None:
                 raise self._closed_by
             stream = self._streams.get(topic)
             if stream is None:
-                stream = self._bus.port.produce(self._caller, topic, create=self._create)
+                stream = port.produce(self._caller, topic, create=self._create)
                 self._streams[topic] = stream
             # A refused batch leaves a gap, which is why the producer was opened as not dense.
             self._counter += 1
-            stored = stream.produce(block, Stamp(self.name, self.epoch, self._counter))
+            stored = stream.produce(block, Stamp(self._name, self._epoch, self._counter))
             self._in_flight += 1
         # The store's thread must not run callbacks of the program.
         on_stored = partial(self._on_stored, future)
         stored.add_done_callback(lambda done: self._bus.answers.add(partial(on_stored, done)))
 
-    def _on_stored(self, future: Future[Produced], done: Future[CommitResult]) -> None:
+    def _on_stored(self, future: ProduceFuture, done: Future[CommitResult]) -> None:
         try:
             ids = done.result().id_range()
             assert ids is not None  # a batch has at least one message

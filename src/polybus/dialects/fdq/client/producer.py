@@ -30,9 +30,10 @@ from polybus.native import bus_client as buses
 from polybus.native.client.produce_queue import SIMPLE_SCHEMA, ProduceFuture
 
 if TYPE_CHECKING:
+    from polybus import native
     from polybus.dialects.fdq.client.envelope import MessageRequest
     from polybus.native import ClientOptions, Produced
-    from polybus.native.bus_client import BusClient, BusProducer
+    from polybus.native.bus_client import BusClient
 
 Messages: TypeAlias = "Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch"
 
@@ -55,7 +56,7 @@ class ProducerPool:
         self._is_named = name is not None
         self.first = bus.producer(name, create=create)  # has the name
         self._all = [self.first]
-        self._of_topic: dict[str, BusProducer] = {}
+        self._of_topic: dict[str, native.Producer] = {}
 
     def send(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
         """Submit a batch. Only one thread may call this at a time."""
