@@ -155,6 +155,22 @@ def run_in_child(work: object) -> list[str]:
     return lines
 
 
+def test_inherited_producer_raises_in_a_forked_child(url: str) -> None:
+    with open_bus(url) as bus, bus.producer() as producer:
+        producer.produce("t", [b"x"]).result(10)
+
+        def child() -> list[str]:
+            try:
+                producer.produce("t", [b"y"])
+            except StoreClosed as error:
+                return [str(error)]
+            return ["no error"]
+
+        (line,) = run_in_child(child)
+        assert f"process {os.getpid()}" in line
+        assert bodies(bus, "t") == [b"x"]
+
+
 def test_inherited_client_raises_in_a_forked_child(url: str) -> None:
     owner = os.getpid()
     with open_bus(url) as bus, open_bus("memory:") as memory:

@@ -172,6 +172,7 @@ class InProcessSender:
         self._name = opened["producer"]
         self._epoch = opened["epoch"]
         self._create = create
+        self._transport = transport
         self._bus = transport.bus
         self._caller = transport.caller
         self._counter = opened["last_counter"]
@@ -186,6 +187,8 @@ class InProcessSender:
 
     def put(self, call: PendingMessages) -> None:
         """Submit a batch. Blocks while `MAX_IN_FLIGHT` batches are in flight."""
+        # In a child of a fork no thread would complete the future.
+        self._transport.check_open()
         call.future.set_running_or_notify_cancel()  # a submitted batch cannot be cancelled
         try:
             self._store(call.topic, merge_messages([call.messages]), call.future)
