@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.client.consumer import Consumer
     from polybus.dialects.fdq.client.envelope import Envelope
     from polybus.dialects.fdq.client.producer import Producer
-    from polybus.native import Produced
-    from polybus.native import bus_client as buses
+    from polybus.native import Client, Produced
     from polybus.native.protocol.answers import TopicBounds
 
 EXIT_CODES = """\b
@@ -278,7 +277,7 @@ def _read_lag(url: str, topic: str, group: str) -> int:
         client.close()
 
 
-def _find_id(client: buses.BusClient, topic: str, text: str, bounds: TopicBounds) -> int:
+def _find_id(client: Client, topic: str, text: str, bounds: TopicBounds) -> int:
     position = start_position.parse_start(text)
     if isinstance(position, int):
         return position

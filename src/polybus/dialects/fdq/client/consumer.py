@@ -44,8 +44,7 @@ from polybus.native import bus_client as buses
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq.client.handler_run import HandlerRun
-    from polybus.native import ClientOptions
-    from polybus.native.bus_client import BusClient
+    from polybus.native import Client, ClientOptions
 
 log = logging.getLogger("polybus.fdq")
 
@@ -115,7 +114,7 @@ def _is_integer(value: object) -> bool:
 class GroupSubscription:
     """One `consume` call: its threads, from their start to their end."""
 
-    def __init__(self, bus: BusClient, options: ConsumeOptions, on_end: Callable[[], None]) -> None:
+    def __init__(self, bus: Client, options: ConsumeOptions, on_end: Callable[[], None]) -> None:
         self.error: BaseException | None = None
         self.ended = Event()
         self._on_end = on_end

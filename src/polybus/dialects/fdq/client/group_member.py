@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from polybus.dialects.fdq.client.consumer import ConsumeOptions
-    from polybus.native.bus_client import BusClient
+    from polybus.native import Client
 
 T = TypeVar("T")
 log = logging.getLogger("polybus.fdq")
@@ -50,7 +50,7 @@ class GroupMember:
 
     def __init__(
         self,
-        bus: BusClient,
+        bus: Client,
         options: ConsumeOptions,
         on_lost: Callable[[], None],
         clock: Callable[[], float],

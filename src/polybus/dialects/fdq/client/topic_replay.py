@@ -22,7 +22,7 @@ from polybus.native import bus_client as buses
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.native import ClientOptions
+    from polybus.native import Client, ClientOptions, Reading
 
 MAX_POSITION = 2**63 - 1
 NS_PER_US = 1000
@@ -128,8 +128,8 @@ class TopicReplay(Generic[T]):
 
     def __init__(
         self,
-        bus: buses.BusClient,
-        reader: buses.RowReader,
+        bus: Client,
+        reader: Reading,
         topic: dict[str, Any],
         as_batches: bool,
     ) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.client.envelope import Envelope
     from polybus.dialects.fdq.client.group_member import GroupMember
     from polybus.dialects.fdq.client.handler_run import MessageRun
-    from polybus.native.bus_client import BusClient
+    from polybus.native import Client
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class Transaction:
 class TransactionCommitter:
     """Commits the transactions of one subscription."""
 
-    def __init__(self, bus: BusClient, member: GroupMember) -> None:
+    def __init__(self, bus: Client, member: GroupMember) -> None:
         self._bus = bus
         self._member = member
 
