@@ -268,10 +268,11 @@ class MessagePrinter:
 
 def _read_lag(url: str, topic: str, group: str) -> int:
     from polybus.native import bus_client as buses
+    from polybus.native.protocol.requests import GroupGet
 
     client = buses.connect(url)
     try:
-        shards = client.act("group.info", topic=topic, group=group)["shards"]
+        shards = client.call(GroupGet(topic=topic, group=group))["shards"]
         return sum(shard["lag"] for shard in shards)
     finally:
         client.close()

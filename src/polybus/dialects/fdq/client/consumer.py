@@ -41,6 +41,7 @@ from polybus.dialects.fdq.client.transaction import TransactionCommitter
 from polybus.errors import Expired, UsageError
 from polybus.model import topic_name
 from polybus.native import bus_client as buses
+from polybus.native.protocol.requests import GroupHeartbeat
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq.client.handler_run import HandlerRun
@@ -239,7 +240,7 @@ class GroupSubscription:
             if run.shard.is_held:
                 running.setdefault(str(run.shard.number), []).extend(run.offsets)
         limited = {shard: offsets[:MAX_RUNNING] for shard, offsets in running.items()}
-        response = self._member.act("group.heartbeat", running=limited)
+        response = self._member.call(GroupHeartbeat, running=limited)
         self._fetcher.release_shards(response["release"])
 
     def _ack_loop(self) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from polybus.native import Client, ClientOptions, Reading
+    from polybus.native.protocol.answers import TopicInfo
 
 MAX_POSITION = 2**63 - 1
 NS_PER_US = 1000
@@ -109,13 +110,13 @@ def replay(
     bus = buses.connect(url, options)
     try:
         if start_ns is not None:
-            first = bus.act("find", topic=topic, timestamp_ns=start_ns)["position"]
+            first = bus.find(topic, start_ns)
         if end_ns is not None:
-            last = bus.act("find", topic=topic, timestamp_ns=end_ns)["position"]
+            last = bus.find(topic, end_ns)
         # Without `wait_s` the end is fixed now, or a busy topic would never end.
         if last is None and not wait_s:
-            last = bus.act("bounds", topic=topic)["next_id"]
-        info = bus.act("topic.info", topic=topic)
+            last = bus.bounds(topic)["next_id"]
+        info = bus.topic(topic)
         reader = bus.read(topic, start=first, end=last, wait_s=wait_s)
         return TopicReplay(bus, reader, info, batch)
     except BaseException:
@@ -130,7 +131,7 @@ class TopicReplay(Generic[T]):
         self,
         bus: Client,
         reader: Reading,
-        topic: dict[str, Any],
+        topic: TopicInfo,
         as_batches: bool,
     ) -> None:
         self._bus = bus

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.client.group_member import GroupMember
     from polybus.dialects.fdq.client.handler_run import MessageRun
     from polybus.native import Client
+    from polybus.native.protocol.answers import Committed
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ class TransactionCommitter:
         self._bus = bus
         self._member = member
 
-    def commit(self, run: MessageRun, outputs: list[TransactionOutput]) -> dict[str, Any]:
+    def commit(self, run: MessageRun, outputs: list[TransactionOutput]) -> Committed:
         """Commit outputs and ack.
 
         Raises `Stale` if the run has ended or was given up, `Fenced` if its shard belongs to
