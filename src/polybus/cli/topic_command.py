@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,7 +21,6 @@ Pattern = Annotated[
     str,
     typer.Argument(metavar="[PATTERN]", help="Only topics that match; * matches any characters."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 BEFORE = (
     "Remove messages before this position (exclusive): latest (all messages), @TIME, or"
     " SHARD:OFFSET (repeatable)."
@@ -86,16 +83,16 @@ def info(topic: Topic, as_json: flags.Json = False, bus: Bus = None) -> None:
         print_table(("", topic), list((rows | found["settings"]).items()))
 
 
-def rm(topic: Topic, yes: Yes = False, bus: Bus = None) -> None:
+def rm(topic: Topic, yes: flags.Yes = False, bus: Bus = None) -> None:
     with connect_once(bus) as client:
-        _confirm(yes, lambda: f"Remove {topic} and its {_count(client, topic)} messages?")
+        flags.confirm(yes, lambda: f"Remove {topic} and its {_count(client, topic)} messages?")
         client.drop_topic(topic)
 
 
 def trim(
     topic: Topic,
     before: Annotated[list[str], typer.Argument(metavar="BEFORE...", help=BEFORE)],
-    yes: Yes = False,
+    yes: flags.Yes = False,
     bus: Bus = None,
 ) -> None:
     offsets = _offsets(before)
@@ -103,7 +100,7 @@ def trim(
         if offsets is None:
             offsets = _resolved(client, topic, before[0])
         had = _count(client, topic)
-        _confirm(yes, lambda: f"Remove messages of {topic}? It has {had}")
+        flags.confirm(yes, lambda: f"Remove messages of {topic}? It has {had}")
         client.trim(topic, offsets)
         print(f"{had - _count(client, topic)} messages removed")
 
@@ -115,12 +112,6 @@ def _row(one: dict[str, Any], columns: tuple[str, ...]) -> list[Any]:
 def _count(client: Client, topic: str) -> int:
     found = client.topic_stats(topic)["all"]
     return int(found["inserted"] - found["trimmed"])
-
-
-def _confirm(yes: bool, question: Callable[[], str]) -> None:
-    """Ask for confirmation, on a terminal only. Raises Abort if the answer is no."""
-    if not yes and sys.stdin is not None and sys.stdin.isatty():
-        typer.confirm(question(), abort=True, err=True)
 
 
 def _offsets(before: list[str]) -> dict[int, int] | None:

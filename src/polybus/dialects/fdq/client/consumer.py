@@ -28,7 +28,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Condition, Event, Lock, Thread
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from polybus.dialects.fdq.client import fork_guard
@@ -394,12 +393,7 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
