@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.client.consumer import Consumer
     from polybus.dialects.fdq.client.envelope import Envelope
     from polybus.dialects.fdq.client.producer import Producer
-    from polybus.native import Client, Produced
-    from polybus.native.protocol.answers import TopicBounds
+    from polybus.native import Produced
 
 EXIT_CODES = """\b
 Exit codes:
@@ -182,9 +181,9 @@ def replay(
     client = buses.connect(url, options)
     try:
         bounds = client.bounds(topic)
-        first = _find_id(client, topic, start, bounds)
+        first = start_position.find_id(client, topic, start, bounds)
         if end is not None:
-            bounds["next_id"] = _find_id(client, topic, end, bounds)
+            bounds["next_id"] = start_position.find_id(client, topic, end, bounds)
         last = None if follow and end is None else bounds["next_id"]
         wait_s = math.inf if follow else 0.0
         reader = client.read(topic, start=first, end=last, max_rows=count, wait_s=wait_s)
@@ -276,12 +275,3 @@ def _read_lag(url: str, topic: str, group: str) -> int:
         return sum(shard["lag"] for shard in shards)
     finally:
         client.close()
-
-
-def _find_id(client: Client, topic: str, text: str, bounds: TopicBounds) -> int:
-    position = start_position.parse_start(text)
-    if isinstance(position, int):
-        return position
-    if position.startswith("@"):
-        return client.find(topic, start_position.parse_time_ns(text))
-    return int(bounds["first_id"] if position == start_position.EARLIEST else bounds["next_id"])
