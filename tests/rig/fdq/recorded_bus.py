@@ -1,8 +1,8 @@
 """A bus client that records fetches, acks and transactions in a journal.
 
-It is put where clients look for their bus (`fdq.bus.connect`), so they are the real ones,
-and know nothing of it. Each try is an operation: if the bus dies before it
-responds, the try is unknown, and the next one may be a duplicate.
+It replaces the client that `native.bus_client.connect` returns, so the FDQ clients above it are
+the real ones. Each try is an operation: if the bus dies before it responds, the try is unknown,
+and the next one may be a duplicate.
 """
 
 from __future__ import annotations
