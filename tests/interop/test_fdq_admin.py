@@ -8,35 +8,20 @@ import pty
 import signal
 import subprocess
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from polybus.cli import main
 from polybus.testing.bus_process import POLYBUS
 from tests.rig.native_bus import NativeBus
 
 PATIENCE_S = 60
-Call = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
 def bus() -> Iterator[NativeBus]:
     with NativeBus() as running:
         yield running
-
-
-@pytest.fixture
-def polybus(bus, monkeypatch, capsys) -> Call:
-    monkeypatch.setenv("POLYBUS_URL", bus.url)
-
-    def call(*args: str, code: int = 0) -> str:
-        assert main.run(args) == code
-        out, err = capsys.readouterr()
-        assert err == "" if code == 0 else err.startswith("polybus: ")
-        return out if code == 0 else err
-
-    return call
 
 
 @pytest.fixture

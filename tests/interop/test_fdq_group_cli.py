@@ -6,13 +6,12 @@ import json
 import os
 import pty
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from polybus import fdq
-from polybus.cli import main
 from polybus.errors import Fenced
 from polybus.native import Client
 from polybus.testing.bus_process import POLYBUS
@@ -20,7 +19,6 @@ from tests.rig.native_bus import NativeBus
 from tests.rig.observer import until
 
 PATIENCE_S = 60
-Call = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +31,6 @@ def bus() -> Iterator[NativeBus]:
 def client(bus) -> Iterator[Client]:
     with bus.client() as opened:
         yield opened
-
-
-@pytest.fixture
-def polybus(bus, monkeypatch, capsys) -> Call:
-    monkeypatch.setenv("POLYBUS_URL", bus.url)
-
-    def call(*args: str, code: int = 0) -> str:
-        assert main.run(args) == code, capsys.readouterr()
-        out, err = capsys.readouterr()
-        assert err == "" if code == 0 else err.startswith("polybus: ")
-        return out if code == 0 else err
-
-    return call
 
 
 @pytest.fixture

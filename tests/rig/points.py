@@ -62,7 +62,7 @@ SPARK = Points(
                 "        return self.__dict__\n\n",
             ),
             before(
-                '    try:\n        client.act("stage.publish", stages=stages, **stamped)\n',
+                "    try:\n        client.call(request)\n",
                 "publishing",
             ),
             (

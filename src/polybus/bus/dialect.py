@@ -75,7 +75,7 @@ class RunBlocking(Protocol):
 
 
 class RunOnLoop(Protocol):
-    """Runs a function on the loop for another thread, and returns its result."""
+    """Runs a function on the loop for another thread. Returns its result or raises its error."""
 
     def __call__(self, function: Callable[..., T], /, *args: Any) -> T: ...
 

@@ -38,40 +38,19 @@ def check(file: File = None, config: flags.Config = None) -> None:
 
 
 def show(file: File = None, config: flags.Config = None, as_json: flags.Json = False) -> None:
-    loaded = _with_folder(load(file or config, os.environ))
+    loaded = load(file or config, os.environ)
+    # The default data folder depends on the user and the environment.
+    data = loaded.settings.data or data_folder(os.environ, os.getuid())
+    loaded = replace(loaded, settings=replace(loaded.settings, data=data))
     _warn(loaded)
     if as_json:
-        print(json.dumps(_tree(loaded), indent=2))
-    else:
-        _print_rows(loaded)
-
-
-def _with_folder(loaded: LoadedSettings) -> LoadedSettings:
-    """Fill in the default data folder, which depends on the user and the environment."""
-    data = loaded.settings.data or data_folder(os.environ, os.getuid())
-    return replace(loaded, settings=replace(loaded.settings, data=data))
-
-
-def _warn(loaded: LoadedSettings) -> None:
-    for warning in loaded.warnings:
-        print(f"polybus: warning: {warning}", file=sys.stderr)
-
-
-def _tree(loaded: LoadedSettings) -> dict[str, Any]:
-    return {
-        key.dotted: {"value": _plain(value), "source": source}
-        for key, value, source in loaded.rows()
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path | Rule) else value
-
-
-def _print_rows(loaded: LoadedSettings) -> None:
-    """Print TOML that can be pasted into a file, with the source as a comment."""
+        settings = {
+            key.dotted: {"value": _plain(value), "source": source}
+            for key, value, source in loaded.rows()
+        }
+        print(json.dumps(settings, indent=2))
+        return
+    # TOML that can be pasted into a file, with the source as a comment.
     section = ""
     for key, value, source in loaded.rows():
         if key.section != section:
@@ -79,6 +58,17 @@ def _print_rows(loaded: LoadedSettings) -> None:
             print(f"\n[{section}]")
         unset = "" if value is not None else "# "
         print(f"{f'{unset}{key.name} = {_toml(value)}':<48} # {source}")
+
+
+def _warn(loaded: LoadedSettings) -> None:
+    for warning in loaded.warnings:
+        print(f"polybus: warning: {warning}", file=sys.stderr)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path | Rule) else value
 
 
 def _toml(value: Any) -> str:

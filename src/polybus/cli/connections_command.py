@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 import typer
 
@@ -42,14 +40,14 @@ def connections(as_json: flags.Json = False, admin: flags.Admin = None) -> None:
     elif not answer:
         print("no connections")
     elif sys.stdout.isatty():
-        print_table(list(SHORT), [_short(one) for one in answer])
+        rows = [
+            [
+                round_count(connection[field]) if field in ROUNDED else connection.get(field, "")
+                for field in SHORT.values()
+            ]
+            for connection in answer
+        ]
+        print_table(list(SHORT), rows)
     else:
         columns = list(dict.fromkeys(name for one in answer for name in one))
         print_table(columns, [[one.get(name, "") for name in columns] for one in answer])
-
-
-def _short(one: Mapping[str, Any]) -> list[Any]:
-    return [
-        round_count(one[field]) if field in ROUNDED else one.get(field, "")
-        for field in SHORT.values()
-    ]

@@ -44,15 +44,18 @@ def report_error(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
-        return _on_broken_pipe()
-    if _wants_traceback():
+        # `polybus stats | head -1`: Python flushes stdout at exit and must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNEXPECTED
+    wants_traceback = bool(os.environ.get("POLYBUS_DEBUG"))
+    if wants_traceback:
         traceback.print_exception(error)
     if isinstance(error, errors.PolybusError):
         return _line(str(error), exit_code(error))
     message = getattr(error, "format_message", None)  # Typer's errors about the command line
     if message is not None:
         return _line(message(), USAGE)
-    hint = "" if _wants_traceback() else " (set POLYBUS_DEBUG=1 for a traceback)"
+    hint = "" if wants_traceback else " (set POLYBUS_DEBUG=1 for a traceback)"
     return _line(f"unexpected {type(error).__name__}: {error}{hint}", UNEXPECTED)
 
 
@@ -69,13 +72,3 @@ def _line(text: str, code: int) -> int:
     except OSError:
         pass  # stderr is closed; the exit code still reports the error
     return code
-
-
-def _wants_traceback() -> bool:
-    return bool(os.environ.get("POLYBUS_DEBUG"))
-
-
-def _on_broken_pipe() -> int:
-    """Handle a closed pipe (`polybus stats | head -1`) without a traceback at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return UNEXPECTED

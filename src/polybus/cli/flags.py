@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +34,7 @@ Admin = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 # --- flags of commands that print or publish messages
 
@@ -65,3 +68,9 @@ KeySeparator = Annotated[
     typer.Option("--key-sep", metavar="TEXT", help="Split each line at TEXT into key and message."),
 ]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Do not print a summary.")]
+
+
+def confirm(yes: bool, question: Callable[[], str]) -> None:
+    """Ask for confirmation, on a terminal only. Raises Abort if the answer is no."""
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
+        typer.confirm(question(), abort=True, err=True)

@@ -12,7 +12,6 @@ commands: 2 usage, 3 no bus, 4 refused (no such group, or it has live consumers)
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Group = Annotated[str, typer.Argument(metavar="GROUP")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Proceed even if the group has live consumers.")
 ]
@@ -76,9 +74,11 @@ def info(topic: Topic, group: Group, as_json: flags.Json = False, bus: Bus = Non
         _show(found)
 
 
-def rm(topic: Topic, group: Group, force: Force = False, yes: Yes = False, bus: Bus = None) -> None:
+def rm(
+    topic: Topic, group: Group, force: Force = False, yes: flags.Yes = False, bus: Bus = None
+) -> None:
     with open_bus_or_store(bus) as client:
-        _confirm(yes, f"Remove group {group} of {topic} and its positions?")
+        flags.confirm(yes, lambda: f"Remove group {group} of {topic} and its positions?")
         with _hint_force():
             client.call(GroupRemove(topic=topic, group=group, force=force))
 
@@ -90,12 +90,12 @@ def reset(
         str, typer.Option("--to", metavar="PLACE", help=f"New position: {start_position.FORMS}.")
     ],
     force: Force = False,
-    yes: Yes = False,
+    yes: flags.Yes = False,
     bus: Bus = None,
 ) -> None:
     place = _place(to)
     with open_bus_or_store(bus) as client:
-        _confirm(yes, f"Move group {group} of {topic} to {to}?")
+        flags.confirm(yes, lambda: f"Move group {group} of {topic} to {to}?")
         with _hint_force():
             client.call(GroupReset(topic=topic, group=group, to=place, force=force))
         print(f"{_info(client, topic, group)['lag']} messages to read")
@@ -134,9 +134,3 @@ def _show(found: dict[str, Any]) -> None:
 
 def _list(shards: list[int]) -> str:
     return ", ".join(map(str, shards)) or "-"
-
-
-def _confirm(yes: bool, question: str) -> None:
-    """Ask for confirmation, on a terminal only. Raises Abort if the answer is no."""
-    if not yes and sys.stdin is not None and sys.stdin.isatty():
-        typer.confirm(question, abort=True, err=True)

@@ -24,9 +24,19 @@ SHORT = {
 def show_groups(groups: Iterable[Mapping[str, Any]], *, by_shard: bool) -> None:
     rows = []
     for group in groups:
-        rows.append(_group_row(group))
-        if by_shard:
-            rows += [_shard_row(one) for one in group["shards"]]
+        latency = group["ack_latency"]
+        rows.append(
+            {
+                "group": group["group"],
+                "members": len(group["members"]),
+                **_counts(group),
+                "ack p50 ms": _shown(quantile_ms(latency, 0.5)),
+                "ack p99 ms": _shown(quantile_ms(latency, 0.99)),
+            }
+        )
+        for shard in group["shards"] if by_shard else ():
+            owner = shard["owner"] or "-"
+            rows.append({"group": f"  shard {shard['shard']}", "members": owner, **_counts(shard)})
     print_fields(COLUMNS, SHORT, rows)
 
 
@@ -41,24 +51,10 @@ def quantile_ms(histogram: Mapping[str, int], share: float) -> float | None:
     return None
 
 
-def _group_row(group: Mapping[str, Any]) -> dict[str, Any]:
-    latency = group["ack_latency"]
-    return {
-        "group": group["group"],
-        "members": len(group["members"]),
-        **_counts(group),
-        "ack p50 ms": _shown(quantile_ms(latency, 0.5)),
-        "ack p99 ms": _shown(quantile_ms(latency, 0.99)),
-    }
-
-
-def _shard_row(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {"group": f"  shard {one['shard']}", "members": one["owner"] or "-", **_counts(one)}
-
-
-def _counts(one: Mapping[str, Any]) -> dict[str, Any]:
-    counts = {key: one[key] for key in ("lag", "acked", "emitted", "redelivered")}
-    return {**counts, "lag s": one["lag_s"], "dead": one["dead_lettered"]}
+def _counts(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts that a group and each of its shards have."""
+    counts = {key: progress[key] for key in ("lag", "acked", "emitted", "redelivered")}
+    return {**counts, "lag s": progress["lag_s"], "dead": progress["dead_lettered"]}
 
 
 def _shown(bound_ms: float | None) -> str:

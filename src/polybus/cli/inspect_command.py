@@ -132,19 +132,15 @@ def _data(
 def _print_line(path: str, value: Any, body_bytes: int, as_json: bool) -> None:
     is_message = isinstance(value, dict) and "body" in value
     if as_json:
-        content = _object(value) if is_message else value
+        from polybus.cli.row_format import row_to_json
+
+        content = row_to_json(value) if is_message else value
         print(json.dumps({"path": path, "value": content}))
     elif is_message:
         print(f"{escape_control(path)} -> {_body(value['body'], body_bytes)}")
     else:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         print(f"{escape_control(path)} -> {escape_control(text)}")
-
-
-def _object(message: dict[str, Any]) -> dict[str, Any]:
-    from polybus.cli.row_format import row_to_json
-
-    return row_to_json(message)
 
 
 def _body(body: bytes, most: int) -> str:

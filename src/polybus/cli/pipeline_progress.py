@@ -14,49 +14,52 @@ from polybus.cli.text_table import print_table, round_count
 if TYPE_CHECKING:
     from polybus.spark.pipelines import Progress, Summary
 
-Tell = Callable[["Progress"], None]
+OnProgress = Callable[["Progress"], None]
 
 
 @contextmanager
-def show_pipeline(verb: str) -> Iterator[Tell]:
+def show_pipeline(verb: str) -> Iterator[OnProgress]:
     """Show progress on stderr: a bar on a terminal, else a line every few seconds."""
     if sys.stderr is not None and sys.stderr.isatty():
-        with _bar(verb) as tell:
-            yield tell
+        with _bar(verb) as on_progress:
+            yield on_progress
     else:
         yield _lines(verb)
 
 
 @contextmanager
-def _bar(verb: str) -> Iterator[Tell]:
+def _bar(verb: str) -> Iterator[OnProgress]:
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as Bars
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
-    said = TextColumn("{task.fields[said]}")
-    with Bars(*columns, said, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(verb, total=None, said="Spark starts")
+    status = TextColumn("{task.fields[status]}")
+    with Bars(*columns, status, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(verb, total=None, status="Spark starts")
 
-        def tell(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             total = None if progress.lag is None else progress.rows + progress.lag
             bars.update(
-                task, completed=progress.rows, total=total, said=format_pipeline_progress(progress)
+                task,
+                completed=progress.rows,
+                total=total,
+                status=format_pipeline_progress(progress),
             )
 
-        yield tell
+        yield on_progress
 
 
-def _lines(verb: str, clock: Callable[[], float] = time.monotonic) -> Tell:
-    said_s = clock()
+def _lines(verb: str, clock: Callable[[], float] = time.monotonic) -> OnProgress:
+    printed_s = clock()
 
-    def tell(progress: Progress) -> None:
-        nonlocal said_s
-        if clock() - said_s >= LINE_EVERY_S:
-            said_s = clock()
+    def on_progress(progress: Progress) -> None:
+        nonlocal printed_s
+        if clock() - printed_s >= LINE_EVERY_S:
+            printed_s = clock()
             print(f"{verb}: {format_pipeline_progress(progress)}", file=sys.stderr, flush=True)
 
-    return tell
+    return on_progress
 
 
 def format_pipeline_progress(progress: Progress) -> str:
@@ -69,8 +72,8 @@ def print_summary(verb: str, summary: Summary) -> None:
         print_table(*summary.table)
         print()
     facts = {"rows": summary.rows, **summary.facts, "seconds": round(summary.seconds, 1)}
-    print_table((verb, ""), [(what, _listed(fact)) for what, fact in facts.items()])
-
-
-def _listed(fact: object) -> object:
-    return ", ".join(map(str, fact)) if isinstance(fact, list | tuple) else fact
+    rows = [
+        (name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else value)
+        for name, value in facts.items()
+    ]
+    print_table((verb, ""), rows)

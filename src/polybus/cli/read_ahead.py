@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from queue import Queue
 from threading import Event, Thread
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
@@ -36,12 +35,7 @@ class ReadAhead:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._left.set()
         self._reading.cancel()
         while not self._queue.empty():

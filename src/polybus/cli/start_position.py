@@ -8,16 +8,16 @@ from polybus.model.start_point import EARLIEST, FORMS, LATEST, parse_start, pars
 
 if TYPE_CHECKING:
     from polybus.native import Client
+    from polybus.native.protocol.answers import TopicBounds
 
-__all__ = ["EARLIEST", "FORMS", "LATEST", "first_id", "parse_start", "parse_time_ns"]
+__all__ = ["EARLIEST", "FORMS", "LATEST", "find_id", "parse_start", "parse_time_ns"]
 
 
-def first_id(client: Client, topic: str, text: str) -> int:
-    """Return the id of the first message to read."""
-    place = parse_start(text)
-    if isinstance(place, int):
-        return place
-    if place.startswith("@"):
+def find_id(client: Client, topic: str, text: str, bounds: TopicBounds) -> int:
+    """Return the id of a position in a topic that has these bounds."""
+    position = parse_start(text)
+    if isinstance(position, int):
+        return position
+    if position.startswith("@"):
         return client.find(topic, parse_time_ns(text))
-    bounds = client.bounds(topic)
-    return int(bounds["first_id"] if place == EARLIEST else bounds["next_id"])
+    return bounds["first_id"] if position == EARLIEST else bounds["next_id"]

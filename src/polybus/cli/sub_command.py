@@ -42,63 +42,46 @@ def sub(
     as_json: JsonLines = False,
     bus: Bus = None,
 ) -> None:
-    shape = row_format.choose_formatter(topic, form, as_objects=as_json)
+    format_batch = row_format.choose_formatter(topic, form, as_objects=as_json)
     start_position.parse_start(start)
     with connect_waiting(bus, connect_timeout_s=math.inf) as client:
-        first = start_position.first_id(client, topic, start)
         bounds = client.bounds(topic)
+        first = start_position.find_id(client, topic, start, bounds)
         end = bounds["next_id"] if stop else None
         reading = client.read(
             topic, start=first, end=end, max_rows=count, wait_s=0.0 if stop else math.inf
         )
-        print_batches(reading, shape, first, bounds, count)
+        print_batches(reading, format_batch, first, bounds, count)
 
 
 def print_batches(
     reading: CancellableReader,
-    shape: row_format.RowFormatter,
+    format_batch: row_format.RowFormatter,
     first: int,
     bounds: TopicBounds,
     count: int,
 ) -> None:
     """Print the messages to stdout and the progress to stderr."""
-    size = sum(shard["bytes"] for shard in bounds["shards"])
-    with _progress(size, _estimate(first, bounds, count)) as show:
-        _copy(reading, shape, show)
-
-
-def _estimate(first: int, bounds: TopicBounds, count: int) -> tuple[int, int]:
-    """Return the expected number of messages, and the number that the topic has."""
-    existing = bounds["next_id"] - bounds["first_id"]
-    expected = max(0, bounds["next_id"] - max(first, bounds["first_id"]))
-    return min(count or expected, expected), existing
-
-
-@contextmanager
-def _progress(size: int, wanted: tuple[int, int]) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar unless stdout is a terminal. Bytes are estimated by the average size."""
-    expected, existing = wanted
-    if not expected or sys.stdout.isatty() or sys.stderr is None or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with show_progress("reading") as show:
-        total = size * expected // max(existing, 1)
-        yield lambda done: show(total * min(done, expected) // expected, total)
-
-
-def _copy(
-    reading: CancellableReader, shape: row_format.RowFormatter, show: Callable[[int], None]
-) -> None:
     from polybus.cli.read_ahead import ReadAhead
 
     done = 0
-    with ReadAhead(reading) as batches:
+    with _progress(first, bounds, count) as show, ReadAhead(reading) as batches:
         for batch in batches:
-            _write(shape(batch))
+            sys.stdout.buffer.write(format_batch(batch))
+            sys.stdout.buffer.flush()
             done += batch.num_rows
             show(done)
 
 
-def _write(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+@contextmanager
+def _progress(first: int, bounds: TopicBounds, count: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar unless stdout is a terminal. Bytes are estimated by the average size."""
+    expected = max(0, bounds["next_id"] - max(first, bounds["first_id"]))
+    expected = min(count or expected, expected)
+    if not expected or sys.stdout.isatty() or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    existing = max(1, bounds["next_id"] - bounds["first_id"])
+    total = sum(shard["bytes"] for shard in bounds["shards"]) * expected // existing
+    with show_progress("reading") as show:
+        yield lambda done: show(total * min(done, expected) // expected, total)

@@ -23,15 +23,11 @@ def print_fields(
     `short` maps headings to columns; a missing value is printed as an empty cell.
     """
     if sys.stdout.isatty():
-        print_table(
-            list(short), [[_rounded(row.get(name, "")) for name in short.values()] for row in rows]
-        )
+        cells = [[row.get(name, "") for name in short.values()] for row in rows]
+        rounded = [[round_count(v) if isinstance(v, int) else v for v in row] for row in cells]
+        print_table(list(short), rounded)
     else:
         print_table(columns, [[row.get(name, "") for name in columns] for row in rows])
-
-
-def _rounded(value: Any) -> Any:
-    return round_count(value) if isinstance(value, int) else value
 
 
 def round_count(count: int) -> str:
@@ -51,6 +47,7 @@ def escape_control(value: Any) -> str:
 
 
 def _draw(columns: Sequence[str], cells: list[list[str]]) -> None:
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -62,16 +59,9 @@ def _draw(columns: Sequence[str], cells: list[list[str]]) -> None:
         table.add_row(*map(Text, row))
     console = Console()
     # A truncated number would be a wrong number, so the terminal wraps the line instead.
-    console.width = max(console.width, _width(columns, cells))
+    full = zip(columns, *cells, strict=True)
+    console.width = max(console.width, sum(max(map(cell_len, column)) + 2 for column in full))
     console.print(table)
-
-
-def _width(columns: Sequence[str], cells: list[list[str]]) -> int:
-    """Return the width of all columns at full length, with padding."""
-    from rich.cells import cell_len
-
-    rows = [list(columns), *cells]
-    return sum(max(map(cell_len, column)) + 2 for column in zip(*rows, strict=True))
 
 
 def _print(columns: Sequence[str], cells: list[list[str]]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +21,6 @@ Pattern = Annotated[
     str,
     typer.Argument(metavar="[PATTERN]", help="Only topics that match; * matches any characters."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 BEFORE = (
     "Remove messages before this position (exclusive): latest (all messages), @TIME, or"
     " SHARD:OFFSET (repeatable)."
@@ -73,54 +70,51 @@ def ls(pattern: Pattern = "*", as_json: flags.Json = False, bus: Bus = None) -> 
         print(json.dumps(topics, indent=2))
     else:
         columns = ("topic", "shards", "creator", "keep", "max_bytes")
-        print_table(columns, [_row(one | one["settings"], columns) for one in topics])
+        rows = [topic | topic["settings"] for topic in topics]
+        print_table(columns, [[row[name] for name in columns] for row in rows])
 
 
 def info(topic: Topic, as_json: flags.Json = False, bus: Bus = None) -> None:
     with connect_once(bus) as client:
-        found = client.topic(topic)
+        description = client.topic(topic)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(description, indent=2))
     else:
-        rows = {name: value for name, value in found.items() if name != "settings"}
-        print_table(("", topic), list((rows | found["settings"]).items()))
+        rows = {name: value for name, value in description.items() if name != "settings"}
+        print_table(("", topic), list((rows | description["settings"]).items()))
 
 
-def rm(topic: Topic, yes: Yes = False, bus: Bus = None) -> None:
+def rm(topic: Topic, yes: flags.Yes = False, bus: Bus = None) -> None:
     with connect_once(bus) as client:
-        _confirm(yes, lambda: f"Remove {topic} and its {_count(client, topic)} messages?")
+        flags.confirm(yes, lambda: f"Remove {topic} and its {_count(client, topic)} messages?")
         client.drop_topic(topic)
 
 
 def trim(
     topic: Topic,
     before: Annotated[list[str], typer.Argument(metavar="BEFORE...", help=BEFORE)],
-    yes: Yes = False,
+    yes: flags.Yes = False,
     bus: Bus = None,
 ) -> None:
     offsets = _offsets(before)
     with connect_once(bus) as client:
         if offsets is None:
-            offsets = _resolved(client, topic, before[0])
+            shards = client.bounds(topic)["shards"]
+            if before[0] == start_position.LATEST:
+                offsets = {shard["shard"]: shard["end"] for shard in shards}
+            else:
+                time_ns = start_position.parse_time_ns(before[0])
+                numbers = [shard["shard"] for shard in shards]
+                offsets = {number: client.find(topic, time_ns, number) for number in numbers}
         had = _count(client, topic)
-        _confirm(yes, lambda: f"Remove messages of {topic}? It has {had}")
+        flags.confirm(yes, lambda: f"Remove messages of {topic}? It has {had}")
         client.trim(topic, offsets)
         print(f"{had - _count(client, topic)} messages removed")
 
 
-def _row(one: dict[str, Any], columns: tuple[str, ...]) -> list[Any]:
-    return [one[name] for name in columns]
-
-
 def _count(client: Client, topic: str) -> int:
-    found = client.topic_stats(topic)["all"]
-    return int(found["inserted"] - found["trimmed"])
-
-
-def _confirm(yes: bool, question: Callable[[], str]) -> None:
-    """Ask for confirmation, on a terminal only. Raises Abort if the answer is no."""
-    if not yes and sys.stdin is not None and sys.stdin.isatty():
-        typer.confirm(question(), abort=True, err=True)
+    counts = client.topic_stats(topic)["all"]
+    return counts["inserted"] - counts["trimmed"]
 
 
 def _offsets(before: list[str]) -> dict[int, int] | None:
@@ -131,18 +125,10 @@ def _offsets(before: list[str]) -> dict[int, int] | None:
     if len(before) == 1 and (before[0] == start_position.LATEST or before[0].startswith("@")):
         start_position.parse_start(before[0])
         return None
-    found = {}
+    offsets = {}
     for text in before:
         shard, _, offset = text.partition(":")
-        if not all(one.isascii() and one.isdigit() for one in (shard, offset)):
+        if not all(part.isascii() and part.isdigit() for part in (shard, offset)):
             raise UsageError(f"BEFORE must be latest, @TIME or SHARD:OFFSET, got {text!r}")
-        found[int(shard)] = int(offset)
-    return found
-
-
-def _resolved(client: Client, topic: str, text: str) -> dict[int, int]:
-    shards = client.bounds(topic)["shards"]
-    if text == start_position.LATEST:
-        return {one["shard"]: one["end"] for one in shards}
-    moment_ns = start_position.parse_time_ns(text)
-    return {one["shard"]: client.find(topic, moment_ns, one["shard"]) for one in shards}
+        offsets[int(shard)] = int(offset)
+    return offsets

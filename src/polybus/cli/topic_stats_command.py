@@ -14,7 +14,7 @@ import json
 import math
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -61,25 +61,27 @@ def stats(
     as_json: flags.Json = False,
     bus: Bus = None,
 ) -> None:
-    every_s = _every(watch, seconds)
-    if every_s is None:
-        with open_bus_or_store(bus) as client:
-            _print_stats(_stats(client, pattern), as_json)
-    else:
+    if watch:
+        every_s = WATCH_S if seconds is None else seconds
+        if not LEAST_S <= every_s < math.inf:
+            raise UsageError(f"SECONDS must be a number >= {LEAST_S:g}, got {seconds:g}")
         with open_bus_or_store(bus, connect_timeout_s=math.inf) as client:
             _watch(client, pattern, every_s, as_lines=as_json or not sys.stdout.isatty())
-
-
-def _every(watch: bool, seconds: float | None) -> float | None:
-    """Return the interval of --watch, or None without --watch. Raises UsageError."""
-    if not watch:
-        if seconds is not None:
-            raise UsageError("SECONDS needs --watch: polybus topic stats TOPIC --watch 5")
-        return None
-    every_s = WATCH_S if seconds is None else seconds
-    if not LEAST_S <= every_s < math.inf:
-        raise UsageError(f"SECONDS must be a number >= {LEAST_S:g}, got {seconds:g}")
-    return every_s
+    if seconds is not None:
+        raise UsageError("SECONDS needs --watch: polybus topic stats TOPIC --watch 5")
+    with open_bus_or_store(bus) as client:
+        topics = _stats(client, pattern)
+    if as_json:
+        print(json.dumps(topics, indent=2))
+    elif len(topics) == 1:
+        shards = [
+            {"topic": f"  shard {shard['shard']}", **_counts(shard)}
+            for shard in topics[0]["shards"]
+        ]
+        print_fields(COLUMNS, SHORT, [_row(topics[0]), *shards])
+        _show_readers(topics[0], by_shard=True)
+    else:
+        print_fields(COLUMNS, SHORT, [_row(topic) for topic in topics])
 
 
 def _stats(client: Client, pattern: str) -> list[TopicStats]:
@@ -94,18 +96,8 @@ def _stats(client: Client, pattern: str) -> list[TopicStats]:
     return found
 
 
-def _print_stats(found: list[TopicStats], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(found, indent=2))
-    elif len(found) == 1:
-        shards = [_shard_row(shard) for shard in found[0]["shards"]]
-        print_fields(COLUMNS, SHORT, [_row(found[0]), *shards])
-        _show_readers(found[0], by_shard=True)
-    else:
-        print_fields(COLUMNS, SHORT, [_row(one) for one in found])
-
-
-def _watch(client: Client, pattern: str, every_s: float, *, as_lines: bool) -> None:
+def _watch(client: Client, pattern: str, every_s: float, *, as_lines: bool) -> NoReturn:
+    """Print or draw rounds until the command is interrupted."""
     before: dict[str, dict[str, int]] = {}
     before_s = time.monotonic()
     while True:
@@ -152,10 +144,6 @@ def _show_readers(one: TopicStats, *, by_shard: bool) -> None:
 
 def _row(one: TopicStats) -> dict[str, Any]:
     return {"topic": one["topic"], "shards": len(one["shards"]), **_counts(one["all"])}
-
-
-def _shard_row(one: dict[str, int]) -> dict[str, Any]:
-    return {"topic": f"  shard {one['shard']}", **_counts(one)}
 
 
 def _counts(one: dict[str, int]) -> dict[str, Any]:

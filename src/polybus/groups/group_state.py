@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from threading import Lock, RLock
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from polybus.errors import (
@@ -137,12 +136,7 @@ class GroupUpdate:
             shard.lock.acquire()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for shard in self.shards:
             shard.lock.release()
 

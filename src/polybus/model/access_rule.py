@@ -90,7 +90,14 @@ class Rule:
         """Make a rule of its four words. Raises InvalidRule."""
         if effect not in (ALLOW, DENY):
             raise InvalidRule(f"a rule starts with {ALLOW} or {DENY}, not {_short(effect)}")
-        return cls(effect, Principal.parse(who), _verbs(verbs), _pattern(pattern))
+        principal, given = Principal.parse(who), [word.strip() for word in verbs.split(",")]
+        for word in given:
+            if word not in VERBS:
+                raise InvalidRule(f"unknown verb {_short(word)}: the verbs are {', '.join(VERBS)}")
+        _check_text(pattern, "the pattern", MAX_NAME_BYTES)
+        if "," in pattern:
+            raise InvalidRule(f"pattern {_short(pattern)} contains ',', which no topic's name does")
+        return cls(effect, principal, tuple(verb for verb in VERBS if verb in given), pattern)
 
     @property
     def is_exact(self) -> bool:
@@ -100,21 +107,6 @@ class Rule:
     def __str__(self) -> str:
         words = (self.effect, str(self.who), ",".join(self.verbs), self.pattern)
         return " ".join(map(_quoted, words))
-
-
-def _verbs(text: str) -> tuple[str, ...]:
-    given = [word.strip() for word in text.split(",")]
-    for word in given:
-        if word not in VERBS:
-            raise InvalidRule(f"unknown verb {_short(word)}: the verbs are {', '.join(VERBS)}")
-    return tuple(verb for verb in VERBS if verb in given)
-
-
-def _pattern(text: str) -> str:
-    _check_text(text, "the pattern", MAX_NAME_BYTES)
-    if "," in text:
-        raise InvalidRule(f"pattern {_short(text)} contains ',', which no topic's name does")
-    return text
 
 
 def _check_text(text: str, what: str, max_bytes: int) -> None:

@@ -120,27 +120,19 @@ def _host_and_port(text: str, rest: str) -> tuple[str, int]:
         host, bracket, port = place[1:].partition("]")
         if not bracket or (port and not port.startswith(":")):
             raise AddressError(f"address {text!r} has an unfinished [IPv6] host")
-        return _checked_ipv6(text, host), _port(text, port[1:])
+        if not isinstance(_ip(host), IPv6Address):
+            raise AddressError(f"address {text!r}: {host!r} is not an IPv6 address")
+        return host, _port(text, port[1:])
     host, _, port = place.partition(":")
     if ":" in port:
         raise AddressError(f"address {text!r}: an IPv6 host is written in brackets, as in [::1]")
-    return _checked_host(text, host), _port(text, port)
-
-
-def _checked_ipv6(text: str, host: str) -> str:
-    if not isinstance(_ip(host), IPv6Address):
-        raise AddressError(f"address {text!r}: {host!r} is not an IPv6 address")
-    return host
-
-
-def _checked_host(text: str, host: str) -> str:
     if not host:
         raise AddressError(f"address {text!r} has no host")
     if host == "*":
         raise AddressError(f"address {text!r}: for all interfaces write 0.0.0.0 or [::], not '*'")
     if not _HOST_NAME.fullmatch(host):
         raise AddressError(f"address {text!r} has an impossible host {host!r}")
-    return host
+    return host, _port(text, port)
 
 
 def _port(text: str, port: str) -> int:

@@ -152,9 +152,10 @@ class BatchErrorTranslator:
 
 def check_schema(schema: pa.Schema) -> None:
     """Check that batches of this schema can become blocks. Raises MalformedRequest."""
+    known = ", ".join(PRODUCE_SCHEMA.names)
     for name in schema.names:
         if name not in PRODUCE_SCHEMA.names:
-            raise MalformedRequest(f"{name}: no such column; there are {_known()}")
+            raise MalformedRequest(f"{name}: no such column; there are {known}")
         if schema.names.count(name) > 1:
             raise MalformedRequest(f"{name}: there are several columns of this name")
         expected, given = PRODUCE_SCHEMA.field(name).type, schema.field(name).type
@@ -163,10 +164,6 @@ def check_schema(schema: pa.Schema) -> None:
     for name in REQUIRED:
         if name not in schema.names:
             raise MalformedRequest(f"{name}: the column is missing")
-
-
-def _known() -> str:
-    return ", ".join(PRODUCE_SCHEMA.names)
 
 
 def _is_type(given: pa.DataType, expected: pa.DataType) -> bool:

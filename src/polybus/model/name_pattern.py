@@ -31,9 +31,6 @@ class Pattern:
             return False
         if not name.startswith(self.prefix) or not name.endswith(self.suffix):
             return False
-        return self._finds_inner(name)
-
-    def _finds_inner(self, name: bytes) -> bool:
         at, end = len(self.prefix), len(name) - len(self.suffix)
         for piece in self._inner:
             found = name.find(piece, at, end)

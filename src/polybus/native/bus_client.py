@@ -6,17 +6,14 @@ Clients call `connect` of this module at run time, so that tests can replace it.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from polybus.store.engine_registry import is_store_url
 
 if TYPE_CHECKING:
-    from polybus.native import Client, ClientOptions, Reading
+    from polybus.native import Client, ClientOptions
 
-__all__ = ["BusClient", "RowReader", "connect", "is_in_process"]
-
-BusClient: TypeAlias = "Client"
-RowReader: TypeAlias = "Reading"
+__all__ = ["connect", "is_in_process"]
 
 
 def connect(url: str | None = None, options: ClientOptions | None = None) -> Client:

@@ -25,7 +25,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Protocol, Self
 
 from polybus.model.address import Address
@@ -171,12 +170,7 @@ class BusProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             error.add_note(f"log of the bus (pid {self.pid}):\n{self.log()[-4000:]}")
         self.close()

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from polybus import fdq
 from polybus.errors import PolybusError
-from polybus.native.inprocess import InProcessClient, open_bus
+from polybus.native import Client
+from polybus.native.inprocess import open_bus
 
 ONE, MANY = ("one-a", "one-b"), ("many-a", "many-b")
 TOPICS = ONE + MANY
@@ -63,7 +64,7 @@ class World:
 
     def __init__(self, url: str, stack: ExitStack) -> None:
         self.url = url
-        self.bus: InProcessClient = stack.enter_context(open_bus(url))
+        self.bus: Client = stack.enter_context(open_bus(url))
         self._stack = stack
         self._producers: dict[str, list[fdq.Producer]] = {}
         for topic in TOPICS:

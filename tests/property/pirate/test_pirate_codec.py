@@ -98,7 +98,7 @@ def test_short_requests_are_malformed(frames, size):
     st.integers(0, 2**64 - 1),
 )
 def test_requests_round_trip(op, client, epoch, counter, topic, body, last):
-    plain = codec.Request(op, client, epoch, 0 if op == codec.GET else counter, topic)
+    plain = codec.ClientRequest(op, client, epoch, 0 if op == codec.GET else counter, topic)
     own = {codec.PUT: {"body": body}, codec.GET: {"last": last}}.get(op, {})
     request = plain._replace(**own)
     found = codec.parse_request([b"envelope", b"", *codec.encode_request(request)], 2)
@@ -107,7 +107,7 @@ def test_requests_round_trip(op, client, epoch, counter, topic, body, last):
     assert codec.encode_request(request) == by_hand(request)
 
 
-def by_hand(request: codec.Request) -> wire.Frames:
+def by_hand(request: codec.ClientRequest) -> wire.Frames:
     _, client, epoch, counter, topic, body, last = request
     if request.op == codec.GET:
         return wire.get(client, epoch, topic, last)

@@ -1,14 +1,14 @@
 """A bus client that records fetches, acks and transactions in a journal.
 
-It is put where clients look for their bus (`fdq.bus.connect`), so they are the real ones,
-and know nothing of it. Each try is an operation: if the bus dies before it
-responds, the try is unknown, and the next one may be a duplicate.
+It replaces the client that `native.bus_client.connect` returns, so the FDQ clients above it are
+the real ones. Each try is an operation: if the bus dies before it responds, the try is unknown,
+and the next one may be a duplicate.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from polybus.errors import NotConnected, PolybusError, Unavailable
 from tests.rig.fdq.history import ACK, ASSIGNED, COMMIT, DUPLICATE, FAILED, OK, RUNNING, UNSENT
@@ -16,6 +16,7 @@ from tests.rig.fdq.journal import UNKNOWN, Journal
 
 if TYPE_CHECKING:
     from polybus.native import Client
+    from polybus.native.protocol.fields import A, Request
 
 
 class RecordedBus:
@@ -36,7 +37,10 @@ class RecordedBus:
                 self._epochs[one["shard"]] = one["epoch"]
             yield answer, rows
 
-    def act(self, name: str, **request: Any) -> dict[str, Any]:
+    def call(self, request: Request[A]) -> A:
+        return cast("A", self._call(request.action_name, request.encode()))
+
+    def _call(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         if name in ("group.ack", "group.leave"):
             return self._tries(name, request, ACK, {"shards": _acked(request["shards"])})
         if name == "group.commit":
@@ -49,12 +53,11 @@ class RecordedBus:
         self, name: str, request: dict[str, Any], kind: str, fields: dict[str, Any]
     ) -> dict[str, Any]:
         connection = self._client._connection
-        given = {key: value for key, value in request.items() if value is not None}
 
         def once() -> dict[str, Any]:
             number = self._journal.begin(kind, **fields)
             try:
-                answer = connection.act_once(name, given)
+                answer = connection.act_once(name, request)
             except NotConnected:
                 self._journal.end(number, UNSENT)
                 raise

@@ -15,7 +15,8 @@ from polybus import errors, fdq
 from polybus.dialects.fdq.client import fork_guard
 from polybus.dialects.fdq.client.producer import MAX_PRODUCERS
 from polybus.dialects.fdq.limits import MAX_MESSAGE_BYTES
-from polybus.native.inprocess import InProcessClient, open_bus
+from polybus.native import Client
+from polybus.native.inprocess import open_bus
 from tests.rig.observer import until
 
 PATIENCE_S = 30
@@ -28,7 +29,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def bus(url: str) -> Iterator[InProcessClient]:
+def bus(url: str) -> Iterator[Client]:
     with open_bus(url) as opened:
         yield opened
 
@@ -40,7 +41,7 @@ def messages(url: str, topic: str = "t") -> list[bytes]:
 # --- single messages
 
 
-def test_message_is_readable_when_produce_returns(bus: InProcessClient, url: str) -> None:
+def test_message_is_readable_when_produce_returns(bus: Client, url: str) -> None:
     with fdq.Producer(url) as producer:
         produced = producer.produce("t", "customer-7", b"hello")
         (envelope,) = fdq.replay(url, "t")
@@ -51,7 +52,7 @@ def test_message_is_readable_when_produce_returns(bus: InProcessClient, url: str
     assert 0 <= envelope.timestamp_ns // 1_000_000 - envelope.insertion_time < 60_000
 
 
-def test_none_is_no_key_and_an_empty_string_is_a_key(bus: InProcessClient, url: str) -> None:
+def test_none_is_no_key_and_an_empty_string_is_a_key(bus: Client, url: str) -> None:
     with fdq.Producer(url) as producer:
         for key in (None, "", None):
             producer.produce("t", key, b"x")
@@ -60,7 +61,7 @@ def test_none_is_no_key_and_an_empty_string_is_a_key(bus: InProcessClient, url: 
     assert found[0] != found[2], "those without a key take turns"
 
 
-def test_headers_arrive(bus: InProcessClient, url: str) -> None:
+def test_headers_arrive(bus: Client, url: str) -> None:
     with fdq.Producer(url) as producer:
         producer.produce("t", "k", b"1")
         producer.produce("t", "k", b"2", {"source": b"shell", "é": b"\xff"})
@@ -71,7 +72,7 @@ def test_headers_arrive(bus: InProcessClient, url: str) -> None:
     assert found == [{}, {"source": b"shell", "é": b"\xff"}, {}, {"a": b""}, {}]
 
 
-def test_produce_without_waiting_keeps_the_order_per_key(bus: InProcessClient, url: str) -> None:
+def test_produce_without_waiting_keeps_the_order_per_key(bus: Client, url: str) -> None:
     with fdq.Producer(url) as producer:
         futures = [producer.produce_nowait("t", f"key-{n % 7}", b"%d" % n) for n in range(3000)]
         assert all(isinstance(one, Future) for one in futures)
@@ -86,7 +87,7 @@ def test_produce_without_waiting_keeps_the_order_per_key(bus: InProcessClient, u
         assert mine == list(range(key, 3000, 7))
 
 
-def test_produce_without_wait_returns_a_future(bus: InProcessClient, url: str) -> None:
+def test_produce_without_wait_returns_a_future(bus: Client, url: str) -> None:
     with fdq.Producer(url) as producer:
         single: Any = producer.produce("t", "k", b"1", wait=False)
         batch: Any = producer.produce_batch("t", [("k", b"2")], wait=False)
@@ -95,7 +96,7 @@ def test_produce_without_wait_returns_a_future(bus: InProcessClient, url: str) -
         assert batch.result(PATIENCE_S).first_id == 2
 
 
-def test_pending_messages_precede_a_waiting_produce(bus: InProcessClient, url: str) -> None:
+def test_pending_messages_precede_a_waiting_produce(bus: Client, url: str) -> None:
     with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
         for n in range(9):
             if n % 3 == 0:
@@ -107,7 +108,7 @@ def test_pending_messages_precede_a_waiting_produce(bus: InProcessClient, url: s
         assert messages(url) == [b"%d" % n for n in range(9)]
 
 
-def test_named_producer_is_fenced_for_every_topic(bus: InProcessClient, url: str) -> None:
+def test_named_producer_is_fenced_for_every_topic(bus: Client, url: str) -> None:
     """All its topics use the one producer of the bus that has the name."""
     topics = ("t", "u", "v")
     with fdq.Producer(url, "importer") as older:
@@ -123,7 +124,7 @@ def test_named_producer_is_fenced_for_every_topic(bus: InProcessClient, url: str
         assert messages(url, topic) == [b"older", b"newer"]
 
 
-def test_many_topics_share_a_few_streams(bus: InProcessClient, url: str) -> None:
+def test_many_topics_share_a_few_streams(bus: Client, url: str) -> None:
     with fdq.Producer(url) as producer:
         for n in range(60):
             producer.produce_nowait(f"topic-{n % 20}", "k", b"%d" % n)
@@ -134,7 +135,7 @@ def test_many_topics_share_a_few_streams(bus: InProcessClient, url: str) -> None
             assert messages(url, f"topic-{topic}") == expected
 
 
-def test_many_threads_share_a_producer(bus: InProcessClient, url: str) -> None:
+def test_many_threads_share_a_producer(bus: Client, url: str) -> None:
     with fdq.Producer(url) as producer, ThreadPoolExecutor(8) as pool:
 
         def work(number: int) -> None:
@@ -151,7 +152,7 @@ def test_many_threads_share_a_producer(bus: InProcessClient, url: str) -> None:
 # --- batches
 
 
-def test_batch_is_atomic_over_all_shards(bus: InProcessClient, url: str) -> None:
+def test_batch_is_atomic_over_all_shards(bus: Client, url: str) -> None:
     with fdq.Producer(url) as producer:
         produced = producer.produce_batch(
             "t", (fdq.MessageRequest(f"k{n}", b"%d" % n) for n in range(100))
@@ -163,7 +164,7 @@ def test_batch_is_atomic_over_all_shards(bus: InProcessClient, url: str) -> None
     assert [one.shard for one in found] == sorted(one.shard for one in found)
 
 
-def test_batch_with_an_invalid_message_is_refused(bus: InProcessClient, url: str) -> None:
+def test_batch_with_an_invalid_message_is_refused(bus: Client, url: str) -> None:
     good = [("k", b"fine")] * 3
     with fdq.Producer(url) as producer:
         producer.produce("t", "k", b"before")
@@ -180,7 +181,7 @@ def test_batch_with_an_invalid_message_is_refused(bus: InProcessClient, url: str
         assert messages(url) == [b"before"]
 
 
-def test_batch_over_the_topic_quota_is_refused(bus: InProcessClient, url: str) -> None:
+def test_batch_over_the_topic_quota_is_refused(bus: Client, url: str) -> None:
     bus.act("topic.create", topic="t", settings={"max_bytes": 20_000})
     with fdq.Producer(url) as producer:
         with pytest.raises(errors.LimitReached):
@@ -189,7 +190,7 @@ def test_batch_over_the_topic_quota_is_refused(bus: InProcessClient, url: str) -
         assert messages(url) == [b"small"]
 
 
-def test_arrow_batches(bus: InProcessClient, url: str) -> None:
+def test_arrow_batches(bus: Client, url: str) -> None:
     rows = pa.RecordBatch.from_pydict(
         {"shard_key": pa.array(["a", None]), "body": pa.array([b"x", b"y"])}
     )
@@ -201,7 +202,7 @@ def test_arrow_batches(bus: InProcessClient, url: str) -> None:
 
 
 @pytest.mark.parametrize("nothing", [[], (), iter(())])
-def test_an_empty_batch_is_refused(bus: InProcessClient, url: str, nothing: Any) -> None:
+def test_an_empty_batch_is_refused(bus: Client, url: str, nothing: Any) -> None:
     with fdq.Producer(url) as producer:
         with pytest.raises(errors.MalformedRequest, match="empty batch"):
             producer.produce_batch("t", nothing)
@@ -209,7 +210,7 @@ def test_an_empty_batch_is_refused(bus: InProcessClient, url: str, nothing: Any)
 
 
 @pytest.mark.parametrize("mistake", [b"bytes", "text", {"k": b"x"}])
-def test_invalid_batches_are_refused(bus: InProcessClient, url: str, mistake: Any) -> None:
+def test_invalid_batches_are_refused(bus: Client, url: str, mistake: Any) -> None:
     with fdq.Producer(url) as producer, pytest.raises(errors.MalformedRequest):
         producer.produce_batch("t", mistake)
 
@@ -230,7 +231,7 @@ def test_invalid_batches_are_refused(bus: InProcessClient, url: str, mistake: An
 )
 @pytest.mark.parametrize("wait", [True, False])
 def test_invalid_message_fails_only_its_caller(
-    bus: InProcessClient, url: str, key: Any, message: Any, kind: type[Exception], wait: bool
+    bus: Client, url: str, key: Any, message: Any, kind: type[Exception], wait: bool
 ) -> None:
     with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
         others = [producer.produce_nowait("t", "k", b"%d" % n) for n in range(2)]
@@ -279,13 +280,13 @@ def test_unreachable_bus_fails_to_connect() -> None:
 # --- topics
 
 
-def test_missing_topics_are_created_with_sixteen_shards(bus: InProcessClient, url: str) -> None:
+def test_missing_topics_are_created_with_sixteen_shards(bus: Client, url: str) -> None:
     with fdq.Producer(url) as producer:
         producer.produce("new", "k", b"x")
     assert bus.act("topic.info", topic="new")["shards"] == 16
 
 
-def test_missing_topics_are_not_created_without_create(bus: InProcessClient, url: str) -> None:
+def test_missing_topics_are_not_created_without_create(bus: Client, url: str) -> None:
     bus.act("topic.create", topic="there", shards=2)
     with fdq.Producer(url, create=False) as producer:
         producer.produce("there", "k", b"x")
@@ -307,7 +308,7 @@ def test_missing_topics_are_not_created_without_create(bus: InProcessClient, url
 # --- names and close
 
 
-def test_a_newer_one_of_the_same_name_fences_the_older(bus: InProcessClient, url: str) -> None:
+def test_a_newer_one_of_the_same_name_fences_the_older(bus: Client, url: str) -> None:
     older = fdq.Producer(url, "importer")
     older.produce("t", "k", b"1")
     newer = fdq.Producer(url, "importer")
@@ -333,7 +334,7 @@ def test_named_producer_continues_its_sequence(url: str) -> None:
             producer.produce("t", "k", b"%d" % n)
 
 
-def test_unnamed_producers_are_independent(bus: InProcessClient, url: str) -> None:
+def test_unnamed_producers_are_independent(bus: Client, url: str) -> None:
     with fdq.Producer(url) as one, fdq.Producer(url) as other:
         assert one.name != other.name
         one.produce("t", "k", b"1")
@@ -342,7 +343,7 @@ def test_unnamed_producers_are_independent(bus: InProcessClient, url: str) -> No
     assert messages(url) == [b"1", b"2", b"3"]
 
 
-def test_close_sends_pending_messages(bus: InProcessClient, url: str) -> None:
+def test_close_sends_pending_messages(bus: Client, url: str) -> None:
     producer = fdq.Producer(url, linger_s=PATIENCE_S)
     futures = [producer.produce_nowait("t", "k", b"%d" % n) for n in range(10)]
     producer.close()
@@ -357,7 +358,7 @@ def test_close_sends_pending_messages(bus: InProcessClient, url: str) -> None:
             call()
 
 
-def test_failing_program_still_sends_pending_messages(bus: InProcessClient, url: str) -> None:
+def test_failing_program_still_sends_pending_messages(bus: Client, url: str) -> None:
     def program() -> None:
         with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
             producer.produce_nowait("t", "k", b"x")
@@ -369,7 +370,7 @@ def test_failing_program_still_sends_pending_messages(bus: InProcessClient, url:
 
 
 def test_use_in_a_forked_child_is_refused(
-    bus: InProcessClient, url: str, monkeypatch: pytest.MonkeyPatch
+    bus: Client, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with fdq.Producer(url) as producer:
         producer.produce("t", "k", b"x")
@@ -399,7 +400,7 @@ def test_fork_guard_knows_the_child_process() -> None:
     os.close(write)
 
 
-def test_callback_may_produce(bus: InProcessClient, url: str) -> None:
+def test_callback_may_produce(bus: Client, url: str) -> None:
     """A callback may produce, but must not wait for the result."""
     with fdq.Producer(url) as producer:
         first = producer.produce_nowait("t", "k", b"1")

@@ -14,7 +14,8 @@ import pytest
 
 from polybus import errors, fdq
 from polybus.dialects.fdq.client.topic_replay import shard_indexes, to_nanoseconds
-from polybus.native.inprocess import InProcessClient, open_bus
+from polybus.native import Client
+from polybus.native.inprocess import open_bus
 from tests.rig.native_bus import count_waits
 from tests.rig.observer import until
 
@@ -202,7 +203,7 @@ def test_shard_indexes_restart_with_each_generation() -> None:
 
 
 @pytest.fixture
-def bus(url: str) -> Iterator[InProcessClient]:
+def bus(url: str) -> Iterator[Client]:
     with open_bus(url) as opened:
         yield opened
 
@@ -214,12 +215,12 @@ def test_stats(history: str) -> None:
         fdq.stats(history, "nowhere")
 
 
-def low(bus: InProcessClient) -> dict[int, int]:
+def low(bus: Client) -> dict[int, int]:
     info = bus.act("group.info", topic="t", group="default")
     return {one["shard"]: one["low"] for one in info["shards"]}
 
 
-def test_reset_moves_a_group(url: str, bus: InProcessClient) -> None:
+def test_reset_moves_a_group(url: str, bus: Client) -> None:
     joined = bus.act("group.join", topic="t", consumer="c")
     with pytest.raises(errors.Refused):
         fdq.reset(url, "t", to="latest")

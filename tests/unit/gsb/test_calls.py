@@ -195,6 +195,16 @@ def test_id_of_an_open_call_is_refused_and_the_open_call_continues(bus, pair):
     assert service.called().data == b""
 
 
+def test_id_in_use_is_refused_before_a_bad_address(bus, pair):
+    service, caller = pair
+    caller.call("greeter", "1")
+    service.called()
+    caller.call("no//address", "1")
+    assert caller.failure() == ("1", 409)
+    caller.call("no//address", "2")
+    assert caller.failure() == ("2", 400)
+
+
 def test_two_callers_may_use_the_same_id(bus, pair):
     service, caller = pair
     other = MemoryPeer(bus)

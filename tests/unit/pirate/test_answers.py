@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.codec import Request
+from polybus.dialects.pirate.codec import ClientRequest
 from polybus.errors import (
     BadFrame,
     Denied,
@@ -28,8 +28,8 @@ class Puppet:
     """A server that answers HELLO, and all else as the test says."""
 
     def __init__(self) -> None:
-        self.answer: Callable[[Request], Frames | None] = lambda _: None
-        self.asked: list[Request] = []
+        self.answer: Callable[[ClientRequest], Frames | None] = lambda _: None
+        self.asked: list[ClientRequest] = []
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
@@ -51,7 +51,7 @@ class Puppet:
     def _answered(self, frames: Frames) -> None:
         place = frames.index(b"")
         request = codec.parse_request(frames, place + 1)
-        assert isinstance(request, Request)
+        assert isinstance(request, ClientRequest)
         if request.op == codec.HELLO:
             reply: Frames | None = codec.encode_ok(1, 0)
         else:

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.codec import EmptyReply, ErrorReply, MessageReply, OkReply, Request
+from polybus.dialects.pirate.codec import (
+    ClientRequest,
+    EmptyReply,
+    ErrorReply,
+    MessageReply,
+    OkReply,
+)
 from polybus.errors import BadFrame
 from tests.vectors import pirate as vectors
 
@@ -21,7 +27,7 @@ NAMES = st.sampled_from(["t", "a.b/c", "größe", "x" * 255])
 @pytest.mark.parametrize("vector", vectors.REQUESTS, ids=str)
 def test_requests_match_the_vectors(vector):
     found = codec.parse_request(vector.frames)
-    assert isinstance(found, Request)
+    assert isinstance(found, ClientRequest)
     value = vector.value
     body = bytes.fromhex(value["body"])
     assert (found.op.decode(), found.client) == (value["op"], vectors.CLIENT)
@@ -62,8 +68,10 @@ def test_replies_match_the_vectors(vector):
         assert codec.encode_error(*rest) == vector.frames
 
 
-def put(*body: bytes) -> Request | ErrorReply:
-    return codec.parse_request(codec.encode_request(Request(codec.PUT, b"c", 1, 1, "t", body)))
+def put(*body: bytes) -> ClientRequest | ErrorReply:
+    return codec.parse_request(
+        codec.encode_request(ClientRequest(codec.PUT, b"c", 1, 1, "t", body))
+    )
 
 
 def test_malformed_wins_over_too_large():
@@ -71,10 +79,10 @@ def test_malformed_wins_over_too_large():
         found = put(*body)
         assert isinstance(found, ErrorReply)
         assert found.code == codec.TOO_LARGE
-        malformed = codec.encode_request(Request(codec.PUT, b"c", 1, 0, "t", body))
+        malformed = codec.encode_request(ClientRequest(codec.PUT, b"c", 1, 0, "t", body))
         assert codec.parse_request(malformed).code == codec.MALFORMED  # type: ignore[union-attr]
     for body in ([bytes(MIB)] * 64, [b""] * 4096):
-        assert isinstance(put(*body), Request)
+        assert isinstance(put(*body), ClientRequest)
 
 
 def test_body_is_split_into_full_frames():
@@ -104,8 +112,8 @@ def test_envelope_ends_at_the_first_empty_frame(frames, place):
 @given(st.lists(st.binary(max_size=12), max_size=10))
 def test_any_frames_are_parsed_or_refused(frames):
     found = codec.parse_request(frames)
-    assert isinstance(found, Request | ErrorReply)
-    if isinstance(found, Request) and found.op != codec.GET:
+    assert isinstance(found, ClientRequest | ErrorReply)
+    if isinstance(found, ClientRequest) and found.op != codec.GET:
         assert codec.encode_request(found) == frames
 
 
@@ -126,7 +134,7 @@ def test_any_frames_are_a_reply_or_bad_frame(frames):
     st.lists(st.binary(max_size=40), min_size=1, max_size=5),
 )
 def test_encoded_requests_and_replies_decode_to_themselves(op, client, epoch, counter, topic, body):
-    request = Request(op, client, epoch, counter, topic, body if op == codec.PUT else [])
+    request = ClientRequest(op, client, epoch, counter, topic, body if op == codec.PUT else [])
     found = codec.parse_request(codec.encode_request(request))
-    assert isinstance(found, Request)
+    assert isinstance(found, ClientRequest)
     assert found._replace(body=list(found.body)) == request

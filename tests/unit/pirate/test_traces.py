@@ -6,7 +6,7 @@ import pytest
 
 from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.client.journal_state import Outcome
-from polybus.dialects.pirate.codec import OkReply, Request
+from polybus.dialects.pirate.codec import ClientRequest, OkReply
 from polybus.errors import OutcomeUnknown
 from tests.unit.pirate.conftest import losing
 
@@ -14,7 +14,7 @@ from tests.unit.pirate.conftest import losing
 def requests(gate, op):
     """Those of a kind, as they came by."""
     parsed = [codec.parse_request(frames) for frames in gate.requests]
-    return [one for one in parsed if isinstance(one, Request) and one.op == op]
+    return [one for one in parsed if isinstance(one, ClientRequest) and one.op == op]
 
 
 def sent(gate, op, client):

@@ -9,23 +9,24 @@ import pytest
 
 from polybus.durable import query_progress
 from polybus.errors import DoesNotExist, MalformedRequest
-from polybus.native.inprocess import InProcessClient, open_bus
+from polybus.native import Client
+from polybus.native.inprocess import open_bus
 
 
 @pytest.fixture
-def bus() -> Iterator[InProcessClient]:
+def bus() -> Iterator[Client]:
     with open_bus("memory:") as bus:
         bus.act("topic.create", topic="t", shards=2)
         bus.producer().produce("t", [b"%d" % n for n in range(10)]).result()
         yield bus
 
 
-def told(bus: InProcessClient) -> list[dict[str, Any]]:
+def told(bus: Client) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = bus.act("topic.stats", topic="t")["queries"]
     return found
 
 
-def report(bus: InProcessClient, query: str, offsets: dict[str, int], **more: str) -> None:
+def report(bus: Client, query: str, offsets: dict[str, int], **more: str) -> None:
     bus.act("query.progress", topic="t", query=query, offsets=offsets, **more)
 
 

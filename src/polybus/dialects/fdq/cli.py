@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.client.envelope import Envelope
     from polybus.dialects.fdq.client.producer import Producer
     from polybus.native import Produced
-    from polybus.native import bus_client as buses
-    from polybus.native.protocol.answers import TopicBounds
 
 EXIT_CODES = """\b
 Exit codes:
@@ -183,9 +181,9 @@ def replay(
     client = buses.connect(url, options)
     try:
         bounds = client.bounds(topic)
-        first = _find_id(client, topic, start, bounds)
+        first = start_position.find_id(client, topic, start, bounds)
         if end is not None:
-            bounds["next_id"] = _find_id(client, topic, end, bounds)
+            bounds["next_id"] = start_position.find_id(client, topic, end, bounds)
         last = None if follow and end is None else bounds["next_id"]
         wait_s = math.inf if follow else 0.0
         reader = client.read(topic, start=first, end=last, max_rows=count, wait_s=wait_s)
@@ -269,19 +267,11 @@ class MessagePrinter:
 
 def _read_lag(url: str, topic: str, group: str) -> int:
     from polybus.native import bus_client as buses
+    from polybus.native.protocol.requests import GroupGet
 
     client = buses.connect(url)
     try:
-        shards = client.act("group.info", topic=topic, group=group)["shards"]
+        shards = client.call(GroupGet(topic=topic, group=group))["shards"]
         return sum(shard["lag"] for shard in shards)
     finally:
         client.close()
-
-
-def _find_id(client: buses.BusClient, topic: str, text: str, bounds: TopicBounds) -> int:
-    position = start_position.parse_start(text)
-    if isinstance(position, int):
-        return position
-    if position.startswith("@"):
-        return client.find(topic, start_position.parse_time_ns(text))
-    return int(bounds["first_id"] if position == start_position.EARLIEST else bounds["next_id"])

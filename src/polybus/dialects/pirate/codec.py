@@ -48,7 +48,7 @@ NUMBER_BYTES: Final = 8
 _NUMBER = Struct(">Q")
 
 
-class Request(NamedTuple):
+class ClientRequest(NamedTuple):
     """A request. `counter` is the random number of a HELLO, and 0 for GET."""
 
     op: bytes
@@ -107,7 +107,7 @@ def envelope_end(frames: Sequence[bytes]) -> int:
     return place
 
 
-def parse_request(frames: Sequence[bytes], start: int = 0) -> Request | ErrorReply:
+def parse_request(frames: Sequence[bytes], start: int = 0) -> ClientRequest | ErrorReply:
     """Return the request in frames[start:], or the error that it is refused with."""
     head = frames[start : start + HEAD_FRAMES]
     problem = _problem(head)
@@ -119,7 +119,7 @@ def parse_request(frames: Sequence[bytes], start: int = 0) -> Request | ErrorRep
         if own or topic or int.from_bytes(epoch):
             text = "HELLO must have epoch 0, no topic and no frames of its own"
             return ErrorReply(MALFORMED, text)
-        return Request(HELLO, client, 0, int.from_bytes(counter))
+        return ClientRequest(HELLO, client, 0, int.from_bytes(counter))
     name = _name(topic) if len(topic) <= topic_name.MAX_NAME_BYTES else _TOO_LONG
     if isinstance(name, ErrorReply):
         return name
@@ -128,7 +128,7 @@ def parse_request(frames: Sequence[bytes], start: int = 0) -> Request | ErrorRep
         if len(own) != 1 or len(own[0]) != NUMBER_BYTES:
             text = f"GET must have one frame of its own: LAST, {NUMBER_BYTES} bytes"
             return ErrorReply(MALFORMED, text)
-        return Request(GET, client, number, 0, name, (), int.from_bytes(own[0]))
+        return ClientRequest(GET, client, number, 0, name, (), int.from_bytes(own[0]))
     count = int.from_bytes(counter)
     if not count:
         return ErrorReply(MALFORMED, "the counter must be >= 1")
@@ -136,7 +136,7 @@ def parse_request(frames: Sequence[bytes], start: int = 0) -> Request | ErrorRep
         return _put(client, number, count, name, own)
     if own:
         return ErrorReply(MALFORMED, f"{op.decode()} must have no frames of its own")
-    return Request(op, client, number, count, name)
+    return ClientRequest(op, client, number, count, name)
 
 
 def _problem(head: Sequence[bytes]) -> str | None:
@@ -168,7 +168,7 @@ def _name(topic: bytes) -> str | ErrorReply:
 
 def _put(
     client: bytes, epoch: int, counter: int, name: str, own: Sequence[bytes]
-) -> Request | ErrorReply:
+) -> ClientRequest | ErrorReply:
     if not own:
         return ErrorReply(MALFORMED, "PUT must have at least one frame of its own: the body")
     if len(own) > MAX_BODY_FRAMES:
@@ -186,10 +186,10 @@ def _put(
         return ErrorReply(
             TOO_LARGE, f"a message must have at most {MAX_MESSAGE_BYTES} bytes, got {size}"
         )
-    return Request(PUT, client, epoch, counter, name, own)
+    return ClientRequest(PUT, client, epoch, counter, name, own)
 
 
-def encode_request(request: Request) -> list[bytes]:
+def encode_request(request: ClientRequest) -> list[bytes]:
     """Return the frames of a request, without its envelope."""
     own = [u64(request.last)] if request.op == GET else list(request.body)
     epoch, counter = u64(request.epoch), u64(request.counter)

@@ -9,7 +9,6 @@ URL in a process share one bus, which closes with the last client.
 
 from __future__ import annotations
 
-from polybus.native.client.client import Client as InProcessClient
 from polybus.native.inprocess.inprocess_bus import open_bus
 
-__all__ = ["InProcessClient", "open_bus"]
+__all__ = ["open_bus"]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
 from polybus.durable.topic_registry import WITH_SUBSCRIBERS
 from polybus.errors import DoesNotExist, Unavailable
 
 if TYPE_CHECKING:
+    from polybus.bus.dialect import RunOnLoop
     from polybus.bus.policy import Policy
     from polybus.durable.topic_names import TopicNames
     from polybus.durable.topic_registry import DurableTopics
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_REMEMBERED = 16_384  # allowed (caller, action, topic); about 200 bytes each
 BIND_TIMEOUT_S = 30.0  # while another caller creates the topic: one commit, on a slow disk
-
-
-class RunOnLoop(Protocol):
-    """Runs a function on the loop. Returns its result or raises its error."""
-
-    def __call__(self, function: Callable[..., T], /, *args: Any) -> T: ...
 
 
 class TopicAccess:

@@ -63,7 +63,7 @@ class TopicList(TypedDict):
     topics: list[TopicDescription]
 
 
-class ShardRange(TypedDict):
+class ShardExtent(TypedDict):
     shard: int
     start: int
     end: int
@@ -74,7 +74,7 @@ class TopicBounds(TypedDict):
     first_id: int
     next_id: int
     timestamp_ns: int
-    shards: list[ShardRange]
+    shards: list[ShardExtent]
 
 
 class FoundPosition(TypedDict):

@@ -42,6 +42,7 @@ from polybus.errors import (
     error_from_code,
 )
 from polybus.native import Client, ClientOptions
+from polybus.native.protocol import requests
 from polybus.spark import python_worker
 from polybus.spark.python_worker import QUERY_ID, hide_traceback
 from polybus.spark.sink import message_batches
@@ -142,7 +143,7 @@ class SinkWriter:
         for part in messages:
             if isinstance(part, StagedRows) and part.stage is not None:
                 try:
-                    client.act("stage.discard", stage=part.stage)
+                    client.call(requests.StageDiscard(stage=part.stage))
                 except PolybusError:
                     return
 
@@ -163,12 +164,12 @@ class BatchWriter(SinkWriter, DataSourceArrowWriter):
             if settings.producer is not None:  # the namespace of its transactions
                 name = f"{settings.producer}/{name}"
             stamp: dict[str, Any] = {"producer": f"transaction/{name}", "counter": settings.number}
-            _publish(client, stages, stamp=stamp, run={"id": name})
+            _publish(client, requests.StagePublish(stages=stages, stamp=stamp, run={"id": name}))
         elif stages:
-            opened = client.act("producer.open")
+            opened = client.call(requests.ProducerOpen())
             stamp = {"producer": opened["producer"], "epoch": opened["epoch"], "counter": 1}
-            _publish(client, stages, stamp=stamp)
-            client.act("producer.close", producer=opened["producer"], epoch=opened["epoch"])
+            _publish(client, requests.StagePublish(stages=stages, stamp=stamp))
+            client.call(requests.ProducerClose(producer=opened["producer"], epoch=opened["epoch"]))
 
 
 class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
@@ -194,7 +195,8 @@ class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
         (query,) = queries
         # Counters start at 1, batch ids at 0.
         stamp = {"producer": settings.producer or query, "counter": batchId + 1}
-        _publish(client, stages, stamp=stamp, run={"id": query, "on_new": settings.on_new})
+        run = {"id": query, "on_new": settings.on_new}
+        _publish(client, requests.StagePublish(stages=stages, stamp=stamp, run=run))
 
 
 def _check_parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
@@ -217,9 +219,9 @@ def _check_parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedR
     return parts
 
 
-def _publish(client: Client, stages: list[str], **stamped: Any) -> None:
+def _publish(client: Client, request: requests.StagePublish) -> None:
     try:
-        client.act("stage.publish", stages=stages, **stamped)
+        client.call(request)
     except StageGone as error:
         raise StageGone(
             f"nothing was published: a stage has expired ({error}); write it again; "
@@ -242,6 +244,6 @@ def get_client(bus: str) -> Client:
     key = os.getpid(), bus
     if key not in _clients:
         client = Client(bus, CLIENT_OPTIONS)
-        client.act("topic.list", pattern="")  # fails now if no bus answers
+        client.topics(pattern="")  # fails now if no bus answers
         _clients[key] = client
     return _clients[key]

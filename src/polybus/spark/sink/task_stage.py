@@ -15,6 +15,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from polybus.errors import PolybusError
 from polybus.native import Client, Stage
+from polybus.native.protocol.requests import StageDiscard, StageRenew
 
 LEASE_S = 86_400.0  # the longest time between the end of a task and the end of its job
 
@@ -69,7 +70,7 @@ class TaskStage:
             return
         self._stage.close()
         try:
-            self._client.act("stage.discard", stage=self._stage.name)
+            self._client.call(StageDiscard(stage=self._stage.name))
         except PolybusError:
             pass
 
@@ -82,6 +83,6 @@ class TaskStage:
         assert self._stage is not None
         while not self._has_ended.wait(self._lease_s / 3):
             try:
-                self._client.act("stage.renew", stage=self._stage.name, lease_s=self._lease_s)
+                self._client.call(StageRenew(stage=self._stage.name, lease_s=self._lease_s))
             except PolybusError:
                 pass  # the next one may succeed; the next put or the publish reports a lost stage

@@ -21,6 +21,7 @@ from polybus.model.arrow import batch_of
 from polybus.model.name_pattern import Pattern
 from polybus.model.rows import Rows
 from polybus.native import Client, ClientOptions
+from polybus.native.protocol.requests import QueryProgress
 from polybus.store.contract import Store
 from polybus.store.engine_registry import find_store, is_store_url, open_store
 
@@ -112,7 +113,7 @@ class BusLogAccess(LogAccess):
         self, query: str, name: str, topic: str, offsets: Mapping[int, int]
     ) -> None:
         by_shard = {str(shard): offset for shard, offset in offsets.items()}
-        self._client.act("query.progress", query=query, name=name, topic=topic, offsets=by_shard)
+        self._client.call(QueryProgress(query=query, name=name, topic=topic, offsets=by_shard))
 
 
 class StoreLogAccess(LogAccess):

@@ -11,7 +11,7 @@ from typing import Any
 from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
 from polybus.bus.quotas import Quotas
-from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, Request
+from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, ClientRequest
 from polybus.dialects.pirate.limits import PirateLimits
 from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
 from polybus.dialects.pirate.server.subscriber_context import SubscriberContext
@@ -87,13 +87,13 @@ class MemorySubscribers:
             if not self._steps:
                 return
 
-    def send(self, request: Request, caller: Identity = ANONYMOUS) -> list[Any]:
+    def send(self, request: ClientRequest, caller: Identity = ANONYMOUS) -> list[Any]:
         """Send a request without waiting. Its result is appended to the returned list."""
         results: list[Any] = []
         self.bus.handlers[request.op](request, caller, results.append)
         return results
 
-    def ask(self, request: Request, caller: Identity = ANONYMOUS) -> Any:
+    def ask(self, request: ClientRequest, caller: Identity = ANONYMOUS) -> Any:
         results = self.send(request, caller)
         self.bus.on_turn_end()
         self.settle()
@@ -128,22 +128,22 @@ class Talker:
     def __init__(self, world: MemorySubscribers, name: bytes) -> None:
         self.world, self.name = world, name
         self.counter = 0
-        self.epoch, _ = world.ask(Request(HELLO, name, 0, hash(name) & 0xFFFF))
+        self.epoch, _ = world.ask(ClientRequest(HELLO, name, 0, hash(name) & 0xFFFF))
 
     def next(self) -> int:
         self.counter += 1
         return self.counter
 
     def sub(self, topic: str, caller: Identity = ANONYMOUS) -> Any:
-        return self.world.ask(Request(SUB, self.name, self.epoch, self.next(), topic), caller)
+        return self.world.ask(ClientRequest(SUB, self.name, self.epoch, self.next(), topic), caller)
 
     def unsub(self, topic: str) -> Any:
-        return self.world.ask(Request(UNSUB, self.name, self.epoch, self.next(), topic))
+        return self.world.ask(ClientRequest(UNSUB, self.name, self.epoch, self.next(), topic))
 
     def put(self, topic: str, *body: bytes, caller: Identity = ANONYMOUS) -> Any:
-        request = Request(PUT, self.name, self.epoch, self.next(), topic, body or (b"x",))
+        request = ClientRequest(PUT, self.name, self.epoch, self.next(), topic, body or (b"x",))
         return self.world.ask(request, caller)
 
     def get(self, topic: str, last: int = 0, caller: Identity = ANONYMOUS) -> Any:
-        request = Request(GET, self.name, self.epoch, 0, topic, (), last)
+        request = ClientRequest(GET, self.name, self.epoch, 0, topic, (), last)
         return self.world.ask(request, caller)

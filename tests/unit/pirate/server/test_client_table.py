@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, Request
+from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, ClientRequest
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.subscriber_records import MAX_HELLO_NUMBERS, HelloHistory
 from polybus.errors import Damaged, DoesNotExist, Fenced, LimitReached, Stale
@@ -13,7 +13,7 @@ from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
 
 def hello(world: MemorySubscribers, number: int, client: bytes = b"c") -> tuple[int, int]:
-    answer: tuple[int, int] = world.ask(Request(HELLO, client, 0, number))
+    answer: tuple[int, int] = world.ask(ClientRequest(HELLO, client, 0, number))
     return answer
 
 
@@ -24,13 +24,13 @@ def test_epochs_start_at_1_and_rise_by_1(world):
 
 def test_repeated_hello_number_gets_the_same_epoch_and_fences_no_client(world):
     assert (hello(world, 7), hello(world, 8), hello(world, 7)) == ((1, 0), (2, 0), (1, 0))
-    assert world.ask(Request(SUB, b"c", 2, 1, "t")) == 0
+    assert world.ask(ClientRequest(SUB, b"c", 2, 1, "t")) == 0
     assert hello(world, 8) == (2, 1)
 
 
 def test_hello_numbers_and_counter_survive_a_restart(world):
     hello(world, 7)
-    world.ask(Request(SUB, b"c", 1, 5, "t"))
+    world.ask(ClientRequest(SUB, b"c", 1, 5, "t"))
     again = world.again()
     assert hello(again, 7) == (1, 5)
     assert hello(again, 9) == (2, 5)
@@ -66,14 +66,14 @@ def test_copy_of_an_interrupted_hello_gets_its_epoch(world):
 def test_other_epochs_are_fenced_in_every_operation(world, op, epoch):
     hello(world, 1)
     hello(world, 2)
-    answer = world.ask(Request(op, b"c", epoch, 1, "t", (b"x",)))
+    answer = world.ask(ClientRequest(op, b"c", epoch, 1, "t", (b"x",)))
     assert isinstance(answer, Fenced)
     assert hello(world, 2) == (2, 0), "nothing was used up"
 
 
 @pytest.mark.parametrize("op", [SUB, UNSUB, PUT, GET])
 def test_requests_without_hello_are_fenced(world, op):
-    answer = world.ask(Request(op, b"c", 1, 1, "t", (b"x",)))
+    answer = world.ask(ClientRequest(op, b"c", 1, 1, "t", (b"x",)))
     assert isinstance(answer, Fenced)
     assert "HELLO" in str(answer)
 
@@ -81,8 +81,8 @@ def test_requests_without_hello_are_fenced(world, op):
 def test_fenced_text_names_the_cause(world):
     hello(world, 1)
     hello(world, 2)
-    older = world.ask(Request(PUT, b"c", 1, 1, "t", (b"x",)))
-    newer = world.ask(Request(PUT, b"c", 9, 1, "t", (b"x",)))
+    older = world.ask(ClientRequest(PUT, b"c", 1, 1, "t", (b"x",)))
+    newer = world.ask(ClientRequest(PUT, b"c", 9, 1, "t", (b"x",)))
     assert "has started" in str(older)
     assert "restored from a backup" in str(newer)
 
@@ -90,15 +90,15 @@ def test_fenced_text_names_the_cause(world):
 def test_counter_gaps_are_allowed_and_used_counters_are_stale(world):
     client = world.client()
     client.sub("t")
-    assert world.ask(Request(PUT, b"c", 1, 50, "t", (b"a",))) == 1
-    assert world.ask(Request(PUT, b"c", 1, 50, "t", (b"a",))) == 1
+    assert world.ask(ClientRequest(PUT, b"c", 1, 50, "t", (b"a",))) == 1
+    assert world.ask(ClientRequest(PUT, b"c", 1, 50, "t", (b"a",))) == 1
     for request in (
-        Request(PUT, b"c", 1, 50, "t", (b"b",)),
-        Request(PUT, b"c", 1, 50, "u", (b"a",)),
-        Request(SUB, b"c", 1, 50, "t"),
-        Request(UNSUB, b"c", 1, 50, "t"),
-        Request(PUT, b"c", 1, 49, "t", (b"a",)),
-        Request(SUB, b"c", 1, 1, "t"),
+        ClientRequest(PUT, b"c", 1, 50, "t", (b"b",)),
+        ClientRequest(PUT, b"c", 1, 50, "u", (b"a",)),
+        ClientRequest(SUB, b"c", 1, 50, "t"),
+        ClientRequest(UNSUB, b"c", 1, 50, "t"),
+        ClientRequest(PUT, b"c", 1, 49, "t", (b"a",)),
+        ClientRequest(SUB, b"c", 1, 1, "t"),
     ):
         assert isinstance(world.ask(request), Stale)
     assert world.bodies("t") == [1]
@@ -107,8 +107,8 @@ def test_counter_gaps_are_allowed_and_used_counters_are_stale(world):
 def test_body_in_other_frames_is_the_same_request(world):
     client = world.client()
     client.sub("t")
-    assert world.ask(Request(PUT, b"c", 1, 2, "t", (b"ab", b"", b"c"))) == 1
-    assert world.ask(Request(PUT, b"c", 1, 2, "t", (b"abc",))) == 1
+    assert world.ask(ClientRequest(PUT, b"c", 1, 2, "t", (b"ab", b"", b"c"))) == 1
+    assert world.ask(ClientRequest(PUT, b"c", 1, 2, "t", (b"abc",))) == 1
 
 
 def test_stored_refusals_use_up_the_counter(world):
@@ -117,7 +117,7 @@ def test_stored_refusals_use_up_the_counter(world):
     assert hello(world, hash(b"c") & 0xFFFF) == (1, 1)
     other = world.client(b"other")
     other.sub("t")
-    again = world.ask(Request(PUT, b"c", 1, 1, "t", (b"x",)))
+    again = world.ask(ClientRequest(PUT, b"c", 1, 1, "t", (b"x",)))
     assert isinstance(again, DoesNotExist), "a repeat gets the first answer"
     assert client.put("t") == 1
 
@@ -126,7 +126,7 @@ def test_repeated_put_is_answered_after_its_topic_was_dropped(world):
     client = world.client()
     client.sub("t")
     assert client.put("t", b"a") == 1
-    put = Request(PUT, b"c", 1, client.counter, "t", (b"a",))
+    put = ClientRequest(PUT, b"c", 1, client.counter, "t", (b"a",))
     world.store.drop("t")
     world.binding.remove(world.durable.get("t"))
     world.settle()
@@ -137,7 +137,7 @@ def test_repeated_put_is_answered_after_its_topic_was_dropped(world):
 def test_concurrent_copies_are_executed_once(world):
     client = world.client()
     client.sub("t")
-    request = Request(PUT, b"c", 1, 2, "t", (b"a",))
+    request = ClientRequest(PUT, b"c", 1, 2, "t", (b"a",))
     replies = [world.send(request) for _ in range(5)]
     world.bus.on_turn_end()
     world.settle()
@@ -148,12 +148,12 @@ def test_concurrent_copies_are_executed_once(world):
 def test_requests_of_one_client_take_effect_in_order(world):
     world.client()
     replies = [
-        world.send(Request(SUB, b"c", 1, 1, "t")),
-        world.send(Request(PUT, b"c", 1, 2, "t", (b"a",))),
-        world.send(Request(GET, b"c", 1, 0, "t")),
-        world.send(Request(UNSUB, b"c", 1, 3, "t")),
-        world.send(Request(PUT, b"c", 1, 4, "t", (b"b",))),
-        world.send(Request(GET, b"c", 1, 0, "t")),
+        world.send(ClientRequest(SUB, b"c", 1, 1, "t")),
+        world.send(ClientRequest(PUT, b"c", 1, 2, "t", (b"a",))),
+        world.send(ClientRequest(GET, b"c", 1, 0, "t")),
+        world.send(ClientRequest(UNSUB, b"c", 1, 3, "t")),
+        world.send(ClientRequest(PUT, b"c", 1, 4, "t", (b"b",))),
+        world.send(ClientRequest(GET, b"c", 1, 0, "t")),
     ]
     world.bus.on_turn_end()
     world.settle()
@@ -166,7 +166,7 @@ def test_requests_of_one_client_take_effect_in_order(world):
 
 def test_waiting_requests_of_a_client_are_bounded():
     world = MemorySubscribers(max_client_requests=3)
-    replies = [world.send(Request(HELLO, b"c", 0, number)) for number in range(6)]
+    replies = [world.send(ClientRequest(HELLO, b"c", 0, number)) for number in range(6)]
     world.settle()
     refused = [one for (one,) in replies if isinstance(one, LimitReached)]
     assert len(refused) == 3
@@ -176,10 +176,10 @@ def test_waiting_requests_of_a_client_are_bounded():
 def test_number_of_clients_is_bounded_and_known_ones_continue():
     world = MemorySubscribers(max_clients=2)
     assert hello(world, 1, b"a") == hello(world, 1, b"b") == (1, 0)
-    assert isinstance(world.ask(Request(HELLO, b"c", 0, 1)), LimitReached)
+    assert isinstance(world.ask(ClientRequest(HELLO, b"c", 0, 1)), LimitReached)
     assert hello(world, 2, b"a") == (2, 0)
     again = world.again(max_clients=2)
-    assert isinstance(again.ask(Request(HELLO, b"c", 0, 1)), LimitReached)
+    assert isinstance(again.ask(ClientRequest(HELLO, b"c", 0, 1)), LimitReached)
 
 
 def test_client_ids_are_any_bytes_and_never_mixed_up(world):
@@ -198,6 +198,6 @@ def test_other_body_with_the_same_counter_is_stale(world, size):
     client = world.client()
     client.sub("t")
     assert client.put("t", b"a" * size) == 1
-    again = Request(PUT, b"c", client.epoch, client.counter, "t", (b"a" * size,))
+    again = ClientRequest(PUT, b"c", client.epoch, client.counter, "t", (b"a" * size,))
     assert world.ask(again) == 1
     assert isinstance(world.ask(again._replace(body=(b"a" * (size - 1), b"b"))), Stale)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.dialects.pirate.codec import GET, HELLO, PUT, Request
+from polybus.dialects.pirate.codec import GET, HELLO, PUT, ClientRequest
 from polybus.dialects.pirate.server import get_handler, subscriber_records
 from polybus.dialects.pirate.server.subscriber_records import SubscriptionKey
 from polybus.errors import DoesNotExist, Fenced, LimitReached, MalformedRequest
@@ -46,7 +46,7 @@ def test_last_is_on_disk_before_the_answer(world):
     client.sub("t")
     for _ in range(3):
         client.put("t")
-    replies = world.send(Request(GET, b"c", 1, 0, "t", (), 2))
+    replies = world.send(ClientRequest(GET, b"c", 1, 0, "t", (), 2))
     assert replies == []
     world.bus.on_turn_end()
     world.settle()
@@ -56,7 +56,7 @@ def test_last_is_on_disk_before_the_answer(world):
         subscriber_records.record_key(subscriber_records.LASTS, SubscriptionKey(number, b"c"))
     )
     assert subscriber_records.read_last(raw.value) == 2
-    assert world.again().ask(Request(GET, b"c", 1, 0, "t", (), 0)).id == 3
+    assert world.again().ask(ClientRequest(GET, b"c", 1, 0, "t", (), 0)).id == 3
 
 
 def test_parallel_reads_are_bounded(world, monkeypatch):
@@ -71,7 +71,7 @@ def test_parallel_reads_are_bounded(world, monkeypatch):
     begun: list[object] = []
     read = again.store.read
     monkeypatch.setattr(again.store, "read", lambda *a, **k: (begun.append(a), read(*a, **k))[1])
-    replies = [again.send(Request(GET, b"c", epoch, 0, topic, (), 0)) for topic in topics]
+    replies = [again.send(ClientRequest(GET, b"c", epoch, 0, topic, (), 0)) for topic in topics]
     assert len(begun) == get_handler.MAX_PARALLEL_READS
     again.settle()
     assert [one.body for (one,) in replies] == [topic.encode() for topic in topics]
@@ -83,10 +83,10 @@ def test_get_that_waited_for_its_client_is_answered(world):
     client.sub("t")
     client.put("t")
     again = world.again()
-    replies = again.send(Request(GET, b"c", 1, 0, "t", (), 1))  # its client is not loaded yet
+    replies = again.send(ClientRequest(GET, b"c", 1, 0, "t", (), 1))  # its client is not loaded yet
     again.settle()
     assert replies == [None]
-    put = again.again().send(Request(PUT, b"c", 1, 9, "t", (b"x",)))
+    put = again.again().send(ClientRequest(PUT, b"c", 1, 9, "t", (b"x",)))
     assert put == []
 
 
@@ -136,10 +136,10 @@ def test_large_put_keeps_its_order(world):
     client.sub("t")
     large = (b"x" * (1 << 20),)
     replies = [
-        world.send(Request(PUT, b"c", 1, 2, "t", (b"a",))),
-        world.send(Request(PUT, b"c", 1, 3, "t", large)),
-        world.send(Request(PUT, b"c", 1, 4, "t", (b"b",))),
-        world.send(Request(PUT, b"c", 1, 4, "t", (b"b",))),
+        world.send(ClientRequest(PUT, b"c", 1, 2, "t", (b"a",))),
+        world.send(ClientRequest(PUT, b"c", 1, 3, "t", large)),
+        world.send(ClientRequest(PUT, b"c", 1, 4, "t", (b"b",))),
+        world.send(ClientRequest(PUT, b"c", 1, 4, "t", (b"b",))),
     ]
     world.bus.on_turn_end()
     world.settle()
@@ -151,7 +151,7 @@ def test_uncommitted_bytes_are_bounded():
     world = MemorySubscribers(max_uncommitted_bytes=1000)
     client = world.client()
     client.sub("t")
-    replies = [world.send(Request(PUT, b"c", 1, n, "t", (bytes(400),))) for n in (2, 3, 4)]
+    replies = [world.send(ClientRequest(PUT, b"c", 1, n, "t", (bytes(400),))) for n in (2, 3, 4)]
     world.bus.on_turn_end()
     world.settle()
     refused = [one for (one,) in replies if isinstance(one, LimitReached)]
@@ -168,8 +168,10 @@ def test_bytes_of_waiting_puts_are_bounded(size):
     world = MemorySubscribers(max_uncommitted_bytes=2 * size + 1000)
     client = world.client()
     client.sub("t")
-    replies = [world.send(Request(HELLO, b"c", 0, hash(b"c") & 0xFFFF))]
-    replies += [world.send(Request(PUT, b"c", 1, n, "t", (bytes(size),))) for n in range(2, 12)]
+    replies = [world.send(ClientRequest(HELLO, b"c", 0, hash(b"c") & 0xFFFF))]
+    replies += [
+        world.send(ClientRequest(PUT, b"c", 1, n, "t", (bytes(size),))) for n in range(2, 12)
+    ]
     assert all(isinstance(one, LimitReached) for (one,) in replies[3:])  # at once: none is queued
     world.bus.on_turn_end()
     world.settle()
@@ -182,10 +184,10 @@ def test_reserved_bytes_are_released_on_every_outcome():
     client = world.client()
     client.sub("t")
     large = (bytes(1 << 20),)
-    fenced = Request(PUT, b"c", 7, 2, "t", large)
-    replies = [world.send(fenced), world.send(Request(PUT, b"c", 1, 3, "t", large))]
-    world.send(Request(HELLO, b"c", 0, 5))  # waits, and fills the queue
-    replies += [world.send(Request(PUT, b"c", 1, 4, "t", large))]
+    fenced = ClientRequest(PUT, b"c", 7, 2, "t", large)
+    replies = [world.send(fenced), world.send(ClientRequest(PUT, b"c", 1, 3, "t", large))]
+    world.send(ClientRequest(HELLO, b"c", 0, 5))  # waits, and fills the queue
+    replies += [world.send(ClientRequest(PUT, b"c", 1, 4, "t", large))]
     world.bus.on_turn_end()
     world.settle()
     assert isinstance(replies[0][0], Fenced)

@@ -150,12 +150,12 @@ def test_rules_and_busy_clients_take_the_slow_path():
 
 def test_recreated_topic_takes_the_slow_path_once():
     side = Side()
-    assert side.client.world.ask(codec.Request(codec.UNSUB, CLIENT, 1, 3, TOPIC)) == 1
+    assert side.client.world.ask(codec.ClientRequest(codec.UNSUB, CLIENT, 1, 3, TOPIC)) == 1
     side.world.settle()
     assert not side.takes_fast_path([b"r", b"", *put(4)])
     (reply,) = side.receive([b"r", b"", *put(4)])
     assert reply[2:4] == [b"ERR", b"NO_TOPIC"]
-    side.client.world.ask(codec.Request(codec.SUB, CLIENT, 1, 5, TOPIC))
+    side.client.world.ask(codec.ClientRequest(codec.SUB, CLIENT, 1, 5, TOPIC))
     assert not side.takes_fast_path([b"r", b"", *put(6)])
     side.receive([b"r", b"", *put(6)])
     assert side.takes_fast_path([b"r", b"", *put(7)])

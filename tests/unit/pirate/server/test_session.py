@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.codec import GET, PUT, SUB, UNSUB, Request
+from polybus.dialects.pirate.codec import GET, PUT, SUB, UNSUB, ClientRequest
 from polybus.dialects.pirate.server.session import PirateSession
 from polybus.model.identity import ANONYMOUS
 
@@ -43,11 +43,11 @@ class Hops:
 
 
 REFUSED = {
-    "STALE": Request(PUT, b"c", 1, 1, "t", (b"other",)),
-    "FENCED": Request(PUT, b"c", 2, 9, "t", (b"x",)),
-    "NO_TOPIC": Request(PUT, b"c", 1, 9, "no", (b"x",)),
-    "NOT_SUBSCRIBED": Request(GET, b"c", 1, 0, "no"),
-    "MALFORMED": Request(GET, b"c", 1, 0, "t", (), 99),
+    "STALE": ClientRequest(PUT, b"c", 1, 1, "t", (b"other",)),
+    "FENCED": ClientRequest(PUT, b"c", 2, 9, "t", (b"x",)),
+    "NO_TOPIC": ClientRequest(PUT, b"c", 1, 9, "no", (b"x",)),
+    "NOT_SUBSCRIBED": ClientRequest(GET, b"c", 1, 0, "no"),
+    "MALFORMED": ClientRequest(GET, b"c", 1, 0, "t", (), 99),
 }
 
 
@@ -73,7 +73,7 @@ def test_replies_have_the_envelope_of_the_request(world, op):
     client, peer = world.client(), Hops()
     client.sub("t")
     session = PirateSession(world.bus, world.counters)
-    request = Request(op, b"c", 1, 0 if op == GET else 9, "t", (b"x",) if op == PUT else ())
+    request = ClientRequest(op, b"c", 1, 0 if op == GET else 9, "t", (b"x",) if op == PUT else ())
     session.receive(peer, [b"routing", b"hop", b"", *codec.encode_request(request)])
     session.on_turn_end()
     world.settle()
@@ -95,7 +95,7 @@ def test_concurrent_gets_are_bounded_when_answered(world):
     client.sub("t")
     client.put("t", b"x")
     session = PirateSession(world.bus, world.counters)
-    get = codec.encode_request(Request(GET, b"c", client.epoch, 0, "t"))
+    get = codec.encode_request(ClientRequest(GET, b"c", client.epoch, 0, "t"))
     for number in range(2 * ROOM):
         session.receive(peer, [b"%d" % number, b"", *get])  # none is answered yet
     session.on_turn_end()

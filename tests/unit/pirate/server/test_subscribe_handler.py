@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from polybus.bus.rule_table import PlacedRule
-from polybus.dialects.pirate.codec import GET, PUT, SUB, UNSUB, Request
+from polybus.dialects.pirate.codec import GET, PUT, SUB, UNSUB, ClientRequest
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.durable.topic_names import CREATOR
 from polybus.errors import Denied, DoesNotExist, LimitReached, StoreFull, WrongKind
@@ -46,7 +46,7 @@ def test_repeated_sub_after_a_lost_answer_gets_it_again(world):
     first.sub("t")
     first.put("t")
     first.put("t")
-    sub = Request(SUB, b"b", 1, 1, "t")
+    sub = ClientRequest(SUB, b"b", 1, 1, "t")
     assert world.ask(sub) == 2
     first.put("t")
     first.put("t")
@@ -86,8 +86,8 @@ def test_sub_during_removal_gets_a_new_topic(world):
     first, second = world.client(b"a"), world.client(b"b")
     first.sub("t")
     number = world.durable.get("t").number
-    left = world.send(Request(b"UNSUB", b"a", 1, first.next(), "t"))
-    reply = world.send(Request(SUB, b"b", 1, second.next(), "t"))
+    left = world.send(ClientRequest(b"UNSUB", b"a", 1, first.next(), "t"))
+    reply = world.send(ClientRequest(SUB, b"b", 1, second.next(), "t"))
     world.settle()
     assert (left, reply) == ([1], [0])
     assert second.put("t") == 1
@@ -172,7 +172,7 @@ def test_ephemeral_topic_is_denied_and_the_denial_stored(world):
     client = world.client()
     world.ephemeral.add(b"t")
     assert isinstance(client.sub("t"), WrongKind)
-    put = Request(PUT, b"c", 1, 9, "t", (b"x",))
+    put = ClientRequest(PUT, b"c", 1, 9, "t", (b"x",))
     assert isinstance(world.ask(put), WrongKind)
     world.ephemeral.clear()
     assert isinstance(world.ask(put), WrongKind)
@@ -264,8 +264,8 @@ def test_requests_wait_while_their_subscription_is_dropped(world):
     client.put("t")
     results: list[object] = []
     world.bus.drop(world.subscriptions(), results.append)
-    reply = world.send(Request(GET, b"c", client.epoch, 0, "t", (), 1))
-    again = world.send(Request(SUB, b"c", client.epoch, client.next(), "t"))
+    reply = world.send(ClientRequest(GET, b"c", client.epoch, 0, "t", (), 1))
+    again = world.send(ClientRequest(SUB, b"c", client.epoch, client.next(), "t"))
     world.bus.on_turn_end()
     world.settle()
     assert results == [[]]
@@ -283,8 +283,8 @@ def test_drop_does_not_affect_a_newer_subscription(world):
     client = world.client()
     client.sub("t")
     gone = [one for one in world.subscriptions() if one.key.client == b"c"]
-    world.send(Request(UNSUB, b"c", client.epoch, client.next(), "t"))
-    world.send(Request(SUB, b"c", client.epoch, client.next(), "t"))
+    world.send(ClientRequest(UNSUB, b"c", client.epoch, client.next(), "t"))
+    world.send(ClientRequest(SUB, b"c", client.epoch, client.next(), "t"))
     results: list[object] = []
     world.bus.drop(gone, results.append)
     world.settle()
@@ -304,7 +304,7 @@ def test_copy_of_a_sub_after_its_drop_does_not_subscribe(world):
     assert client.sub("t") == 0
     world.bus.drop([one for one in world.subscriptions() if one.key.client == b"c"], print)
     world.settle()
-    assert world.ask(Request(SUB, b"c", client.epoch, client.counter, "t")) == 0
+    assert world.ask(ClientRequest(SUB, b"c", client.epoch, client.counter, "t")) == 0
     assert [one.key.client for one in world.subscriptions()] == [b"keeper"]
     assert isinstance(client.get("t"), DoesNotExist)
 

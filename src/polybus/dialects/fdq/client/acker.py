@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from polybus.dialects.fdq.client.group_member import RETRYABLE, ConsumerClosing
 from polybus.errors import Expired, LimitReached, PolybusError, UsageError, error_from_code
+from polybus.native.protocol.requests import GroupAck, GroupLeave
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq.client.assigned_shards import (
@@ -227,7 +228,7 @@ class Acker:
     def _send(self, batches: list[AckBatch]) -> None:
         options, reports = self._options, [batch.build_report() for batch in batches]
         try:
-            response = self._member.act("group.ack", shards=reports)
+            response = self._member.call(GroupAck, shards=reports)
         except Expired:
             return  # the shards belong to other members, so this progress is void
         except RETRYABLE as error:
@@ -329,7 +330,7 @@ class Acker:
         reports = [AckBatch(shard).build_report() for shard in unreported[:MAX_SHARDS]]
         while True:
             try:
-                self._member.act("group.leave", shards=reports)
+                self._member.call(GroupLeave, shards=reports)
                 return
             except RETRYABLE as error:
                 if time.monotonic() > min(last_s, get_deadline_s()):

@@ -24,6 +24,7 @@ from polybus.model.offset_ranges import OffsetRanges, Range, merge_ranges, range
 if TYPE_CHECKING:
     from polybus.dialects.fdq.client.handler_run import HandlerRun, MessageRun
     from polybus.dialects.fdq.client.transaction import TransactionOutput
+    from polybus.native.protocol.answers import Committed
 
 MAX_RANGES = 1024
 MAX_EXECUTORS = 128  # each may add a range, and another one after the last collection
@@ -40,7 +41,7 @@ MAX_WAITING_BYTES = 64 << 20
 class Committer(Protocol):
     """Commits the transaction of a run."""
 
-    def commit(self, run: MessageRun, outputs: list[TransactionOutput]) -> dict[str, Any]: ...
+    def commit(self, run: MessageRun, outputs: list[TransactionOutput]) -> Committed: ...
 
 
 class RunFailure(NamedTuple):

@@ -28,7 +28,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Condition, Event, Lock, Thread
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from polybus.dialects.fdq.client import fork_guard
@@ -41,11 +40,11 @@ from polybus.dialects.fdq.client.transaction import TransactionCommitter
 from polybus.errors import Expired, UsageError
 from polybus.model import topic_name
 from polybus.native import bus_client as buses
+from polybus.native.protocol.requests import GroupHeartbeat
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq.client.handler_run import HandlerRun
-    from polybus.native import ClientOptions
-    from polybus.native.bus_client import BusClient
+    from polybus.native import Client, ClientOptions
 
 log = logging.getLogger("polybus.fdq")
 
@@ -115,7 +114,7 @@ def _is_integer(value: object) -> bool:
 class GroupSubscription:
     """One `consume` call: its threads, from their start to their end."""
 
-    def __init__(self, bus: BusClient, options: ConsumeOptions, on_end: Callable[[], None]) -> None:
+    def __init__(self, bus: Client, options: ConsumeOptions, on_end: Callable[[], None]) -> None:
         self.error: BaseException | None = None
         self.ended = Event()
         self._on_end = on_end
@@ -240,7 +239,7 @@ class GroupSubscription:
             if run.shard.is_held:
                 running.setdefault(str(run.shard.number), []).extend(run.offsets)
         limited = {shard: offsets[:MAX_RUNNING] for shard, offsets in running.items()}
-        response = self._member.act("group.heartbeat", running=limited)
+        response = self._member.call(GroupHeartbeat, running=limited)
         self._fetcher.release_shards(response["release"])
 
     def _ack_loop(self) -> None:
@@ -394,12 +393,7 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

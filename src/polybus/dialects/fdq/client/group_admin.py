@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from polybus.dialects.fdq.client.topic_replay import check_position, to_nanoseconds
 from polybus.errors import UsageError
 from polybus.native import bus_client as buses
+from polybus.native.protocol.requests import GroupReset
 
 if TYPE_CHECKING:
     from polybus.native import ClientOptions
@@ -20,7 +21,7 @@ def stats(url: str | None, topic: str, *, options: ClientOptions | None = None) 
     """Return the counts of a topic, in total and by shard, and those of its groups."""
     bus = buses.connect(url, options)
     try:
-        return bus.act("topic.stats", topic=topic)
+        return dict(bus.topic_stats(topic))
     finally:
         bus.close()
 
@@ -58,6 +59,7 @@ def reset(
         position = {"id": check_position("to", to)}
     bus = buses.connect(url, options)
     try:
-        return bus.act("group.reset", topic=topic, group=group, to=position, force=force)
+        request = GroupReset(topic=topic, group=group, to=position, force=force)
+        return dict(bus.call(request))
     finally:
         bus.close()

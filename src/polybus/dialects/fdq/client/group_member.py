@@ -26,12 +26,15 @@ from polybus.errors import (
     Unavailable,
 )
 from polybus.native.client.flight_connection import RetryDelays
+from polybus.native.protocol.requests import GroupCommit, GroupJoin
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from polybus.dialects.fdq.client.consumer import ConsumeOptions
-    from polybus.native.bus_client import BusClient
+    from polybus.native import Client
+    from polybus.native.protocol.answers import Committed
+    from polybus.native.protocol.fields import A, Request
 
 T = TypeVar("T")
 log = logging.getLogger("polybus.fdq")
@@ -50,7 +53,7 @@ class GroupMember:
 
     def __init__(
         self,
-        bus: BusClient,
+        bus: Client,
         options: ConsumeOptions,
         on_lost: Callable[[], None],
         clock: Callable[[], float],
@@ -61,7 +64,7 @@ class GroupMember:
         self.closing = Event()  # set: stop waiting for an unreachable bus
         self._bus = bus
         self._options = options
-        self._identity = {
+        self._identity: dict[str, Any] = {
             "topic": options.topic,
             "group": options.group,
             "consumer": options.name,
@@ -79,21 +82,21 @@ class GroupMember:
                 if not self._options.create:
                     raise
                 try:
-                    self._bus.act("topic.create", topic=self._options.topic)
+                    self._bus.create_topic(self._options.topic)
                 except AlreadyExists:
                     pass
                 self._join()
 
     # --- calls
 
-    def act(self, name: str, **fields: Any) -> dict[str, Any]:
-        """Call the bus.
+    def call(self, request: Callable[..., Request[A]], **fields: Any) -> A:
+        """Call the bus with a request of this member; `fields` are those of the request alone.
 
         Raises `Expired` after it has joined again, and `Fenced` if the consumer must stop.
         """
         epoch, asked_s = self.epoch, self._clock()
         try:
-            response = self._bus.act(name, **self._identity, epoch=epoch, **fields)
+            response = self._bus.call(request(**self._identity, epoch=epoch, **fields))
         except (Expired, Fenced) as error:
             raise self._on_refused(error, epoch) from None
         # The bus has seen the member at some time after the request was made.
@@ -112,11 +115,11 @@ class GroupMember:
         except (Expired, Fenced) as error:
             raise self._on_refused(error, epoch) from None
 
-    def commit(self, **fields: Any) -> dict[str, Any]:
+    def commit(self, **fields: Any) -> Committed:
         """Commit a transaction. `Fenced` may concern the shard alone, so the handler gets it."""
         epoch = self.epoch
         try:
-            return self._bus.act("group.commit", **self._identity, epoch=epoch, **fields)
+            return self._bus.call(GroupCommit(**self._identity, epoch=epoch, **fields))
         except Expired:
             self._rejoin(epoch)
             raise
@@ -163,13 +166,12 @@ class GroupMember:
         if self.is_leaving:
             raise ConsumerClosing
         asked_s, options = self._clock(), self._options
-        response = self._bus.act(
-            "group.join",
+        request = GroupJoin(
             **self._identity,
             start=options.start,
             max_deliver=options.max_deliver,
             heartbeat_ms=max(1, round(options.heartbeat_s * 1000)),
             dead_ms=max(1, round(options.dead_s * 1000)),
         )
-        self.epoch = int(response["epoch"])
+        self.epoch = self._bus.call(request)["epoch"]
         self.lease_until_s = asked_s + self._options.dead_s

@@ -32,8 +32,7 @@ from polybus.native.client.produce_queue import SIMPLE_SCHEMA, ProduceFuture
 if TYPE_CHECKING:
     from polybus import native
     from polybus.dialects.fdq.client.envelope import MessageRequest
-    from polybus.native import ClientOptions, Produced
-    from polybus.native.bus_client import BusClient
+    from polybus.native import Client, ClientOptions, Produced
 
 Messages: TypeAlias = "Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch"
 
@@ -50,7 +49,7 @@ class ProducerPool:
     over a few, so that they do not wait for each other; a topic always keeps its producer.
     """
 
-    def __init__(self, bus: BusClient, name: str | None, *, create: bool = True) -> None:
+    def __init__(self, bus: Client, name: str | None, *, create: bool = True) -> None:
         self._bus = bus
         self._create = create
         self._is_named = name is not None

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import chain, repeat
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 from polybus.dialects.fdq.client.envelope import Envelope
@@ -22,7 +21,8 @@ from polybus.native import bus_client as buses
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.native import ClientOptions
+    from polybus.native import Client, ClientOptions, Reading
+    from polybus.native.protocol.answers import TopicInfo
 
 MAX_POSITION = 2**63 - 1
 NS_PER_US = 1000
@@ -109,13 +109,13 @@ def replay(
     bus = buses.connect(url, options)
     try:
         if start_ns is not None:
-            first = bus.act("find", topic=topic, timestamp_ns=start_ns)["position"]
+            first = bus.find(topic, start_ns)
         if end_ns is not None:
-            last = bus.act("find", topic=topic, timestamp_ns=end_ns)["position"]
+            last = bus.find(topic, end_ns)
         # Without `wait_s` the end is fixed now, or a busy topic would never end.
         if last is None and not wait_s:
-            last = bus.act("bounds", topic=topic)["next_id"]
-        info = bus.act("topic.info", topic=topic)
+            last = bus.bounds(topic)["next_id"]
+        info = bus.topic(topic)
         reader = bus.read(topic, start=first, end=last, wait_s=wait_s)
         return TopicReplay(bus, reader, info, batch)
     except BaseException:
@@ -128,9 +128,9 @@ class TopicReplay(Generic[T]):
 
     def __init__(
         self,
-        bus: buses.BusClient,
-        reader: buses.RowReader,
-        topic: dict[str, Any],
+        bus: Client,
+        reader: Reading,
+        topic: TopicInfo,
         as_batches: bool,
     ) -> None:
         self._bus = bus
@@ -175,12 +175,7 @@ class TopicReplay(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

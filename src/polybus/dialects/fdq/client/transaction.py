@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.client.envelope import Envelope
     from polybus.dialects.fdq.client.group_member import GroupMember
     from polybus.dialects.fdq.client.handler_run import MessageRun
-    from polybus.native.bus_client import BusClient
+    from polybus.native import Client
+    from polybus.native.protocol.answers import Committed
 
 T = TypeVar("T")
 
@@ -109,11 +110,11 @@ class Transaction:
 class TransactionCommitter:
     """Commits the transactions of one subscription."""
 
-    def __init__(self, bus: BusClient, member: GroupMember) -> None:
+    def __init__(self, bus: Client, member: GroupMember) -> None:
         self._bus = bus
         self._member = member
 
-    def commit(self, run: MessageRun, outputs: list[TransactionOutput]) -> dict[str, Any]:
+    def commit(self, run: MessageRun, outputs: list[TransactionOutput]) -> Committed:
         """Commit outputs and ack.
 
         Raises `Stale` if the run has ended or was given up, `Fenced` if its shard belongs to

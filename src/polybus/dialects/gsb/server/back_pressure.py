@@ -24,7 +24,7 @@ from polybus.dialects.gsb.server.call_table import CallTable
 
 if TYPE_CHECKING:
     from polybus.dialects.gsb.limits import GsbLimits
-    from polybus.dialects.gsb.server.call_table import Call
+    from polybus.dialects.gsb.server.call_table import OpenCall
     from polybus.dialects.gsb.server.session import GsbSession
 
 MIN_WINDOW = 2  # one PARTIAL is in flight while the service makes the next
@@ -92,11 +92,11 @@ class BackPressure:
 
     # --- called by the call router
 
-    def on_call_open(self, call: Call) -> None:
+    def on_call_open(self, call: OpenCall) -> None:
         if call.caller.full:
             self._halt_service(call)
 
-    def on_call_end(self, call: Call) -> None:
+    def on_call_end(self, call: OpenCall) -> None:
         call.caller.awaiting_credit.pop(call, None)
         if call.caller.full:
             self._resume_service(call)
@@ -112,7 +112,7 @@ class BackPressure:
 
     # --- replies
 
-    def can_forward(self, call: Call, *, partial: bool) -> bool:
+    def can_forward(self, call: OpenCall, *, partial: bool) -> bool:
         """Return True if a reply may go to its caller now.
 
         Replies of a draining service always may, since it cannot wait.
@@ -125,7 +125,7 @@ class BackPressure:
             return False
         return call.caller.outbox_bytes <= self._hard_limit_bytes
 
-    def on_partial(self, call: Call, size: int) -> None:
+    def on_partial(self, call: OpenCall, size: int) -> None:
         """Count a forwarded PARTIAL and use a credit for it."""
         if not call.free_left(self.table):
             call.credit = max(0, call.credit - 1)
@@ -134,7 +134,7 @@ class BackPressure:
         if call.endpoint.credits:
             self.grant(call)
 
-    def grant(self, call: Call) -> None:
+    def grant(self, call: OpenCall) -> None:
         """Refill a call's window of credits if at least half is used."""
         window = call.window(self.table)
         left = call.free_left(self.table) + call.credit
@@ -151,13 +151,13 @@ class BackPressure:
         credit = pb.Credit(request_id=call.id.decode(), replies=window - left)
         call.endpoint.send_packet(pb.Packet(credit=credit))
 
-    def _halt_service(self, call: Call) -> None:
+    def _halt_service(self, call: OpenCall) -> None:
         """Stop reading from a service without credits. One with credits stops by itself."""
         if not call.endpoint.credits:
             call.endpoint.full_calls += 1
             call.endpoint.halt()
 
-    def _resume_service(self, call: Call) -> None:
+    def _resume_service(self, call: OpenCall) -> None:
         if not call.endpoint.credits:
             call.endpoint.full_calls -= 1
             if not call.endpoint.full_calls and call.endpoint.halted:

@@ -28,7 +28,7 @@ from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.gsb_packets import call_request
 from polybus.dialects.gsb.server.back_pressure import BackPressure
 from polybus.dialects.gsb.server.call_log import CallLog
-from polybus.dialects.gsb.server.call_table import Call, overdue
+from polybus.dialects.gsb.server.call_table import OpenCall, overdue
 from polybus.dialects.gsb.server.peer_liveness import PingMonitor, StuckPeerMonitor
 from polybus.dialects.gsb.server.service_registry import ServiceRegistry, ServiceStatus
 from polybus.dialects.gsb.service_address import MAX_REQUEST_ID_BYTES, StatusCode
@@ -65,7 +65,7 @@ class CallDeadlines:
         table: CallTable,
         timers: Timers,
         clock: Callable[[], float],
-        expire: Callable[[Call], None],
+        expire: Callable[[OpenCall], None],
     ) -> None:
         self._endpoints = endpoints
         self._table = table
@@ -191,7 +191,7 @@ class CallRouter:
             return False
         now_s = self._clock()
         self.table.opened += 1
-        call = Call(caller, route, request_id, b"%x" % self.table.opened, size, now_s)
+        call = OpenCall(caller, route, request_id, b"%x" % self.table.opened, size, now_s)
         caller.calls[request_id] = service.serving[call.id] = call
         call.service.calls += 1
         call.service.pending += 1
@@ -303,7 +303,7 @@ class CallRouter:
             self.audit.add(caller, name.encode(), len(data), StatusCode.OK, name, len(reply))
         caller.send_reply(request_id, StatusCode.OK, FULL, reply)
 
-    def _fail(self, call: Call, code: StatusCode, message: str, *, cancel: bool) -> None:
+    def _fail(self, call: OpenCall, code: StatusCode, message: str, *, cancel: bool) -> None:
         """End a call with a failure of the bus."""
         self._close(call, code)
         # The cancel is sent first because caller and service may be the same connection.
@@ -312,11 +312,11 @@ class CallRouter:
         if not call.caller.gone:
             call.caller.send_failure(call.request_id, code, message)
 
-    def _expire(self, call: Call) -> None:
+    def _expire(self, call: OpenCall) -> None:
         text = f"no reply for {call.caller.deadline_s:g} s"
         self._fail(call, StatusCode.DEADLINE, text, cancel=True)
 
-    def _close(self, call: Call, code: int) -> None:
+    def _close(self, call: OpenCall, code: int) -> None:
         """Remove a call from both tables and log it. The caller of this sends its FULL."""
         call.caller.calls.pop(call.request_id, None)
         call.endpoint.serving.pop(call.id, None)

@@ -13,7 +13,7 @@ class CallTable:
     failed: int
     next_due_s: float
     fast_path_enabled: bool
-    log: list[tuple[Call, int, float]] | None
+    log: list[tuple[OpenCall, int, float]] | None
     max_packet_bytes: int
     max_open_calls: int
     free_partials: int
@@ -24,7 +24,7 @@ class CallTable:
     def __init__(
         self,
         clock: Callable[[], float],
-        grant: Callable[[Call], Any],
+        grant: Callable[[OpenCall], Any],
         *,
         max_packet_bytes: int,
         max_open_calls: int,
@@ -48,7 +48,7 @@ class Route:
     address: bytes
     def __init__(self, service: Service, address: bytes) -> None: ...
 
-class Call:
+class OpenCall:
     caller: GsbSession
     service: Service
     endpoint: GsbSession
@@ -78,11 +78,11 @@ class Call:
     def window(self, table: CallTable) -> int: ...
 
 class CallEndpoint:
-    calls: dict[bytes, Call]
-    serving: dict[bytes, Call]
+    calls: dict[bytes, OpenCall]
+    serving: dict[bytes, OpenCall]
     services: dict[str, Service]
     routes: dict[bytes, Route]
-    awaiting_credit: dict[Call, None]
+    awaiting_credit: dict[OpenCall, None]
     waiters: dict[GsbSession, None]
     generation: int
     full: bool
@@ -106,4 +106,6 @@ class CallEndpoint:
     def receive(self, buffer: Buffer, start: int, end: int) -> int: ...
     def finish_large(self) -> bool: ...
 
-def overdue(endpoints: Iterable[GsbSession], now_s: float) -> tuple[list[Call], float | None]: ...
+def overdue(
+    endpoints: Iterable[GsbSession], now_s: float
+) -> tuple[list[OpenCall], float | None]: ...

@@ -115,7 +115,7 @@ cdef class Route:
 
 @cython.final
 @cython.freelist(256)
-cdef class Call:
+cdef class OpenCall:
     """One open call."""
 
     cdef readonly CallEndpoint caller
@@ -385,7 +385,7 @@ cdef class CallEndpoint:
         cdef bytes address, request_id
         cdef Route route
         cdef CallEndpoint endpoint
-        cdef Call call
+        cdef OpenCall call
         cdef void* entry
         # After a change of names or rules the slow path resolves the addresses again.
         if self.draining or self.generation != table.generation:
@@ -409,7 +409,7 @@ cdef class CallEndpoint:
         if PyDict_GetItem(self.calls, request_id) is not NULL:
             return False
         table.opened += 1
-        call = Call.__new__(Call)
+        call = OpenCall.__new__(OpenCall)
         call.begin(self, route, request_id, hexadecimal(table.opened), packet.data.size, now_s)
         PyDict_SetItem(self.calls, request_id, call)
         PyDict_SetItem(endpoint.serving, call.id, call)
@@ -420,7 +420,7 @@ cdef class CallEndpoint:
 
     cdef bint call_reply(self, const Packet* packet, double now_s) except -1:
         cdef CallTable table = self.table
-        cdef Call call
+        cdef OpenCall call
         cdef void* entry
         cdef bytes call_id
         if packet.type > PARTIAL:
@@ -429,7 +429,7 @@ cdef class CallEndpoint:
         entry = <void*>PyDict_GetItem(self.serving, call_id)
         if entry is NULL:
             return False
-        call = <Call>entry
+        call = <OpenCall>entry
         # The slow path decides whether the reply has to wait (back_pressure.py).
         if call.caller.full:
             return False
@@ -451,7 +451,7 @@ cdef class CallEndpoint:
         call.caller.write_reply(call.request_id, packet)
         return True
 
-    cdef bint partial(self, Call call, const Packet* packet, double now_s) except -1:
+    cdef bint partial(self, OpenCall call, const Packet* packet, double now_s) except -1:
         cdef CallTable table = self.table
         cdef Py_ssize_t free = call.free_left(table)
         if self.credits and not free:
@@ -470,7 +470,7 @@ cdef class CallEndpoint:
 
     # --- writing for the peer
 
-    cdef int write_call(self, Call call, Slice data) except -1:
+    cdef int write_call(self, OpenCall call, Slice data) except -1:
         cdef Slice request_id = slice_of(call.id)
         cdef Slice caller = slice_of(call.caller.caller_name)
         cdef Slice address = slice_of(call.address)
@@ -539,7 +539,7 @@ cdef class CallEndpoint:
 def overdue(endpoints, double now_s):
     """Return the calls over their deadline, and when the next one is due (None if none)."""
     cdef CallEndpoint endpoint
-    cdef Call call
+    cdef OpenCall call
     cdef double due_s, nearest_s = 0
     cdef list late = []
     cdef bint has_next = False

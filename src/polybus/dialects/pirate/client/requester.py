@@ -46,7 +46,7 @@ from polybus.dialects.pirate.client.journal_state import (
 from polybus.dialects.pirate.client.pirate_options import ClientOptions
 from polybus.dialects.pirate.client.request_channel import RequestChannel
 from polybus.dialects.pirate.client.state_folder import ClientFolder, run_to_completion
-from polybus.dialects.pirate.codec import EmptyReply, ErrorReply, OkReply, Reply, Request
+from polybus.dialects.pirate.codec import ClientRequest, EmptyReply, ErrorReply, OkReply, Reply
 from polybus.errors import (
     BadFrame,
     Conflict,
@@ -220,7 +220,7 @@ class Requester:
         # One number for all tries, so that a late copy gets the same epoch and fences no client.
         number = int.from_bytes(os.urandom(8))
         reply = await self._exchange(
-            self._counted_channel, Request(codec.HELLO, self.state.id, 0, number), "HELLO"
+            self._counted_channel, ClientRequest(codec.HELLO, self.state.id, 0, number), "HELLO"
         )
         if not isinstance(reply, OkReply):
             raise _error_from_reply(reply, "HELLO")
@@ -252,7 +252,7 @@ class Requester:
         """
         counter, op, topic, body = request
         frames = codec.split_body(body) if op == PUT else ()
-        asked = Request(op.encode(), self.state.id, self.state.epoch, counter, topic, frames)
+        asked = ClientRequest(op.encode(), self.state.id, self.state.epoch, counter, topic, frames)
         what = describe_request(request)
         try:
             reply = await self._exchange(self._counted_channel, asked, what)
@@ -279,7 +279,7 @@ class Requester:
     # --- GET
 
     async def _get(self, topic: str, last: int) -> Message | None:
-        asked = Request(codec.GET, self.state.id, self.state.epoch, 0, topic, (), last)
+        asked = ClientRequest(codec.GET, self.state.id, self.state.epoch, 0, topic, (), last)
         reply = await self._exchange(self._read_channel, asked, f"GET {topic!r}")
         if isinstance(reply, EmptyReply):
             return None
@@ -300,7 +300,7 @@ class Requester:
 
     # --- exchange
 
-    async def _exchange(self, channel: RequestChannel, request: Request, what: str) -> Reply:
+    async def _exchange(self, channel: RequestChannel, request: ClientRequest, what: str) -> Reply:
         """Send a request and return the reply. BUSY is retried as often as a timeout."""
         frames = codec.encode_request(request)
         size = sum(map(len, request.body))

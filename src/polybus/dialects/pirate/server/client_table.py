@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
-from polybus.dialects.pirate.codec import Request
+from polybus.dialects.pirate.codec import ClientRequest
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.put_fast_path import ClientState
 from polybus.dialects.pirate.server.subscriber_context import (
@@ -48,10 +48,10 @@ class ClientEntry(ClientState):
         if stored is not None:
             self.epoch, self.counter = stored.epoch, max(self.counter, stored.last_counter)
 
-    def is_fenced(self, request: Request) -> bool:
+    def is_fenced(self, request: ClientRequest) -> bool:
         return request.epoch != self.epoch
 
-    def fenced_error(self, request: Request) -> Fenced:
+    def fenced_error(self, request: ClientRequest) -> Fenced:
         if self.epoch == UNKNOWN_EPOCH:
             return Fenced("the bus has no HELLO of this client; send HELLO first")
         if request.epoch > self.epoch:
@@ -92,7 +92,7 @@ class ClientTable:
         self.find: Callable[[bytes], ClientEntry | None] = self._loaded.get
         self.count = stored
 
-    def hello(self, request: Request, _caller: Identity, then: OnResult) -> None:
+    def hello(self, request: ClientRequest, _caller: Identity, then: OnResult) -> None:
         """Execute HELLO (exclusive). A copy of a HELLO gets the epoch of the first."""
         store = self._context.durable.store
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.codec import Request
+from polybus.dialects.pirate.codec import ClientRequest
 from polybus.dialects.pirate.server.client_table import ClientTable
 from polybus.dialects.pirate.server.get_handler import GetHandler, LastWriter, MessageCache
 from polybus.dialects.pirate.server.put_handler import PutHandler
@@ -23,7 +23,7 @@ from polybus.dialects.pirate.server.subscription_table import StoredSubscribers,
 from polybus.model.identity import Identity
 from polybus.model.topic import Topic
 
-Handler = Callable[[Request, Identity, OnResult], None]
+Handler = Callable[[ClientRequest, Identity, OnResult], None]
 
 
 class DurableSubscribers:

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final, NamedTuple
 
-from polybus.dialects.pirate.codec import Request
+from polybus.dialects.pirate.codec import ClientRequest
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.client_table import ClientEntry, ClientTable
 from polybus.dialects.pirate.server.subscriber_context import (
@@ -63,7 +63,7 @@ class GetHandler:
         self._lasts = lasts
         self._cache = cache
 
-    def get(self, request: Request, caller: Identity, then: OnResult) -> None:
+    def get(self, request: ClientRequest, caller: Identity, then: OnResult) -> None:
         """Execute a GET. Calls `then` with a message, None if there is none, or the error."""
         client = self._clients.find_ready(request.client)
         if client is not None:
@@ -73,7 +73,7 @@ class GetHandler:
             self._clients.queue(request.client, run, then)
 
     def _get_now(
-        self, request: Request, caller: Identity, then: OnResult, client: ClientEntry
+        self, request: ClientRequest, caller: Identity, then: OnResult, client: ClientEntry
     ) -> None:
         if client.is_fenced(request):
             then(client.fenced_error(request))

@@ -109,7 +109,7 @@ cdef class Reply:
 
 
 @cython.final
-cdef class Request:
+cdef class PutRequest:
     """The frames of a plain PUT."""
 
     cdef bytes client, topic, body
@@ -179,7 +179,7 @@ cdef class PutFastPath:
 
         `own_id` is the client id that the peer must use, or None.
         """
-        cdef Request request = Request.__new__(Request)
+        cdef PutRequest request = PutRequest.__new__(PutRequest)
         cdef ClientState client
         cdef Target target
         cdef Py_ssize_t size
@@ -202,7 +202,7 @@ cdef class PutFastPath:
         return self.enqueue(session, peer, frames, request, client, target)
 
     cdef bint enqueue(
-        self, session, peer, list frames, Request request, ClientState client, Target target
+        self, session, peer, list frames, PutRequest request, ClientState client, Target target
     ) except -1:
         """Add the PUT and its commit to this turn. Returns False if the bytes are too many."""
         cdef bytes offsets = PyBytes_FromStringAndSize(NULL, 8)

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from hashlib import blake2b
 from typing import Final
 
-from polybus.dialects.pirate.codec import PUT, Request
+from polybus.dialects.pirate.codec import PUT, ClientRequest
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.client_table import ClientEntry, ClientTable
 from polybus.dialects.pirate.server.put_fast_path import Put, PutFastPath, Target
@@ -68,7 +68,7 @@ class PutHandler:
             MAX_KNOWN_TOPICS,
         )
 
-    def put(self, request: Request, caller: Identity, then: OnResult) -> None:
+    def put(self, request: ClientRequest, caller: Identity, then: OnResult) -> None:
         """Execute a PUT. Calls `then` with the message id or the error."""
         size = sum(map(len, request.body))
         is_large = size > LARGE_BYTES
@@ -95,7 +95,7 @@ class PutHandler:
         self._clients.queue(request.client, run, on_not_run, alone=is_large)
 
     def _put_now(
-        self, client: ClientEntry, request: Request, caller: Identity, then: OnResult
+        self, client: ClientEntry, request: ClientRequest, caller: Identity, then: OnResult
     ) -> None:
         if client.is_fenced(request):
             then(client.fenced_error(request))
@@ -105,7 +105,12 @@ class PutHandler:
         self._submit(client, request, caller, then, digest, self._block(body))
 
     def _prepare_large(
-        self, client: ClientEntry, request: Request, caller: Identity, then: OnResult, size: int
+        self,
+        client: ClientEntry,
+        request: ClientRequest,
+        caller: Identity,
+        then: OnResult,
+        size: int,
     ) -> None:
         """Prepare a large PUT on a worker. It is exclusive until it is submitted.
 
@@ -141,7 +146,7 @@ class PutHandler:
     def _submit(
         self,
         client: ClientEntry,
-        request: Request,
+        request: ClientRequest,
         caller: Identity,
         then: OnResult,
         digest: bytes,

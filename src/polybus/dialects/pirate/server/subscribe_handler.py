@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
-from polybus.dialects.pirate.codec import Request
+from polybus.dialects.pirate.codec import ClientRequest
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.client_table import ClientEntry, ClientTable
 from polybus.dialects.pirate.server.get_handler import LastWriter
@@ -65,7 +65,7 @@ class SubscribeHandler:
 
     # --- SUB
 
-    def subscribe(self, request: Request, caller: Identity, then: OnResult) -> None:
+    def subscribe(self, request: ClientRequest, caller: Identity, then: OnResult) -> None:
         """Execute SUB (exclusive). Calls `then` with LAST or the error."""
 
         def run(client: ClientEntry) -> None:
@@ -75,7 +75,7 @@ class SubscribeHandler:
         self._clients.queue(request.client, run, then, alone=True)
 
     def _find_topic(
-        self, client: ClientEntry, request: Request, caller: Identity, then: OnResult
+        self, client: ClientEntry, request: ClientRequest, caller: Identity, then: OnResult
     ) -> None:
         """Subscribe to the topic, after its removal or its creation if need be."""
         again = partial(self._find_topic, client, request, caller, then)
@@ -127,7 +127,12 @@ class SubscribeHandler:
         self._context.workers(create, on_created)
 
     def _add_subscription(
-        self, client: ClientEntry, request: Request, caller: Identity, topic: Topic, then: OnResult
+        self,
+        client: ClientEntry,
+        request: ClientRequest,
+        caller: Identity,
+        topic: Topic,
+        then: OnResult,
     ) -> None:
         existing = self._table.find(topic.number, client.id)
         if existing is not None:
@@ -158,7 +163,7 @@ class SubscribeHandler:
 
     # --- UNSUB
 
-    def unsubscribe(self, request: Request, _caller: Identity, then: OnResult) -> None:
+    def unsubscribe(self, request: ClientRequest, _caller: Identity, then: OnResult) -> None:
         """Execute UNSUB (exclusive). Calls `then` with 1, 0 if not subscribed, or the error."""
 
         def run(client: ClientEntry) -> None:
@@ -286,7 +291,7 @@ class SubscribeHandler:
 
     # --- stamped commits
 
-    def _answer_if_used(self, client: ClientEntry, request: Request, then: OnResult) -> bool:
+    def _answer_if_used(self, client: ClientEntry, request: ClientRequest, then: OnResult) -> bool:
         """Answer a fenced request or a used counter. Returns False for any other request."""
         if client.is_fenced(request):
             self._finish(client, then, client.fenced_error(request))
@@ -301,7 +306,7 @@ class SubscribeHandler:
     def _commit_counter(
         self,
         client: ClientEntry,
-        request: Request,
+        request: ClientRequest,
         note: bytes,
         then: OnResult,
         changes: tuple[RecordChange, ...] = (),

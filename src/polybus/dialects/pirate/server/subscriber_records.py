@@ -24,7 +24,7 @@ from heapq import nsmallest
 from struct import Struct, unpack
 from typing import Any, Final, NamedTuple
 
-from polybus.dialects.pirate.codec import Request
+from polybus.dialects.pirate.codec import ClientRequest
 from polybus.errors import Damaged, PolybusError, error_from_code
 from polybus.model.commit import Commit, CommitResult, RecordChange, StoredRecord
 from polybus.model.stamp import ProducerOptions
@@ -163,7 +163,7 @@ def digest_head(op: bytes, topic: bytes) -> bytes:
     return b"%b\0%b\0" % (op, topic)
 
 
-def request_digest(request: Request, body: bytes = b"") -> bytes:
+def request_digest(request: ClientRequest, body: bytes = b"") -> bytes:
     """Return a digest by which the store detects two requests with the same counter."""
     head = digest_head(request.op, request.topic.encode())
     if len(body) <= JOINED_BYTES:

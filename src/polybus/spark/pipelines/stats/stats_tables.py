@@ -191,7 +191,7 @@ def sample_groups(bus: str, topics: Iterable[str], now_s: float) -> pa.Table:
     with Client(bus, RECONNECT_OPTIONS) as client:
         for topic in topics:
             try:
-                topic_stats = client.act("topic.stats", topic=topic)
+                topic_stats = client.topic_stats(topic)
             except DoesNotExist:  # dropped after it was counted
                 continue
             for group in topic_stats["groups"]:
