@@ -21,7 +21,7 @@ SHARED := -n 4 --dist loadfile --no-loadscope-reorder
 
 # Fault tests that run under a sabotage in `make test`, chosen by the commit. `make soak` has a
 # sample of the mutants (tests/unit/testing/test_mutant_sample.py).
-SAMPLE := --sabotage-sample 10
+SAMPLE := --sabotage-sample 20
 
 # What pytest answers when nothing is marked so (yet).
 NO_TESTS := 5

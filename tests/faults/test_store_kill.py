@@ -29,9 +29,12 @@ LONGEST_S = 0.02  # to wait after these lines
 COMPACTED_LIVES = 0.2
 LATEST = 8  # acknowledgements in flight: fewer than the kept results of a producer
 PATIENCE_S = 60.0
-# A part of a commit is stored without the rest: messages of a shard, one of two records, or the
-# end of the ring.
-TORN = r"not dense|read as a whole|records disagree|producer \d: \d+ of \d+|ring: ends at \d+ after"
+# A part of a commit is stored without the rest: messages of a shard, one of two records, the end
+# of the ring, or the entry of a staged block without the block.
+TORN = (
+    r"not dense|read as a whole|records disagree|producer \d: \d+ of \d+|ring: ends at \d+ after"
+    r"|a staged block is missing"
+)
 
 
 class Tally:

@@ -54,10 +54,10 @@ FOLLOWING = mutants(
     ("a straggler rejoins too soon", "if self.at_id >= self._tail.at_id and", "if"),
     (
         "room is not noticed",
-        "straggler.read_next()\n\n    def on_commit",
+        "cursor.read_next()\n\n    def on_commit",
         "pass\n\n    def on_commit",
     ),
-    ("a failed straggler is left", "if straggler.wants_more():", "if False:"),
+    ("a failed straggler is left", "if cursor.wants_more():", "if False:"),
     ("the gone are fed", "        tail.behind.pop(connection, None)\n", ""),
     ("who joins and leaves is let in", "if pair[1] is not connection", "if True"),
     (

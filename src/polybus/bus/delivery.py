@@ -139,7 +139,7 @@ class Delivery:
         for outbox in [outbox for outbox in self._full if self._window_is_over(outbox, now_s)]:
             self._check_rate(outbox, now_s)
 
-    # Events of an outbox (outbox.Owner).
+    # Events of an outbox (`OutboxOwner`).
 
     def on_filled(self, outbox: Outbox) -> None:
         self._full[outbox] = None

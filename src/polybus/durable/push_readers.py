@@ -291,9 +291,9 @@ class PushReaders:
     def on_room(self, connection: Connection) -> None:
         """Handle an outbox with room: continue the cursors of its reader."""
         for tail in self._tails.values():
-            straggler = tail.behind.get(connection)
-            if straggler is not None:
-                straggler.read_next()
+            cursor = tail.behind.get(connection)
+            if cursor is not None:
+                cursor.read_next()
 
     def on_commit(self, numbers: Iterable[int]) -> None:
         """Handle new messages of these topics."""
@@ -301,9 +301,9 @@ class PushReaders:
             tail = self._tails.get(number)
             if tail is not None and self.has_push_readers(tail):
                 tail.read_next()
-                for straggler in list(tail.behind.values()):
-                    if straggler.wants_more():  # its last read has failed
-                        straggler.read_next()
+                for cursor in list(tail.behind.values()):
+                    if cursor.wants_more():  # its last read has failed
+                        cursor.read_next()
 
     # --- used by cursors
 

@@ -1,3 +1,3 @@
-# Memory for large columns; see slabs.pyx.
+# Memory for large columns; see column_slab.pyx.
 
 cdef object new_column(unsigned char** place, Py_ssize_t size)

@@ -62,7 +62,7 @@ class AclAdmin:
         self._creator_of = creator_of
         self._path = path
         self._log = log
-        self._book = RuleSet()
+        self._rules = RuleSet()
         self._turn = asyncio.Lock()  # changes and reloads come one after another
 
     def start(self, loaded: LoadedSettings) -> None:
@@ -72,11 +72,11 @@ class AclAdmin:
         )
 
     async def reload(self, loaded: LoadedSettings) -> int:
-        """Reads everything again; how many rules there are. A `ConfigError` changes nothing."""
+        """Read all files again. Returns the number of rules. A `ConfigError` changes nothing."""
         again = loaded.again or (lambda: loaded)
         async with self._turn:
             self._apply(*await asyncio.to_thread(_read_all, again, self._path))
-        return len(self._book.entries)
+        return len(self._rules.entries)
 
     def is_admin(self, identity: Identity) -> bool:
         """Of the whole bus."""
@@ -108,7 +108,7 @@ class AclAdmin:
                 "by": entry.by,
                 "names_nobody": entry.names_nobody,
             }
-            for entry in self._book.entries
+            for entry in self._rules.entries
             if topic is None or Pattern(entry.rule.pattern).matches(topic)
         ]
 
@@ -116,12 +116,12 @@ class AclAdmin:
         rule = _rule(request)
         by = self._check_may_set(rule, identity)
         async with self._turn:
-            there = self._book.find(rule)
+            there = self._rules.find(rule)
             if there is not None and (there.by is None or by is not None):
                 return self._rule_result(rule, changed=False)
             self._check_room(by)
             entry = RuleEntry(await asyncio.to_thread(_place, rule, self._source), by)
-            await self._change(self._book.with_entry(entry))
+            await self._change(self._rules.with_entry(entry))
         self._log.info("rule added", rule=str(rule), user=identity.name)
         return self._rule_result(rule, changed=True)
 
@@ -129,17 +129,17 @@ class AclAdmin:
         rule = _rule(request)
         by = self._check_may_set(rule, identity)
         async with self._turn:
-            there = self._book.find(rule)
+            there = self._rules.find(rule)
             if there is None:
                 raise AdminError("not_found", f'there is no rule "{rule}"')
-            if there not in self._book.kept:
+            if there not in self._rules.kept:
                 place = there.placed.source
                 raise AdminError(
                     "refused", f"that rule is in {place}: remove it there, then SIGHUP"
                 )
             if by is not None and there.by is None:
                 raise AdminError("denied", "that rule was set by an admin")
-            await self._change(self._book.without(rule))
+            await self._change(self._rules.without(rule))
         self._log.info("rule removed", rule=str(rule), user=identity.name)
         return self._rule_result(rule, changed=True)
 
@@ -152,25 +152,25 @@ class AclAdmin:
 
     # --- inside
 
-    def _apply(self, loaded: LoadedSettings, book: RuleSet, own: dict[int, Any]) -> None:
+    def _apply(self, loaded: LoadedSettings, rules: RuleSet, own: dict[int, Any]) -> None:
         self._quotas.configure(loaded.settings.quotas, own)
-        self._install(book)
-        for entry in book.entries:
+        self._install(rules)
+        for entry in rules.entries:
             if entry.names_nobody:
                 self._log.warning("rule matches no caller", rule=str(entry.rule))
 
-    def _install(self, book: RuleSet) -> None:
-        self._book = book
-        self._policy.replace(book.placed)
+    def _install(self, rules: RuleSet) -> None:
+        self._rules = rules
+        self._policy.replace(rules.placed)
 
-    async def _change(self, book: RuleSet) -> None:
+    async def _change(self, rules: RuleSet) -> None:
         if self._path is not None:
             try:
-                await asyncio.to_thread(rule_set.write, self._path, book)
+                await asyncio.to_thread(rule_set.write, self._path, rules)
             except OSError as error:
                 reason = f"{self._path} cannot be written: {error.strerror}"
                 raise AdminError("unavailable", f"nothing was changed: {reason}") from None
-        self._install(book)
+        self._install(rules)
 
     def _may_list(self, identity: Identity, topic: bytes | None) -> bool:
         if topic is not None and identity.owns(self._creator_of(topic)):
@@ -178,11 +178,11 @@ class AclAdmin:
         return self._policy.allows(identity, ADMIN, ANY_TOPIC if topic is None else topic)
 
     def _check_may_set(self, rule: Rule, identity: Identity) -> int | None:
-        """None if as an admin, else the creator's uid; `Wrong` if neither."""
+        """Return None for an admin, the uid for the topic's creator. Raises `AdminError`."""
         if self.is_admin(identity):
             return None
-        # A star of this pattern is covered only by a star there, so what the whole text
-        # is within, all names it stands for are within.
+        # A star of this pattern matches only a star of the admin rule, so a rule that covers the
+        # pattern's text covers every name that the pattern matches.
         within = rule.pattern.encode()
         if ADMIN not in rule.verbs and self._policy.allows(identity, ADMIN, within):
             return None
@@ -192,12 +192,12 @@ class AclAdmin:
         if not CREATORS_VERBS.issuperset(rule.verbs):
             verbs = ", ".join(sorted(CREATORS_VERBS))
             raise AdminError("denied", f"a topic's creator sets rules for {verbs} only")
-        if identity.uid is None:  # rules are kept by the uid of who set them
+        if identity.uid is None:  # a stored rule names the uid of its creator
             raise AdminError("not_supported", "only users of this host set rules for their topics")
         return identity.uid
 
     def _check_room(self, by: int | None) -> None:
-        kept = self._book.kept
+        kept = self._rules.kept
         if len(kept) >= MAX_RULES:
             raise AdminError("limit_reached", f"there are {MAX_RULES} rules already: remove some")
         if by is not None and sum(entry.by == by for entry in kept) >= MAX_CREATOR_RULES:

@@ -40,7 +40,7 @@ class FolderLock:
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
-        """Release the lock. The file stays because two buses could lock two files of one name."""
+        """Release the lock. The file stays, or two buses could lock two files of one name."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
         os.close(self._fd)

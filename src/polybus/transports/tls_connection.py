@@ -2,7 +2,7 @@
 
 The event loop's own TLS keeps encrypted bytes in a queue that is not visible: an outbox
 could not tell a slow reader from a fast one, and a peer that never finishes its handshake
-would not be counted by the gate. So the loop only moves bytes, and `ssl` works on two
+would not be counted by the connection limit. So the loop only moves bytes, and `ssl` works on two
 buffers in memory:
 
     socket → _incoming → decrypt → receive buffer → session

@@ -65,12 +65,12 @@ class PullCursor(LogCursor):
 
     def __init__(
         self,
-        following: PushReaders,
+        push_readers: PushReaders,
         durable: DurableTopics,
         quotas: Quotas,
         reader: DurablePullReader,
     ) -> None:
-        super().__init__(following, reader.topic, durable.next_id(reader.topic))
+        super().__init__(push_readers, reader.topic, durable.next_id(reader.topic))
         self._durable = durable
         self._quotas = quotas
         self._reader = reader
@@ -133,9 +133,9 @@ class PullCursor(LogCursor):
 class DurablePullReaders:
     """All readers of durable topics, by topic."""
 
-    def __init__(self, durable: DurableTopics, following: PushReaders, quotas: Quotas) -> None:
+    def __init__(self, durable: DurableTopics, push_readers: PushReaders, quotas: Quotas) -> None:
         self._durable = durable
-        self._following = following
+        self._push_readers = push_readers
         self._quotas = quotas
         self._readers: dict[int, dict[DurablePullReader, PullCursor]] = {}
 
@@ -151,7 +151,7 @@ class DurablePullReaders:
 
     def add(self, reader_id: bytes, caller: Identity, topic: Topic) -> DurablePullReader:
         reader = DurablePullReader(reader_id, caller, topic)
-        pull = PullCursor(self._following, self._durable, self._quotas, reader)
+        pull = PullCursor(self._push_readers, self._durable, self._quotas, reader)
         self._readers.setdefault(topic.number, {})[reader] = pull
         reader.on_end = partial(self.remove, reader)
         return reader
@@ -167,7 +167,7 @@ class DurablePullReaders:
     def count(self, topic: Topic) -> int:
         """Return the number of readers of the topic, pull and push."""
         pulling = len(self._readers.get(topic.number, ()))
-        return pulling + self._following.count(topic)
+        return pulling + self._push_readers.count(topic)
 
     def readers(self, topic: Topic) -> list[DurablePullReader]:
         return list(self._readers.get(topic.number, ()))
