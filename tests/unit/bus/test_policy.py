@@ -53,6 +53,12 @@ def may(
 # --- line by line
 
 
+def test_rule_needs_more_than_the_prefix_of_its_pattern():
+    rules = policy("deny everyone produce a*z")
+    assert not may(rules, ALICE, "produce", b"a-z")
+    assert may(rules, ALICE, "produce", b"a-b")
+
+
 @pytest.mark.parametrize("who", [ALICE, BOB, ROOT, OVER_TCP, KEYED, ANONYMOUS])
 @pytest.mark.parametrize("verb", VERBS)
 def test_defaults(who: Identity, verb: str):

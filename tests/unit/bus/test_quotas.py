@@ -99,6 +99,14 @@ def test_refused_trial_charge_is_not_logged():
     assert bench.counters.family("refused") == {}
 
 
+def test_account_without_charges_is_dropped():
+    quotas = Bench().quotas
+    assert quotas.charge(ALICE, BYTES, 2)
+    assert quotas._accounts
+    quotas.release(ALICE, BYTES, 2)
+    assert not quotas._accounts
+
+
 @pytest.mark.parametrize("amount", [1, 11])
 def test_releasing_more_than_charged_raises(amount: int):
     quotas = Bench().quotas
