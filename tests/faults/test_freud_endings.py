@@ -1,4 +1,4 @@
-"""Clients that hang up, half or whole, at the worst moment. On a live server.
+"""Clients that close or half-close their connection at the worst moment, on a live server.
 
 Requests that were sent are executed, even if the client is gone. Only Gets are not,
 because a message that no client can receive must not be consumed.
@@ -70,7 +70,7 @@ def connections(bus: BusProcess) -> int:
 
 
 def with_room_to_send(client: Client, size: int) -> None:
-    """So much can be sent to a server that does not read."""
+    """Enlarge the send buffer, so that `size` bytes can be sent to a server that does not read."""
     client.sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, size)
 
 
@@ -78,7 +78,7 @@ def with_room_to_send(client: Client, size: int) -> None:
 
 
 @pytest.mark.parametrize("seconds", [FOR_EVER, 60])
-def test_a_client_that_vanishes_while_waiting_consumes_nothing(
+def test_client_disconnected_while_waiting_consumes_no_message(
     bus: BusProcess, client: Client, topic: bytes, seconds: int
 ):
     key = client.subscribe(topic)
@@ -91,10 +91,10 @@ def test_a_client_that_vanishes_while_waiting_consumes_nothing(
     assert client.answers(4)[2:] == [(OK, b"1"), (OK, b"2")]
 
 
-def test_a_message_produced_into_a_vanished_wait_is_not_lost(
+def test_message_produced_during_a_disconnect_is_not_lost(
     bus: BusProcess, client: Client, topic: bytes
 ):
-    """Whether the bus has noticed by then or not: the race is run many times."""
+    """Before or after the bus notices the disconnect: the race is run many times."""
     key = client.subscribe(topic)
     for at in range(200):
         waiting = connect(bus)
@@ -107,10 +107,10 @@ def test_a_message_produced_into_a_vanished_wait_is_not_lost(
 
 
 @pytest.mark.parametrize("ending", ["close", "half-close"])
-def test_a_wait_ends_also_when_much_was_sent_behind_it(
+def test_disconnect_ends_a_waiting_get_despite_unread_input(
     bus: BusProcess, client: Client, topic: bytes, ending: str
 ):
-    """The end of the stream is behind more than the bus reads ahead: it is noticed all the same."""
+    """The end of the stream is noticed although it is behind more than the bus reads ahead."""
     key = client.subscribe(topic)
     before = connections(bus)
     waiting = connect(bus)
@@ -135,10 +135,10 @@ def test_a_wait_ends_also_when_much_was_sent_behind_it(
 # --- gone with answers unsent ------------------------------------------------
 
 
-def test_messages_in_answers_that_were_never_sent_are_unread_again(
+def test_messages_in_unsent_answers_become_unread_again(
     bus: BusProcess, client: Client, topic: bytes
 ):
-    """Each message is either in what the dead client could read, or with the next who asks."""
+    """Each message is in the input of the closed client, or the next Get returns it."""
     key = client.subscribe(topic)
     total = 60  # all fit into what is gathered for two writes, and not into a socket
     for at in range(total):
@@ -161,9 +161,7 @@ def test_messages_in_answers_that_were_never_sent_are_unread_again(
     until(lambda: connections(bus) == before, "both are gone")
 
 
-def test_a_notice_that_was_never_sent_is_unread_again(
-    bus: BusProcess, client: Client, topic: bytes
-):
+def test_unsent_deletion_notice_becomes_unread_again(bus: BusProcess, client: Client, topic: bytes):
     key = client.subscribe(topic)
     other = client.subscribe(topic)
     big = bytes(4096 * KIB)  # more than a socket and one read of the client hold
@@ -183,10 +181,10 @@ def test_a_notice_that_was_never_sent_is_unread_again(
 # --- gone after having asked -------------------------------------------------
 
 
-def test_what_a_client_asked_for_before_it_vanished_is_done(
+def test_requests_sent_before_a_disconnect_are_executed(
     bus: BusProcess, client: Client, topic: bytes
 ):
-    """However much it was: the bus cannot answer from the first request on."""
+    """For any number of requests: not even the first answer can be sent."""
     key = client.subscribe(topic)
     total = 2000
     gone = connect(bus)
@@ -207,7 +205,7 @@ def test_what_a_client_asked_for_before_it_vanished_is_done(
     assert topic + b"!" in names(client.ask(list_topics()))
 
 
-def test_gets_of_a_client_that_has_vanished_consume_nothing(
+def test_gets_of_a_disconnected_client_consume_no_message(
     bus: BusProcess, client: Client, topic: bytes
 ):
     key = client.subscribe(topic)
@@ -231,7 +229,7 @@ def test_gets_of_a_client_that_has_vanished_consume_nothing(
 # --- half-closed -------------------------------------------------------------
 
 
-def test_after_a_half_close_what_was_received_is_answered(client: Client, bus: BusProcess):
+def test_half_closed_connection_gets_all_answers(client: Client, bus: BusProcess):
     with connect(bus) as half:
         half.send(create(b"half"), subscribe(b"half"), *(produce(b"half", b"x") for _ in range(99)))
         half.shut_down()
@@ -241,9 +239,7 @@ def test_after_a_half_close_what_was_received_is_answered(client: Client, bus: B
     assert client.ask(delete(b"half")).code == OK  # by the same user and program
 
 
-def test_after_a_half_close_a_wait_is_as_if_its_time_were_up(
-    bus: BusProcess, client: Client, topic: bytes
-):
+def test_half_close_ends_waiting_gets_like_a_timeout(bus: BusProcess, client: Client, topic: bytes):
     key = client.subscribe(topic)
     with connect(bus) as half:
         begin(half, get(key, FOR_EVER), produce(topic, b"x"), get(key, 30), get(key, 30))
@@ -253,7 +249,7 @@ def test_after_a_half_close_a_wait_is_as_if_its_time_were_up(
         assert found == expected
 
 
-def test_after_a_half_close_malformed_and_close_waits_its_turn(
+def test_half_closed_connection_gets_its_malformed_answer_in_order(
     bus: BusProcess, client: Client, topic: bytes
 ):
     key = client.subscribe(topic)
@@ -263,10 +259,8 @@ def test_after_a_half_close_malformed_and_close_waits_its_turn(
         assert [one.code for one in half.to_the_end()] == [NOTHING_HAPPENED, 4]
 
 
-def test_after_a_half_close_much_is_answered_to_a_slow_reader(
-    bus: BusProcess, client: Client, topic: bytes
-):
-    """More answers than fit into its socket: they wait for it, and so does the end."""
+def test_half_closed_slow_reader_gets_all_answers(bus: BusProcess, client: Client, topic: bytes):
+    """Answers that do not fit the socket are sent later, and the close waits for them."""
     key = client.subscribe(topic)
     total = 600
     client.send(*(produce(topic, bytes(4 * KIB)) for _ in range(total)))
@@ -282,7 +276,7 @@ def test_after_a_half_close_much_is_answered_to_a_slow_reader(
 # --- what is left behind -----------------------------------------------------
 
 
-def test_another_connection_may_go_on_with_a_subscription_for_a_while(
+def test_another_connection_can_use_a_subscription_until_its_timeout(
     bus: BusProcess, client: Client, topic: bytes
 ):
     with connect(bus) as owner:
@@ -314,8 +308,8 @@ def test_deleted_topic_is_removed_after_its_timeout_despite_unread_notices(
     assert client.ask(get(key)).code == 3
 
 
-def test_nothing_of_a_connection_stays_open(bus: BusProcess, client: Client):
-    def come_and_go(times: int) -> None:
+def test_closed_connections_leave_no_open_descriptor(bus: BusProcess, client: Client):
+    def connect_and_close(times: int) -> None:
         for at in range(times):
             one = connect(bus)
             one.send(list_topics(), create(b"here")[: at % 12])
@@ -323,16 +317,16 @@ def test_nothing_of_a_connection_stays_open(bus: BusProcess, client: Client):
             one.close()
 
     there = connections(bus)
-    come_and_go(20)
+    connect_and_close(20)
     until(lambda: connections(bus) == there, "all are gone")
     before = open_descriptors(bus.pid)
-    come_and_go(200)
+    connect_and_close(200)
     until(lambda: connections(bus) == there, "all are gone")
     # The question about connections is one itself: the bus may still be closing it.
     until(lambda: open_descriptors(bus.pid) <= before, "their descriptors are closed")
 
 
-def test_a_stop_closes_waiting_requests_unanswered():
+def test_stop_closes_waiting_connections_without_an_answer():
     folder = Path(tempfile.mkdtemp(prefix="pb-f-", dir="/tmp"))
     with (
         serve(listen=[f"freud=unix:{folder}/freud.sock"], folder=folder) as bus,

@@ -1,4 +1,4 @@
-"""A Produce of a client that has gone, while a push reader is full, reaches those with room."""
+"""A Produce of a disconnected client reaches all readers but the full push reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def waiting(bus: BusProcess) -> int:
 
 
 def fill(bus: BusProcess, client: Client) -> None:
-    """Produces until one waits for the full rqueue reader."""
+    """Produce until a Produce waits for the full rqueue reader."""
     while not waiting(bus):
         client.send(produce(b"t", bytes(LARGE)))
         until(lambda: client.has_answer(LOOK_S) or waiting(bus), "it is answered, or waits")
@@ -28,7 +28,7 @@ def fill(bus: BusProcess, client: Client) -> None:
             client.answers(1)
 
 
-def test_what_a_vanished_client_produced_reaches_freud_although_an_rqueue_reader_is_full():
+def test_messages_of_a_disconnected_producer_reach_freud_despite_a_full_rqueue_reader():
     with (
         serving(env=PATIENT) as bus,
         connect(bus) as client,

@@ -1,4 +1,4 @@
-"""What a reader holds of the bus's memory is in proportion to what it is charged for."""
+"""The memory that a reader holds is in proportion to its charged bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LARGE, LARGE_IN_A_BATCH = 2000, 100
 SENT = BATCHES * LARGE * LARGE_IN_A_BATCH
 
 
-def test_a_small_message_does_not_keep_the_large_ones_that_it_came_with():
-    """Of each batch only the empty message fits; the batch must not stay for its sake."""
+def test_small_message_does_not_hold_the_large_ones_of_its_batch_in_memory():
+    """Only the empty message of each batch fits; it must not keep the batch in memory."""
     with serving(env={"POLYBUS_QUOTAS_QUOTA_BYTES": str(ROOM)}) as bus, connect(bus) as client:
         assert client.ask(create(b"t")).code == OK
         key = client.subscribe(b"t")

@@ -31,14 +31,14 @@ READERS = 500
 
 
 def lists(client: Client) -> bytes:
-    """Each answer takes a millisecond to make, and all of them are read at once."""
+    """Lists whose answers take a millisecond each; the bus receives them all at once."""
     client.send(*(create(b"topic-%d" % at) for at in range(TOPICS)))
     client.answers(TOPICS)
     return list_topics() * 400
 
 
 def fan_outs(client: Client, pairs: int = 200) -> bytes:
-    """Each goes to many; two topics in turn, so that they are not one group."""
+    """Produces to many readers; two topics alternate, so that they are not one group."""
     client.send(create(b"a"), create(b"b"), *[subscribe(b"a"), subscribe(b"b")] * READERS)
     client.answers(2 + 2 * READERS)
     return (produce(b"a") + produce(b"b")) * pairs
@@ -48,7 +48,7 @@ WORK = pytest.mark.parametrize("work", [lists, fan_outs])
 
 
 @WORK
-def test_costly_requests_of_one_connection_hold_up_no_other(work):
+def test_expensive_requests_do_not_block_other_connections(work):
     with serving() as bus, connect(bus) as client, connect(bus) as hog, connect(bus) as other:
         wanted = work(client)
         client.ask(create(b"begin"))
@@ -63,7 +63,7 @@ def test_costly_requests_of_one_connection_hold_up_no_other(work):
 
 
 @WORK
-def test_what_a_hog_left_behind_is_carried_out_and_holds_up_no_other(work):
+def test_expensive_requests_of_a_disconnected_client_run_without_blocking_others(work):
     with serving() as bus, connect(bus) as client, connect(bus) as other:
         wanted = work(client)
         client.ask(create(b"begin"))
@@ -77,7 +77,7 @@ def test_what_a_hog_left_behind_is_carried_out_and_holds_up_no_other(work):
         assert client.ask(create(b"end")).code == NOTHING_HAPPENED
 
 
-def test_a_bus_with_much_to_do_for_one_connection_stops_when_it_is_told_to():
+def test_bus_with_expensive_pending_requests_stops_within_its_drain_timeout():
     env = {"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "0.5"}
     with started(env=env) as bus, connect(bus) as client, connect(bus) as other:
         wanted = fan_outs(client, 3000)  # a minute of work without a limit

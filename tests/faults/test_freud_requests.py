@@ -1,4 +1,4 @@
-"""The lines of Freud's spec about requests and answers, on a live server with plain sockets."""
+"""Requests and answers of the Freud spec, on a live server with plain sockets."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def topic(request: pytest.FixtureRequest, client: Client) -> bytes:
 # --- each request, each code -------------------------------------------------
 
 
-def test_a_topic_from_its_creation_to_its_end(client: Client):
+def test_topic_lifecycle_from_create_to_delete(client: Client):
     requests = [
         create(b"life"),
         create(b"life"),
@@ -109,7 +109,7 @@ def test_a_topic_from_its_creation_to_its_end(client: Client):
     assert b"life" not in names(client.ask(list_topics()))
 
 
-def test_a_name_that_does_not_exist(client: Client):
+def test_requests_for_missing_topics_and_subscribers_are_answered(client: Client):
     for request in (subscribe(b"no"), produce(b"no", b"x"), count(b"no")):
         assert client.ask(request) == (DOESNT_EXIST, b"")
     assert client.ask(delete(b"no")) == (NOTHING_HAPPENED, b"")
@@ -118,7 +118,7 @@ def test_a_name_that_does_not_exist(client: Client):
     assert client.ask(unsubscribe(FORGED_SUBSCRIBER)) == (DOESNT_EXIST, b"")
 
 
-def test_names_are_listed_once_each_marked_or_not(client: Client, topic: bytes):
+def test_recreated_topic_is_listed_once(client: Client, topic: bytes):
     client.subscribe(topic)
     client.ask(delete(topic))
     client.ask(create(topic))
@@ -145,7 +145,7 @@ def test_a_subscription_starts_at_the_next_message(client: Client, topic: bytes)
     assert client.ask(get(early)) == (OK, b"1")
 
 
-def test_the_longest_name_and_the_largest_frame(client: Client):
+def test_longest_name_and_largest_frame_are_accepted(client: Client):
     assert client.ask(create(LONGEST)).code == OK
     key = client.subscribe(LONGEST)
     body = bytes(MAX_FRAME_BYTES - 4 - 255)
@@ -155,7 +155,7 @@ def test_the_longest_name_and_the_largest_frame(client: Client):
     assert client.ask(get(key)) == (OK, NOTICE + LONGEST)
 
 
-def test_ids_and_times_never_go_back(client: Client, topic: bytes):
+def test_ids_and_timestamps_never_decrease(client: Client, topic: bytes):
     key = client.subscribe(topic)
     client.send(*(produce(topic, b"%d" % at) for at in range(500)))
     assert [number(one) for one in client.answers(500)] == list(range(500))
@@ -192,7 +192,7 @@ def test_answers_come_in_the_order_of_the_requests(client: Client, topic: bytes)
     assert codes == [*expected, DOESNT_EXIST, NOTHING_HAPPENED]
 
 
-def test_a_blocked_get_holds_up_its_own_connection_only(bus: BusProcess, topic: bytes):
+def test_waiting_get_blocks_only_its_own_connection(bus: BusProcess, topic: bytes):
     with connect(bus) as waiting, connect(bus) as other:
         key = waiting.subscribe(topic)
         waiting.send(get(key, FOR_EVER), unsubscribe(key), get(key))
@@ -202,7 +202,7 @@ def test_a_blocked_get_holds_up_its_own_connection_only(bus: BusProcess, topic: 
         assert waiting.answers(3) == [(OK, b"go on"), (OK, b""), (DOESNT_EXIST, b"")]
 
 
-def test_thousands_of_requests_at_once(client: Client, topic: bytes):
+def test_thousands_of_pipelined_requests_are_answered_in_order(client: Client, topic: bytes):
     key = client.subscribe(topic)
     rounds = 2000
     client.send(*(produce(topic, b"%d" % at) + get(key) for at in range(rounds)))
@@ -214,7 +214,7 @@ def test_thousands_of_requests_at_once(client: Client, topic: bytes):
 # --- waiting -----------------------------------------------------------------
 
 
-def test_zero_polls_and_a_second_is_a_second(client: Client, topic: bytes):
+def test_get_with_timeout_zero_polls_and_with_one_waits_a_second(client: Client, topic: bytes):
     key = client.subscribe(topic)
     start = time.monotonic()
     assert client.ask(get(key, 0)) == (NOTHING_HAPPENED, b"")
@@ -223,7 +223,7 @@ def test_zero_polls_and_a_second_is_a_second(client: Client, topic: bytes):
 
 
 @pytest.mark.parametrize("seconds", [1, 30, 2**31 - 1, -1, -(2**31)])
-def test_a_message_ends_a_wait_of_any_length(
+def test_produce_ends_a_waiting_get_of_any_timeout(
     bus: BusProcess, client: Client, topic: bytes, seconds: int
 ):
     with connect(bus) as waiting:
@@ -233,7 +233,7 @@ def test_a_message_ends_a_wait_of_any_length(
         assert record(waiting.answers(1)[0]).body == b"here"
 
 
-def test_unsubscribing_ends_a_wait(bus: BusProcess, client: Client, topic: bytes):
+def test_unsubscribe_ends_a_waiting_get(bus: BusProcess, client: Client, topic: bytes):
     with connect(bus) as waiting:
         key = waiting.subscribe(topic)
         begin(waiting, get(key, FOR_EVER))
@@ -241,7 +241,7 @@ def test_unsubscribing_ends_a_wait(bus: BusProcess, client: Client, topic: bytes
         assert waiting.answers(1) == [(DOESNT_EXIST, b"")]
 
 
-def test_a_deletion_ends_a_wait_with_the_notice(bus: BusProcess, client: Client, topic: bytes):
+def test_delete_ends_a_waiting_get_with_the_notice(bus: BusProcess, client: Client, topic: bytes):
     with connect(bus) as waiting:
         key = waiting.subscribe(topic)
         begin(waiting, get(key, FOR_EVER), get(key, FOR_EVER))
@@ -250,10 +250,10 @@ def test_a_deletion_ends_a_wait_with_the_notice(bus: BusProcess, client: Client,
         assert topic not in names(client.ask(list_topics()))
 
 
-def test_gets_on_one_id_are_served_in_the_order_of_their_arrival(
+def test_gets_of_one_subscriber_are_served_in_order_of_arrival(
     bus: BusProcess, client: Client, topic: bytes
 ):
-    """Two connections, in turns: each waits until the other has asked before it asks again."""
+    """Two connections whose Gets arrive alternately, in either order."""
     key = client.subscribe(topic)
     with connect(bus) as first, connect(bus) as second:
         for at in range(10):
@@ -318,7 +318,7 @@ MALFORMED_REQUESTS = {
 
 @pytest.mark.parametrize("way", ["whole", "byte by byte"])
 @pytest.mark.parametrize("why", MALFORMED_REQUESTS)
-def test_a_malformed_request_is_answered_and_the_connection_lives_on(
+def test_malformed_request_is_answered_and_the_connection_stays_open(
     bus: BusProcess, why: str, way: str
 ):
     reason, bad = MALFORMED_REQUESTS[why]
@@ -338,7 +338,7 @@ def test_a_malformed_request_is_answered_and_the_connection_lives_on(
     assert counter(bus, "refused", f"malformed_{reason}") == refused + 2
 
 
-def test_a_body_that_almost_starts_like_a_notice_is_a_body(client: Client, topic: bytes):
+def test_body_that_resembles_a_notice_is_accepted(client: Client, topic: bytes):
     key = client.subscribe(topic)
     for body in (NOTICE[:-1], NOTICE[1:], b"x" + NOTICE):
         assert client.ask(produce(topic, body)).code == OK
@@ -355,7 +355,7 @@ OVERSIZED = {
 
 @pytest.mark.parametrize("way", ["whole", "byte by byte"])
 @pytest.mark.parametrize("why", OVERSIZED)
-def test_an_oversized_request_is_answered_in_its_turn_and_closes(
+def test_oversized_request_is_answered_in_order_and_closes(
     bus: BusProcess, client: Client, topic: bytes, why: str, way: str
 ):
     closed = counter(bus, "connections", "closed", "too_large")
@@ -383,7 +383,7 @@ def test_an_oversized_request_is_answered_in_its_turn_and_closes(
 # --- little by little --------------------------------------------------------
 
 
-def test_a_whole_conversation_one_byte_at_a_time(client: Client):
+def test_requests_sent_one_byte_at_a_time_are_answered(client: Client):
     stream = create(b"drip") + subscribe(b"drip") + produce(b"drip", bytes(range(256)))
     stream += count(b"drip") + delete(b"drip") + create(b"drip") + list_topics()
     assert drip(client.sock, one_by_one(stream)) == len(stream)
@@ -396,7 +396,7 @@ def test_a_whole_conversation_one_byte_at_a_time(client: Client):
 
 
 @pytest.mark.parametrize("left", range(1, 20))
-def test_half_a_request_at_the_end_is_dropped_unanswered(bus: BusProcess, left: int):
+def test_incomplete_request_at_the_end_is_dropped_unanswered(bus: BusProcess, left: int):
     whole = produce(b"half", b"request")
     with connect(bus) as client:
         client.send(list_topics() + whole[:left])
@@ -422,7 +422,7 @@ def test_incomplete_request_does_not_affect_other_connections(
 # --- recreation --------------------------------------------------------------
 
 
-def test_a_topic_is_created_again_while_its_old_readers_still_read(
+def test_topic_is_recreated_while_its_old_readers_still_read(
     bus: BusProcess, client: Client, topic: bytes
 ):
     old = client.subscribe(topic)
@@ -448,7 +448,7 @@ def test_a_topic_is_created_again_while_its_old_readers_still_read(
         assert waiting.ask(get(new)) == (OK, b"2")
 
 
-def test_what_was_buffered_waits_for_the_first_reader(client: Client, topic: bytes):
+def test_buffered_messages_wait_for_the_first_reader(client: Client, topic: bytes):
     old = client.subscribe(topic)
     client.send(delete(topic), create(topic), produce(topic, b"kept"), get(old))
     assert [one.code for one in client.answers(4)] == [OK] * 4
@@ -459,7 +459,7 @@ def test_what_was_buffered_waits_for_the_first_reader(client: Client, topic: byt
     assert client.answers(4) == expected
 
 
-def test_a_recreation_can_be_cancelled(bus: BusProcess, client: Client, topic: bytes):
+def test_recreation_can_be_cancelled(bus: BusProcess, client: Client, topic: bytes):
     lost = counter(bus, "dropped", "topic_deleted")
     old = client.subscribe(topic)
     client.send(delete(topic), create(topic), produce(topic, b"1"), produce(topic, b"2"))

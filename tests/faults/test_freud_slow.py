@@ -85,7 +85,7 @@ def send_until_it_breaks(client: Client, data: bytes) -> None:
 # --- unread answers -----------------------------------------------------------
 
 
-def test_a_client_that_never_reads_its_answers_is_bounded_and_cut(bus: BusProcess, client: Client):
+def test_client_that_never_reads_is_disconnected_in_bounded_memory(bus: BusProcess, client: Client):
     cut = counter(bus, "connections", "closed", "slow_consumer")
     lines = len(log_lines(bus, **CUT))
     floods = [connect(bus) for _ in range(FLOODS)]
@@ -103,8 +103,10 @@ def test_a_client_that_never_reads_its_answers_is_bounded_and_cut(bus: BusProces
     until(lambda: len(log_lines(bus, **CUT)) == lines + FLOODS, "each has its line")
 
 
-def test_a_client_that_reads_slowly_is_not_cut(bus: BusProcess, client: Client, topic: bytes):
-    """It takes all its answers well above the least rate, though never all at once."""
+def test_slow_client_above_the_minimum_rate_is_not_disconnected(
+    bus: BusProcess, client: Client, topic: bytes
+):
+    """It reads well above the minimum rate, but always has unread answers."""
     total = 3000
     key = client.subscribe(topic)
     client.send(*(produce(topic, bytes(KIB)) for _ in range(total)))
@@ -121,7 +123,7 @@ def test_a_client_that_reads_slowly_is_not_cut(bus: BusProcess, client: Client, 
     assert counter(bus, "connections", "closed", "slow_consumer") == cut
 
 
-def test_a_cut_client_has_consumed_only_what_was_in_its_socket(
+def test_disconnected_slow_client_consumed_only_what_was_in_its_socket(
     bus: BusProcess, client: Client, topic: bytes
 ):
     key = client.subscribe(topic)
@@ -141,7 +143,7 @@ def test_a_cut_client_has_consumed_only_what_was_in_its_socket(
     assert client.ask(unsubscribe(key)).code == OK
 
 
-def test_memory_is_flat_while_a_client_sends_behind_a_wait(
+def test_memory_stays_flat_while_a_client_sends_behind_a_waiting_get(
     bus: BusProcess, client: Client, topic: bytes
 ):
     key = client.subscribe(topic)
@@ -169,7 +171,7 @@ def can_send(client: Client) -> bool:
 # --- unread subscriptions -----------------------------------------------------
 
 
-def test_a_full_reader_makes_a_freud_produce_fail_exactly(client: Client, topic: bytes):
+def test_produce_fails_exactly_when_a_reader_is_full(client: Client, topic: bytes):
     key = client.subscribe(topic)
     size = 64 * KIB
     fitting = QUOTA // size
@@ -185,8 +187,8 @@ def test_a_full_reader_makes_a_freud_produce_fail_exactly(client: Client, topic:
     client.ask(unsubscribe(key))
 
 
-def test_of_a_pipelined_batch_as_much_is_taken_as_fits(client: Client, topic: bytes):
-    """As if each had come alone: a smaller one behind one that did not fit is taken."""
+def test_pipelined_batch_is_accepted_as_far_as_it_fits(client: Client, topic: bytes):
+    """As if each was sent alone: a smaller message after a rejected one is accepted."""
     key = client.subscribe(topic)
     client.send(produce(topic, bytes(QUOTA - 1000)))
     assert client.answers(1)[0].code == OK
@@ -197,7 +199,7 @@ def test_of_a_pipelined_batch_as_much_is_taken_as_fits(client: Client, topic: by
     client.ask(unsubscribe(key))
 
 
-def test_empty_messages_are_bounded_too(client: Client, topic: bytes):
+def test_unread_empty_messages_are_bounded(client: Client, topic: bytes):
     key = client.subscribe(topic)
     client.send(produce(topic) * 10_003)
     found = client.answers(10_003)
@@ -207,7 +209,7 @@ def test_empty_messages_are_bounded_too(client: Client, topic: bytes):
 
 
 @pytest.mark.parametrize("readers", [1, 3])
-def test_a_full_freud_reader_never_stalls_an_rqueue_publisher(
+def test_full_freud_reader_never_blocks_an_rqueue_publisher(
     bus: BusProcess, client: Client, topic: bytes, readers: int
 ):
     keys = [client.subscribe(topic) for _ in range(readers)]
@@ -229,7 +231,7 @@ def test_a_full_freud_reader_never_stalls_an_rqueue_publisher(
     until(lambda: log_lines(bus, event="quota reached", quota="quota_bytes"), "it is said")
 
 
-def test_a_full_rqueue_reader_pauses_a_freud_producer_until_it_is_cut(
+def test_full_rqueue_reader_blocks_a_freud_producer_until_disconnected(
     bus: BusProcess, client: Client, topic: bytes
 ):
     key = client.subscribe(topic)
@@ -251,7 +253,7 @@ def test_a_full_rqueue_reader_pauses_a_freud_producer_until_it_is_cut(
     client.ask(unsubscribe(key))
 
 
-def test_a_freud_producer_that_hangs_up_while_it_waits_is_forgotten(
+def test_blocked_freud_producer_that_hangs_up_is_removed(
     bus: BusProcess, client: Client, topic: bytes
 ):
     with rqueue_client.connect(bus.address("rqueue")) as stuck:

@@ -1,4 +1,4 @@
-"""Freud's socket as a file, and that messages never become files."""
+"""Freud's socket file, and ephemeral messages that are never written to disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STRANGER = 4242
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """With a short name, as every socket needs one."""
+    """Make a folder with a short path, because socket paths are limited."""
     made = Path(tempfile.mkdtemp(prefix="pb-s-", dir="/tmp"))
     made.chmod(0o755)
     try:
@@ -47,7 +47,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def bus() -> Iterator[BusProcess]:
-    """Listens at the longest path there is, in a new folder, and in one that was there."""
+    """A bus that listens at the longest path, in a new folder, and in an existing one."""
     with short_folder() as folder:
         there = folder / "there"
         there.mkdir()
@@ -65,7 +65,7 @@ def paths_of(bus: BusProcess) -> list[Path]:
 
 
 def refused(path: Path, folder: Path) -> str:
-    """The one line with which a bus says that it cannot start."""
+    """Return the line of a bus that cannot start."""
     with pytest.raises(StartFailed) as caught:
         serve(listen=(f"freud=unix:{path}",), folder=folder).close()
     assert (caught.value.code, caught.value.stdout) == (2, "")
@@ -82,7 +82,7 @@ def speaks(bus: BusProcess, path: Path) -> bool:
 # --- the path ----------------------------------------------------------------
 
 
-def test_the_longest_path_and_one_byte_more(bus: BusProcess, folder: Path):
+def test_longest_path_is_accepted_and_a_longer_one_rejected(bus: BusProcess, folder: Path):
     longest = paths_of(bus)[0]
     assert len(str(longest)) == MAX_PATH
     assert speaks(bus, longest)
@@ -92,7 +92,7 @@ def test_the_longest_path_and_one_byte_more(bus: BusProcess, folder: Path):
     assert str(MAX_PATH) in said
 
 
-def test_a_path_held_by_a_living_bus(bus: BusProcess, folder: Path):
+def test_path_of_a_running_bus_is_rejected(bus: BusProcess, folder: Path):
     path = paths_of(bus)[1]
     said = refused(path, folder)
     assert str(path) in said
@@ -100,7 +100,7 @@ def test_a_path_held_by_a_living_bus(bus: BusProcess, folder: Path):
     assert speaks(bus, path)  # and it was not disturbed
 
 
-def test_the_socket_of_a_dead_bus_is_replaced(folder: Path):
+def test_stale_socket_of_a_killed_bus_is_replaced(folder: Path):
     path = folder / "freud.sock"
     listen = [f"freud=unix:{path}"]
     with serve(listen=listen, folder=folder) as dead:
@@ -113,8 +113,8 @@ def test_the_socket_of_a_dead_bus_is_replaced(folder: Path):
     assert not path.exists()
 
 
-def test_what_is_no_stream_socket_is_not_touched(folder: Path):
-    """A datagram socket of another program: it refuses connections, but it must stay."""
+def test_datagram_socket_at_the_path_is_not_removed(folder: Path):
+    """The socket of another program rejects connections, but is not stale."""
     path = folder / "freud.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(path))
@@ -126,7 +126,7 @@ def test_what_is_no_stream_socket_is_not_touched(folder: Path):
 
 
 @ROOT_ONLY
-def test_roots_sockets_are_for_everyone_and_the_policy_decides(bus: BusProcess):
+def test_sockets_of_root_have_mode_666(bus: BusProcess):
     longest, new, there = paths_of(bus)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (longest, new, there)} == {0o666}
     assert stat.S_IMODE(new.parent.stat().st_mode) == 0o755
@@ -135,7 +135,7 @@ def test_roots_sockets_are_for_everyone_and_the_policy_decides(bus: BusProcess):
 
 
 @STRANGERS
-def test_the_socket_of_another_users_bus_is_its_own(folder: Path):
+def test_socket_of_an_unprivileged_bus_is_private(folder: Path):
     os.chown(folder, STRANGER, STRANGER)
     path = folder / "freud.sock"
     env = {"POLYBUS_DATA": str(folder / "data"), "XDG_RUNTIME_DIR": "", "TMPDIR": str(folder)}
@@ -153,7 +153,7 @@ MESSAGES, SIZE = 2000, 4096
 
 
 def traffic(bus: BusProcess) -> None:
-    """Everything that could tempt a bus to write something down."""
+    """Send messages of every kind that the bus might write to disk."""
     with connect(bus) as client, rqueue_client.connect(bus.address("rqueue")) as pusher:
         client.send(create(b"t"), subscribe(b"t"))
         key = client.answers(2)[1].payload
@@ -191,7 +191,7 @@ def open_for_writing(pid: int) -> set[str]:
 
 
 def test_nothing_is_written_to_disk(bus: BusProcess):
-    """Neither a file changes, nor is one open that could, nor does the kernel count a write."""
+    """No file changes, no file is open for writing, and the kernel counts no write."""
     traffic(bus)  # whatever is done once is done
     before, written = everything(bus.folder), bytes_written(bus.pid)
     for _ in range(3):
@@ -204,7 +204,7 @@ def test_nothing_is_written_to_disk(bus: BusProcess):
 
 
 def bytes_written(pid: int) -> int:
-    """What a process has given to filesystems, as the kernel counts it."""
+    """Return the bytes that the kernel counts as written to filesystems."""
     found = re.search(r"^write_bytes: (\d+)$", Path(f"/proc/{pid}/io").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1])
@@ -229,7 +229,7 @@ def test_no_system_call_writes_a_file(bus: BusProcess, folder: Path):
 
 @contextmanager
 def traced(pid: int, trace: Path) -> Iterator[Path]:
-    """While inside, what the process writes or changes is recorded."""
+    """Record the write calls of the process inside the block."""
     command = ["strace", "-f", "-y", "-o", str(trace), "-p", str(pid)]
     command += ["-e", f"trace=open,openat,openat2,{CHANGING},{WRITING}"]
     watching = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

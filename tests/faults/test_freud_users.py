@@ -1,4 +1,4 @@
-"""Freud between real users: whose a topic is, whose a subscription, and whose quota.
+"""Freud with several users: owners of topics and subscriptions, rules, and quotas.
 
 Every test here needs root, because only root can change its uid.
 """
@@ -83,13 +83,13 @@ def users() -> Iterator[dict[int, User]]:
 
 @pytest.fixture
 def client(bus: BusProcess) -> Iterator[Client]:
-    """Root's own."""
+    """A connection of root."""
     with connect(bus) as made:
         yield made
 
 
 class Guests:
-    """Connections of others, ended with the test; their topics, too."""
+    """Connections of other users, closed after the test."""
 
     def __init__(self, bus: BusProcess, users: dict[int, User]) -> None:
         self.bus = bus
@@ -116,7 +116,7 @@ def held(bus: BusProcess) -> int:
 
 
 def said(bus: BusProcess, **fields: object) -> dict[str, Any]:
-    """The line of the log with these fields."""
+    """Wait for the log line with these fields."""
     until(lambda: log_lines(bus, **fields), f"the log says {fields}")
     return log_lines(bus, **fields)[0]
 
@@ -124,7 +124,7 @@ def said(bus: BusProcess, **fields: object) -> dict[str, Any]:
 # --- whose a subscription is -------------------------------------------------
 
 
-def test_a_subscriber_id_of_another_user_does_not_exist(
+def test_subscriber_id_of_another_user_does_not_exist(
     bus: BusProcess, client: Client, guests: Guests
 ):
     alice, bob = guests.speaker(ALICE), guests.speaker(BOB)
@@ -139,7 +139,7 @@ def test_a_subscriber_id_of_another_user_does_not_exist(
     assert alice.ask(delete(b"ids")).code == OK
 
 
-def test_a_wait_of_one_user_is_ended_by_anothers_message(
+def test_produce_of_another_user_ends_a_waiting_get(
     bus: BusProcess, client: Client, guests: Guests
 ):
     bob = guests.speaker(BOB)
@@ -155,7 +155,7 @@ def test_a_wait_of_one_user_is_ended_by_anothers_message(
 # --- whose a topic is --------------------------------------------------------
 
 
-def test_only_its_creator_may_delete_a_topic(bus: BusProcess, client: Client, guests: Guests):
+def test_only_the_creator_may_delete_a_topic(bus: BusProcess, client: Client, guests: Guests):
     alice, bob = guests.speaker(ALICE), guests.speaker(BOB)
     assert alice.ask(create(b"hers")).code == OK
     refused = counter(bus, "refused", "delete_denied")
@@ -185,7 +185,7 @@ def test_recreated_topic_belongs_to_its_new_creator(guests: Guests):
     assert alice.ask(get(key)) == (OK, NOTICE + b"again")
 
 
-def test_a_rule_may_give_the_right_to_delete(guests: Guests):
+def test_rule_may_allow_another_user_to_delete(guests: Guests):
     alice, bob = guests.speaker(ALICE), guests.speaker(BOB)
     alice.ask(create(b"common.x"))
     assert bob.ask(delete(b"common.x")) == (OK, b"")
@@ -194,7 +194,7 @@ def test_a_rule_may_give_the_right_to_delete(guests: Guests):
 # --- the order of checks -----------------------------------------------------
 
 
-def test_existence_comes_before_policy_and_policy_before_quota(
+def test_existence_is_checked_before_policy_and_policy_before_quota(
     bus: BusProcess, client: Client, guests: Guests
 ):
     bob = guests.speaker(BOB)
@@ -214,7 +214,9 @@ def test_existence_comes_before_policy_and_policy_before_quota(
     assert client.ask(delete(b"shut.x")).code == OK
 
 
-def test_a_caller_sees_what_it_may_use(bus: BusProcess, client: Client, guests: Guests):
+def test_list_has_only_topics_that_the_caller_may_use(
+    bus: BusProcess, client: Client, guests: Guests
+):
     alice, bob = guests.speaker(ALICE), guests.speaker(BOB)
     client.send(create(b"shut.seen"), create(b"open.seen"))
     client.answers(2)
@@ -227,7 +229,7 @@ def test_a_caller_sees_what_it_may_use(bus: BusProcess, client: Client, guests: 
     assert [one.code for one in client.answers(2)] == [OK, OK]
 
 
-def test_a_change_of_rules_holds_at_once(bus: BusProcess, client: Client, guests: Guests):
+def test_changed_rules_apply_at_once(bus: BusProcess, client: Client, guests: Guests):
     alice = guests.speaker(ALICE)
     client.ask(create(b"rules"))
     key = alice.subscribe(b"rules")
@@ -313,7 +315,7 @@ def test_unread_bytes_are_charged_to_the_subscriber(
     assert client.ask(delete(b"bytes")).code == OK
 
 
-def test_a_buffer_that_waits_is_charged_to_the_topics_creator(
+def test_recreation_buffer_is_charged_to_the_creator(
     bus: BusProcess, client: Client, guests: Guests
 ):
     alice = guests.speaker(ALICE)
@@ -333,7 +335,7 @@ def test_a_buffer_that_waits_is_charged_to_the_topics_creator(
 
 
 @pytest.mark.parametrize(("uid", "limit"), [(ALICE, 4), (CAROL, 6)])
-def test_a_connection_over_quota_is_closed_at_once(
+def test_connection_over_quota_is_closed_at_once(
     bus: BusProcess, users: dict[int, User], uid: int, limit: int
 ):
     before = held(bus)

@@ -1,4 +1,4 @@
-"""One name, two dialects: Freud and rqueue on the same topic, on a live server."""
+"""Freud and rqueue on the same topic, on a live server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def listen(pusher: rqueue_client.Client, topic: bytes) -> None:
 
 
 def parts_of(topic: bytes, body: bytes, size: int = 1500) -> list[bytes]:
-    """A message in PARTs as the rqueue spec has them."""
+    """Return the PART frames of a message, as the rqueue spec defines them."""
     chunks = [body[at : at + size] for at in range(0, len(body), size)]
     key = os.urandom(16)
     return [
@@ -82,7 +82,7 @@ def parts_of(topic: bytes, body: bytes, size: int = 1500) -> list[bytes]:
 # --- both ways ---------------------------------------------------------------
 
 
-def test_what_rqueue_publishes_freud_reads(
+def test_freud_subscriber_reads_rqueue_publishes(
     client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     publish(pusher, topic, b"no subscriber yet")
@@ -102,7 +102,7 @@ def test_what_rqueue_publishes_freud_reads(
     assert nothing.code == NOTHING_HAPPENED
 
 
-def test_what_freud_produces_rqueue_gets(
+def test_rqueue_subscriber_gets_freud_produces(
     client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     assert client.ask(produce(topic, b"unheard")) == (NOTHING_HAPPENED, b"")
@@ -118,7 +118,7 @@ def test_what_freud_produces_rqueue_gets(
     assert client.ask(produce(topic, b"unheard")) == (NOTHING_HAPPENED, b"")
 
 
-def test_a_publish_ends_a_wait(
+def test_rqueue_publish_ends_a_waiting_get(
     bus: BusProcess, client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     key = client.subscribe(topic)
@@ -129,7 +129,7 @@ def test_a_publish_ends_a_wait(
     assert client.ask(get(key)) == (OK, b"3")
 
 
-def test_a_body_that_looks_like_a_notice_is_told_apart_by_its_flag(
+def test_forged_notice_from_rqueue_has_no_notice_flag(
     client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     key = client.subscribe(topic)
@@ -142,9 +142,7 @@ def test_a_body_that_looks_like_a_notice_is_told_apart_by_its_flag(
     assert (forged.id, real.id) == (0, 1)
 
 
-def test_names_that_freud_cannot_say_are_rqueues_alone(
-    client: Client, pusher: rqueue_client.Client
-):
+def test_topic_names_invalid_in_freud_work_in_rqueue(client: Client, pusher: rqueue_client.Client):
     for name in (b"a,b", b"_own", b"\xff"):
         listen(pusher, name)
         publish(pusher, name)
@@ -156,7 +154,7 @@ def test_names_that_freud_cannot_say_are_rqueues_alone(
 
 
 @pytest.mark.parametrize("size", [1500, 1501, 100_000, 3_000_000])
-def test_parts_from_rqueue_are_one_message_for_freud(
+def test_freud_reads_rqueue_parts_as_one_message(
     client: Client, pusher: rqueue_client.Client, topic: bytes, size: int
 ):
     key = client.subscribe(topic)
@@ -172,7 +170,7 @@ def test_parts_from_rqueue_are_one_message_for_freud(
 def test_parts_and_whole_messages_of_one_publisher_keep_their_order(
     client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
-    """A large message comes where its last PART came."""
+    """A large message has the position of its last PART."""
     key = client.subscribe(topic)
     first, second = parts_of(topic, b"A" * 5000), parts_of(topic, b"B" * 5000)
     pusher.send(
@@ -191,7 +189,7 @@ def test_parts_and_whole_messages_of_one_publisher_keep_their_order(
     assert [one.id for one in found] == list(range(6))
 
 
-def test_parts_in_any_order_and_interleaved(
+def test_interleaved_parts_in_any_order_are_joined(
     client: Client, bus: BusProcess, pusher: rqueue_client.Client, topic: bytes
 ):
     key = client.subscribe(topic)
@@ -208,7 +206,7 @@ def test_parts_in_any_order_and_interleaved(
         assert client.ask(get(key, 10)) == (OK, b"1" * 4000)
 
 
-def test_parts_that_never_come_whole_are_counted_and_let_go(
+def test_incomplete_parts_expire_and_are_counted(
     bus: BusProcess, client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     lost = counter(bus, "dropped", "incomplete_parts")
@@ -223,7 +221,7 @@ def test_parts_that_never_come_whole_are_counted_and_let_go(
     assert client.ask(get(key)).code == NOTHING_HAPPENED
 
 
-def test_a_large_body_reaches_rqueue_in_parts(
+def test_large_body_reaches_rqueue_in_parts(
     client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     listen(pusher, topic)
@@ -250,37 +248,37 @@ def test_a_large_body_reaches_rqueue_in_parts(
 # --- deletion and recreation -------------------------------------------------
 
 
-def test_rqueue_goes_on_under_a_marked_name(
+def test_rqueue_continues_on_a_topic_marked_as_deleted(
     client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
-    """Its publishers and readers hear nothing of the deletion, and Freud nothing of theirs."""
+    """rqueue clients get no deletion notice, and Freud readers get none of their messages."""
     key = client.subscribe(topic)
     listen(pusher, topic)
     client.ask(delete(topic))
     assert client.ask(produce(topic, b"x")) == (DOESNT_EXIST, b"")
-    publish_and_hear(pusher, topic, b"among us")
+    publish_and_receive(pusher, topic, b"among us")
     client.send(get_record(key), get(key))
     notice, gone = client.answers(2)
     assert (record(notice).id, record(notice).body) == (0, NOTICE + topic)
     assert gone.code == DOESNT_EXIST
-    publish_and_hear(pusher, topic, b"and still")
+    publish_and_receive(pusher, topic, b"and still")
 
 
-def publish_and_hear(pusher: rqueue_client.Client, topic: bytes, body: bytes) -> None:
+def publish_and_receive(pusher: rqueue_client.Client, topic: bytes, body: bytes) -> None:
     pusher.send(rqueue_client.publish(topic, body))
     assert pusher.messages(1) == [(topic, body)]
 
 
-def test_a_publish_enters_the_buffer_of_a_recreation(
+def test_rqueue_publish_enters_the_recreation_buffer(
     client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
-    """rqueue's own readers have it at once, and get Freud's buffered messages later."""
+    """rqueue readers get it at once, and the buffered messages of Freud later."""
     old = client.subscribe(topic)
     listen(pusher, topic)
     client.send(delete(topic), create(topic), produce(topic, b"freud"))
     client.answers(3)
     new = client.subscribe(topic)
-    publish_and_hear(pusher, topic, b"rqueue")
+    publish_and_receive(pusher, topic, b"rqueue")
     assert client.ask(get(new)).code == NOTHING_HAPPENED
     assert client.ask(get(old)) == (OK, NOTICE + topic)
     assert pusher.messages(1) == [(topic, b"freud")]
@@ -290,7 +288,7 @@ def test_a_publish_enters_the_buffer_of_a_recreation(
     assert pusher.settle() == []
 
 
-def test_a_buffer_that_waits_goes_to_the_first_rqueue_reader(
+def test_first_rqueue_subscriber_gets_the_recreation_buffer(
     client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     old = client.subscribe(topic)

@@ -44,7 +44,7 @@ def header(length: int, kind: int) -> bytes:
 
 
 def publish_of(kind: int, payload: bytes, inner_length: int | None = None) -> bytes:
-    """PUBLISH around any inner frame, with an inner length of one's own choice."""
+    """PUBLISH around any inner frame, with any inner length."""
     length = len(payload) if inner_length is None else inner_length
     return frame(PUBLISH, header(length, kind) + payload)
 
@@ -131,7 +131,7 @@ def bus() -> Iterator[BusProcess]:
 
 @pytest.mark.parametrize("way", ["whole", "byte by byte"])
 @pytest.mark.parametrize("name", BAD_INPUT)
-def test_bad_input_ends_one_connection_and_nothing_else(bus: BusProcess, name: str, way: str):
+def test_bad_input_closes_only_its_own_connection(bus: BusProcess, name: str, way: str):
     reason, bad = BAD_INPUT[name]
     counted = count(bus, "connections", "closed", reason)
     topic = name.encode()
@@ -165,7 +165,7 @@ def test_bad_input_ends_one_connection_and_nothing_else(bus: BusProcess, name: s
         assert log_lines(bus, since, peer=bystander.name) == []
 
 
-def test_the_command_line_shows_the_same_counters(bus: BusProcess):
+def test_stats_command_shows_the_counters(bus: BusProcess):
     with connect(bus.address()) as offender:
         offender.send(frame(99))
         assert offender.to_the_end() == []
@@ -177,8 +177,8 @@ def test_the_command_line_shows_the_same_counters(bus: BusProcess):
     assert answer["connections"]["closed"]["unknown_type"] >= 1
 
 
-def test_nothing_of_a_closed_connection_stays(bus: BusProcess):
-    """Its subscriptions and its frames go with it, thousands of times, in flat memory."""
+def test_closed_connection_leaves_no_state_behind(bus: BusProcess):
+    """Thousands of closed connections leave no subscription and no memory."""
     before = stats(bus)
     frames = [bad for _, bad in BAD_INPUT.values()]
 

@@ -1,4 +1,4 @@
-"""Everything at once: clients that do anything, around a few that must notice nothing.
+"""Misbehaving clients of every kind at once, beside a few that must not be affected.
 
 Honest writers count up on topics of their own, honest readers check every number;
 between them rude clients subscribe to the same topics and then read, do not read,
@@ -54,7 +54,7 @@ class Honest:
         self.writer.send(publish(self.topic, b"end:"))
 
     def read(self) -> None:
-        """Every number, once and in order; what others say on the topic has no colon."""
+        """Read every number, once and in order; messages of other clients have no colon."""
         while (content := self.reader.messages(1)[0][1]) != b"end:":
             if content.endswith(b":"):
                 assert int(content[:-1]) == self.heard
@@ -140,7 +140,7 @@ WAYS: tuple[Callable[[Client, random.Random], None], ...] = (
 @pytest.mark.parametrize(
     "seconds", [1.0, pytest.param(300.0, marks=[pytest.mark.soak, pytest.mark.timeout(400)])]
 )
-def test_the_honest_notice_nothing(seconds: float):
+def test_misbehaving_clients_do_not_affect_others(seconds: float):
     seed = random.randrange(1 << 32)
     with serve(env=ENV) as bus:
         with connect(bus.address()) as first:

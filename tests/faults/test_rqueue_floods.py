@@ -1,4 +1,4 @@
-"""Too much, too little, too often: live servers under clients that are rude but legal."""
+"""Live servers under floods of valid frames, connections and subscriptions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bus() -> Iterator[BusProcess]:
 
 
 def echoes(client: Client) -> bool:
-    """Is it served as if nothing had happened?"""
+    """Return whether a probe of this client comes back."""
     return client.settle() == []
 
 
@@ -61,7 +61,7 @@ def in_background(client: Client, data: bytes) -> threading.Thread:
 # --- little by little --------------------------------------------------------
 
 
-def test_a_whole_conversation_one_byte_at_a_time(bus: BusProcess):
+def test_frames_sent_one_byte_at_a_time_are_executed(bus: BusProcess):
     with connect(bus.address()) as client:
         stream = subscribe(b"drip") + publish(b"drip", b"1") + publish(b"drip", b"")
         stream += remove(b"drip") + publish(b"drip", b"unheard") + subscribe(b"drip")
@@ -71,7 +71,7 @@ def test_a_whole_conversation_one_byte_at_a_time(bus: BusProcess):
         assert echoes(client)
 
 
-def test_incomplete_frame_does_not_affect_others_and_costs_little(bus: BusProcess):
+def test_incomplete_frames_use_little_memory_and_affect_no_other(bus: BusProcess):
     whole = publish(b"half", bytes(2000))
     half = len(whole) // 2
     with connect(bus.address()) as reader:
@@ -106,7 +106,7 @@ def test_input_that_ends_inside_a_frame_drops_that_frame_only(bus: BusProcess, l
         assert log_lines(bus, peer=writer.name) == []
 
 
-def test_a_peer_that_sends_no_more_gets_what_it_is_owed(bus: BusProcess):
+def test_half_closed_peer_gets_its_pending_messages(bus: BusProcess):
     with connect(bus.address()) as client:
         client.send(subscribe(b"owed"), *(publish(b"owed", b"%d" % at) for at in range(1000)))
         client.sock.shutdown(socket.SHUT_WR)
@@ -115,7 +115,7 @@ def test_a_peer_that_sends_no_more_gets_what_it_is_owed(bus: BusProcess):
         assert client.to_the_end() == []
 
 
-def test_a_reset_in_the_middle_is_an_end_like_any_other(bus: BusProcess):
+def test_reset_inside_a_frame_closes_only_its_connection(bus: BusProcess):
     with connect(bus.address()) as reader:
         reader.send(subscribe(b"rst"))
         assert echoes(reader)
@@ -127,7 +127,7 @@ def test_a_reset_in_the_middle_is_an_end_like_any_other(bus: BusProcess):
         assert all(one == (b"rst", b"x") for one in reader.messages(1))
 
 
-def test_a_reader_that_resets_while_it_is_owed_a_lot_is_counted(bus: BusProcess):
+def test_pending_messages_of_a_reset_reader_are_counted_as_dropped(bus: BusProcess):
     lost = count(bus, "dropped", "disconnected")
     with connect(bus.address(), receive_buffer=4096) as reader, connect(bus.address()) as writer:
         reader.send(subscribe(b"owed"))
@@ -144,7 +144,7 @@ def test_a_reader_that_resets_while_it_is_owed_a_lot_is_counted(bus: BusProcess)
 # --- a lot at once -----------------------------------------------------------
 
 
-def test_a_million_tiny_frames_at_once(bus: BusProcess):
+def test_a_million_tiny_frames_are_delivered(bus: BusProcess):
     million = 1_000_000
     with connect(bus.address()) as reader, connect(bus.address()) as writer:
         reader.send(subscribe(b"t"))
@@ -158,7 +158,7 @@ def test_a_million_tiny_frames_at_once(bus: BusProcess):
         assert count(bus, "messages", "received") == received + million + 1
 
 
-def test_a_flood_of_control_frames_leaves_nothing_behind(bus: BusProcess):
+def test_flood_of_control_frames_leaves_no_state_behind(bus: BusProcess):
     before = rss_bytes(bus.pid)
     with connect(bus.address()) as client, connect(bus.address()) as bystander:
         client.send(*(subscribe(b"%d" % at) + remove(b"%d" % at) for at in range(50_000)))
@@ -186,7 +186,7 @@ def test_topics_without_subscribers_use_no_memory(bus: BusProcess):
 
 
 @pytest.mark.parametrize("goodbye", ["close", "reset", "half a frame", "subscribed"])
-def test_a_flood_of_connects_leaves_no_descriptor_behind(bus: BusProcess, goodbye: str):
+def test_flood_of_connects_leaves_no_open_descriptor(bus: BusProcess, goodbye: str):
     with connect(bus.address()) as first:
         assert echoes(first)  # what the bus opens for the first one only, it has opened now
     until(lambda: count(bus, "connections", "open") == 0, "no connection is open")
@@ -195,7 +195,7 @@ def test_a_flood_of_connects_leaves_no_descriptor_behind(bus: BusProcess, goodby
     with connect(bus.address()) as bystander:
         assert echoes(bystander)
         for _ in range(1000):
-            come_and_go(bus, goodbye)
+            connect_and_close(bus, goodbye)
         assert echoes(bystander)
     until(lambda: count(bus, "connections", "accepted") == accepted + 1001, "all have come")
     until(lambda: count(bus, "connections", "open") == 0, "and gone")
@@ -203,7 +203,7 @@ def test_a_flood_of_connects_leaves_no_descriptor_behind(bus: BusProcess, goodby
     assert count(bus, "topics") == 0
 
 
-def come_and_go(bus: BusProcess, goodbye: str) -> None:
+def connect_and_close(bus: BusProcess, goodbye: str) -> None:
     client = connect(bus.address())
     if goodbye == "half a frame":
         client.send(publish(b"t", b"content")[:8])
@@ -215,7 +215,7 @@ def come_and_go(bus: BusProcess, goodbye: str) -> None:
         client.close()
 
 
-def test_many_at_the_same_time(bus: BusProcess):
+def test_many_simultaneous_clients_are_served(bus: BusProcess):
     """All connected at once, each with its topic, each served."""
     with many(bus, 400) as clients:
         for at, client in enumerate(clients):
@@ -251,7 +251,7 @@ def closed_for(bus: BusProcess, client: Client, reason: str) -> bool:
     return len(log_lines(bus, peer=client.name)) == 1
 
 
-def test_more_connections_than_the_limit(small: BusProcess):
+def test_connection_over_the_limit_is_closed(small: BusProcess):
     until(lambda: count(small, "connections", "open") == 0, "all places are free")
     with many(small, 5) as clients:
         assert all(echoes(client) for client in clients)
@@ -267,7 +267,7 @@ def test_more_connections_than_the_limit(small: BusProcess):
             assert echoes(next_one)
 
 
-def test_more_subscriptions_than_the_limit(small: BusProcess):
+def test_subscription_over_the_limit_closes_the_connection(small: BusProcess):
     until(lambda: count(small, "connections", "open") == 0, "all places are free")
     with connect(small.address()) as client, connect(small.address()) as bystander:
         client.send(*(subscribe(b"%d" % at) for at in range(4)), subscribe(b"0"))
@@ -281,7 +281,7 @@ def test_more_subscriptions_than_the_limit(small: BusProcess):
         assert count(small, "subscriptions") == 1
 
 
-def test_more_topics_than_the_limit(small: BusProcess):
+def test_topic_over_the_limit_closes_the_connection(small: BusProcess):
     until(lambda: count(small, "connections", "open") == 0, "all places are free")
     with many(small, 3) as (first, second, third):
         first.send(*(subscribe(b"%d" % at) for at in range(4)))
@@ -297,7 +297,7 @@ def test_more_topics_than_the_limit(small: BusProcess):
         assert echoes(first)
 
 
-def test_those_over_the_limit_cannot_fill_the_log():
+def test_rejected_connections_cannot_fill_the_log():
     env = {**SMALL, "POLYBUS_LOG_MAX_REPEATS_PER_S": "3"}
     with serve(env=env) as bus, many(bus, 5) as clients:
         assert all(echoes(client) for client in clients)

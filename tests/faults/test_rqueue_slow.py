@@ -69,7 +69,7 @@ def bus() -> Iterator[BusProcess]:
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[BusProcess]:
-    """Never cuts a reader within the time of a test."""
+    """A bus that disconnects no slow reader during a test."""
     env = QUICK_TO_CUT | {"POLYBUS_LIMITS_SLOW_CONSUMER_TIMEOUT_S": "600"}
     with serve(env=env) as running:
         yield running
@@ -79,7 +79,7 @@ def patient() -> Iterator[BusProcess]:
 # --- held back ---------------------------------------------------------------
 
 
-def test_publishers_wait_for_a_full_reader_and_nothing_is_lost(patient: BusProcess):
+def test_publishers_wait_for_a_full_reader_without_loss(patient: BusProcess):
     with (
         connect(patient.address(), receive_buffer=RECEIVE_BUFFER) as reader,
         connect(patient.address()) as writer,
@@ -100,8 +100,8 @@ def test_publishers_wait_for_a_full_reader_and_nothing_is_lost(patient: BusProce
         assert count(patient, "dropped", "slow_consumer") == 0
 
 
-def test_memory_is_flat_while_many_publishers_wait(patient: BusProcess):
-    """Each may leave a buffer in the bus, and no more, however much they have to say."""
+def test_memory_stays_flat_while_many_publishers_wait(patient: BusProcess):
+    """Each publisher may leave one buffer in the bus, and no more."""
     with connect(patient.address(), receive_buffer=RECEIVE_BUFFER) as reader:
         reader.send(subscribe(b"flat"))
         reader.settle()
@@ -122,7 +122,7 @@ def test_memory_is_flat_while_many_publishers_wait(patient: BusProcess):
             writer.close()
 
 
-def test_a_publisher_that_hangs_up_while_it_waits_is_forgotten(patient: BusProcess):
+def test_waiting_publisher_that_hangs_up_is_removed(patient: BusProcess):
     with (
         connect(patient.address(), receive_buffer=RECEIVE_BUFFER) as reader,
         connect(patient.address()) as healthy,
@@ -158,7 +158,7 @@ def send_until_it_breaks(client: Client, data: bytes) -> None:
         pass
 
 
-def test_a_bad_frame_behind_a_wait_is_found_when_the_wait_is_over(patient: BusProcess):
+def test_bad_frame_of_a_waiting_publisher_closes_it_after_the_wait(patient: BusProcess):
     with (
         connect(patient.address(), receive_buffer=RECEIVE_BUFFER) as reader,
         connect(patient.address()) as writer,
@@ -177,7 +177,7 @@ def test_a_bad_frame_behind_a_wait_is_found_when_the_wait_is_over(patient: BusPr
 # --- cut ---------------------------------------------------------------------
 
 
-def test_a_reader_that_never_reads_is_cut_and_the_rest_go_on(bus: BusProcess):
+def test_reader_that_never_reads_is_disconnected_and_others_continue(bus: BusProcess):
     cut = count(bus, "connections", "closed", "slow_consumer")
     lost = count(bus, "dropped", "slow_consumer")
     with (
@@ -206,7 +206,7 @@ def test_a_reader_that_never_reads_is_cut_and_the_rest_go_on(bus: BusProcess):
         assert [int(payload[2:10]) for _, payload in got] == list(range(len(got)))
 
 
-def test_one_that_publishes_to_itself_without_reading_is_cut(bus: BusProcess):
+def test_client_that_publishes_to_itself_without_reading_is_disconnected(bus: BusProcess):
     cut = count(bus, "connections", "closed", "slow_consumer")
     with (
         connect(bus.address(), receive_buffer=RECEIVE_BUFFER) as client,
@@ -224,8 +224,8 @@ def test_one_that_publishes_to_itself_without_reading_is_cut(bus: BusProcess):
         assert bystander.settle() == []
 
 
-def test_a_slow_reader_above_the_least_rate_is_never_cut(bus: BusProcess):
-    """The host's queue hides its progress for longer than the timeout: it counts all the same."""
+def test_slow_reader_above_the_minimum_rate_is_never_disconnected(bus: BusProcess):
+    """Bytes read from the socket queue count, although the outbox does not shrink."""
     with connect(bus.address()) as slow, connect(bus.address()) as writer:
         slow.send(subscribe(b"slow"))
         slow.settle()
@@ -241,7 +241,7 @@ def test_a_slow_reader_above_the_least_rate_is_never_cut(bus: BusProcess):
 
 
 def read_slowly(client: Client, bytes_per_s: int, seconds: float) -> bytes:
-    """Reads a little at a time, as much as is due."""
+    """Read in small steps at the given rate."""
     got = bytearray()
     start = time.monotonic()
     while (passed := time.monotonic() - start) < seconds:
@@ -256,7 +256,7 @@ def read_slowly(client: Client, bytes_per_s: int, seconds: float) -> bytes:
 # --- order -------------------------------------------------------------------
 
 
-def test_each_publisher_is_heard_in_its_order(bus: BusProcess):
+def test_messages_of_each_publisher_arrive_in_order(bus: BusProcess):
     publishers, each = 25, 2000
     with connect(bus.address()) as reader:
         reader.send(subscribe(b"order"))

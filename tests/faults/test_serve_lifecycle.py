@@ -248,7 +248,7 @@ def test_used_admin_socket_is_an_error(bus, tmp_path):
 def test_file_in_place_of_a_socket_is_kept(tmp_path):
     (tmp_path / "r.sock").write_text("precious")
     failed = start_fails(listen=(f"rqueue=unix:{tmp_path}/r.sock",))
-    assert "no socket is in the way" in failed.stderr
+    assert "exists and is not a socket" in failed.stderr
     assert (tmp_path / "r.sock").read_text() == "precious"
 
 

@@ -1,4 +1,4 @@
-"""rqueue's rules, seen by a client that was written from the spec's text alone."""
+"""The rules of the rqueue spec, tested with a client written from the spec alone."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def other(bus: BusProcess) -> Iterator[Client]:
         yield one
 
 
-def test_a_publisher_hears_itself(client: Client):
+def test_subscribed_publisher_gets_its_own_messages(client: Client):
     client.send(subscribe(b"t"), publish(b"t", b"hello"))
     assert client.messages(1) == [(b"t", b"hello")]
 
 
-def test_everyone_who_is_subscribed_hears_it_once(client: Client, other: Client):
+def test_each_subscriber_gets_a_message_once(client: Client, other: Client):
     for one in (client, other):
         one.send(subscribe(b"t"))
         one.settle()
@@ -59,14 +59,14 @@ def test_everyone_who_is_subscribed_hears_it_once(client: Client, other: Client)
         assert one.settle() == []
 
 
-def test_nothing_is_kept_for_those_who_come_later(client: Client, other: Client):
+def test_later_subscriber_gets_no_earlier_message(client: Client, other: Client):
     client.send(publish(b"t", b"early"))
     client.settle()
     other.send(subscribe(b"t"))
     assert other.settle() == []
 
 
-def test_a_second_subscribe_changes_nothing(client: Client):
+def test_repeated_subscribe_has_no_effect(client: Client):
     client.send(subscribe(b"t") * 3, publish(b"t", b"once"))
     assert client.messages(1) == [(b"t", b"once")]
     assert client.settle() == []
@@ -84,12 +84,12 @@ def test_remove_ends_one_subscription(client: Client, other: Client):
     assert other.messages(1) == [(b"a", b"1")]
 
 
-def test_remove_of_what_is_not_subscribed_is_ignored(client: Client):
+def test_remove_of_an_unsubscribed_topic_is_ignored(client: Client):
     client.send(remove(b"never"), subscribe(b"t"), remove(b"T"), publish(b"t", b"x"))
     assert client.messages(1) == [(b"t", b"x")]
 
 
-def test_deregister_ends_all(client: Client, other: Client):
+def test_deregister_ends_all_subscriptions(client: Client, other: Client):
     other.send(subscribe(b"a"))
     other.settle()
     client.send(deregister(), subscribe(b"a"), subscribe(b"b"), deregister(), deregister())
@@ -114,7 +114,7 @@ def test_frames_take_effect_in_order(client: Client):
     assert client.settle() == []
 
 
-def test_a_subscription_is_in_force_once_the_own_echo_is_back(client: Client, other: Client):
+def test_subscription_is_active_once_the_own_probe_returns(client: Client, other: Client):
     for at in range(300):
         topic = b"%d" % at
         client.send(subscribe(topic))
@@ -128,7 +128,7 @@ def test_a_subscription_is_in_force_once_the_own_echo_is_back(client: Client, ot
     [b"\0", bytes(255), bytes(range(256))[1:], b"\xff\xfe", "späte Größe".encode(), b"_", b"a,*"],
     ids=repr,
 )
-def test_a_topic_is_any_bytes(client: Client, topic: bytes):
+def test_topic_may_be_any_bytes(client: Client, topic: bytes):
     client.send(subscribe(topic), publish(topic, b"x"), publish(topic + b"!" * (len(topic) < 255)))
     received = client.messages(2 if len(topic) == 255 else 1)
     assert received[0] == (topic, b"x")
@@ -136,7 +136,7 @@ def test_a_topic_is_any_bytes(client: Client, topic: bytes):
     assert client.settle() == []
 
 
-def test_topics_that_differ_in_one_byte_are_two(client: Client):
+def test_topics_that_differ_in_one_byte_are_distinct(client: Client):
     topics = [bytes([first, second]) for first in range(64) for second in (0, 1, 255)]
     client.send(*(subscribe(topic) for topic in topics[::2]))
     client.send(*(publish(topic, topic) for topic in topics))
@@ -151,7 +151,7 @@ def test_content_may_be_empty_or_any_bytes(client: Client):
 
 
 @pytest.mark.parametrize("topic", [b"t", b"t" * 255])
-def test_the_cap_is_exact_for_content(bus: BusProcess, client: Client, topic: bytes):
+def test_max_payload_is_exact_for_content(bus: BusProcess, client: Client, topic: bytes):
     largest = CAP - 6 - len(topic)
     content = os.urandom(largest)
     client.send(subscribe(topic), publish(topic, content))
@@ -161,7 +161,7 @@ def test_the_cap_is_exact_for_content(bus: BusProcess, client: Client, topic: by
 
 
 @pytest.mark.parametrize("topic", [b"t", b"t" * 255])
-def test_the_cap_is_exact_for_parts(bus: BusProcess, client: Client, topic: bytes):
+def test_max_payload_is_exact_for_parts(bus: BusProcess, client: Client, topic: bytes):
     largest = CAP - 26 - len(topic)
     chunk, message_id = os.urandom(largest), os.urandom(16)
     client.send(subscribe(topic), publish_part(topic, message_id, 0, 1, chunk))
@@ -171,8 +171,8 @@ def test_the_cap_is_exact_for_parts(bus: BusProcess, client: Client, topic: byte
     assert client.to_the_end() == []
 
 
-def test_parts_are_relayed_as_they_are(client: Client, other: Client):
-    """Whole messages are the readers' business: the bus neither waits for parts nor orders them."""
+def test_parts_are_relayed_unchanged(client: Client, other: Client):
+    """Readers join the parts: the bus neither waits for parts nor orders them."""
     other.send(subscribe(b"t"))
     other.settle()
     message_id = os.urandom(16)
@@ -187,7 +187,7 @@ def test_parts_are_relayed_as_they_are(client: Client, other: Client):
     assert other.frames(5) == expected
 
 
-def test_a_closed_connection_loses_its_subscriptions(bus: BusProcess, client: Client):
+def test_closed_connection_loses_its_subscriptions(bus: BusProcess, client: Client):
     with connect(bus.address()) as leaving:
         leaving.send(subscribe(b"mine"))
         leaving.settle()
@@ -200,7 +200,7 @@ def test_a_closed_connection_loses_its_subscriptions(bus: BusProcess, client: Cl
     assert count(bus, "topics") == 0
 
 
-def test_what_arrives_is_what_is_counted(bus: BusProcess, client: Client, other: Client):
+def test_counters_equal_the_delivered_messages(bus: BusProcess, client: Client, other: Client):
     client.send(subscribe(b"t"), subscribe(b"u"))
     client.settle()
     before = stats(bus)

@@ -69,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.mark.parametrize("writes", KINDS)
 @pytest.mark.parametrize("reads", KINDS)
-def test_whoever_writes_and_whoever_reads(served: Served, writes: str, reads: str):
+def test_messages_cross_between_all_transports(served: Served, writes: str, reads: str):
     with served.connect(reads) as reader, served.connect(writes) as writer:
         reader.send(subscribe(b"t"))
         assert reader.settle() == []
@@ -83,7 +83,7 @@ def test_whoever_writes_and_whoever_reads(served: Served, writes: str, reads: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bad_input_has_the_same_end(served: Served, kind: str):
+def test_bad_frame_closes_the_connection_on_every_transport(served: Served, kind: str):
     counted = count(served.bus, "connections", "closed", "unknown_type")
     with served.connect(kind) as offender, served.connect("tcp") as bystander:
         bystander.send(subscribe(b"t"))
@@ -97,8 +97,8 @@ def test_bad_input_has_the_same_end(served: Served, kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_frames_behind_a_limit_have_no_effect(served: Served, kind: str):
-    """More than fits one read: the rest is in buffers of ours when the connection is closed."""
+def test_frames_after_an_exceeded_limit_have_no_effect(served: Served, kind: str):
+    """More than one read: the rest is buffered in the bus when it closes the connection."""
     with served.connect(kind) as offender, served.connect("tcp") as bystander:
         bystander.send(subscribe(b"t"))
         bystander.settle()
@@ -118,7 +118,7 @@ def test_frames_behind_a_limit_have_no_effect(served: Served, kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_reader_that_never_reads_is_cut(served: Served, kind: str):
+def test_reader_that_never_reads_is_disconnected(served: Served, kind: str):
     bus = served.bus
     with served.connect(kind, RECEIVE_BUFFER) as stuck, served.connect("tcp") as writer:
         stuck.send(subscribe(b"stuck"))
@@ -135,7 +135,7 @@ def test_a_reader_that_never_reads_is_cut(served: Served, kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_reader_gets_everything_once_it_reads(served: Served, kind: str):
+def test_full_reader_gets_every_message_once_it_reads(served: Served, kind: str):
     with served.connect(kind, RECEIVE_BUFFER) as reader, served.connect(kind) as writer:
         reader.send(subscribe(b"full"))
         reader.settle()
@@ -148,7 +148,7 @@ def test_a_full_reader_gets_everything_once_it_reads(served: Served, kind: str):
         sending.join()
 
 
-def test_a_handshake_that_fails_is_counted_and_logged(served: Served):
+def test_failed_tls_handshake_is_counted_and_logged(served: Served):
     counted = count(served.bus, "refused", "tls_handshake")
     with connect(served.place("tls")) as plain:
         plain.send(b"GET / HTTP/1.1\r\n\r\n")
@@ -158,7 +158,7 @@ def test_a_handshake_that_fails_is_counted_and_logged(served: Served):
     until(lambda: log_lines(served.bus, **line), "it is logged")
 
 
-def test_peers_are_named_for_what_they_are(served: Served):
+def test_peers_are_named_by_address_or_credentials(served: Served):
     with served.connect("tcp") as tcp, served.connect("unix") as unix, served.connect("tls") as tls:
         for client in (tcp, unix, tls):
             client.settle()
@@ -170,7 +170,7 @@ def test_peers_are_named_for_what_they_are(served: Served):
 # --- a larger cap ------------------------------------------------------------
 
 
-def test_a_larger_cap_is_exact_and_relays_frames_of_a_mebibyte():
+def test_max_payload_of_one_mebibyte_is_exact():
     with rqueue("--admin", "--max-payload", str(MIB)) as bus:
         with connect(bus.address()) as client, connect(bus.address()) as other:
             other.send(subscribe(b"t"))
@@ -193,7 +193,7 @@ def test_a_larger_cap_is_exact_and_relays_frames_of_a_mebibyte():
 
 
 @pytest.mark.parametrize("kind", KINDS[::2])
-def test_a_stop_during_traffic_tears_no_frame_and_leaves_no_gap(tmp_path: Path, kind: str):
+def test_stop_under_load_sends_only_whole_frames_without_a_gap(tmp_path: Path, kind: str):
     listen = ("rqueue=tcp://127.0.0.1:0", f"rqueue=unix:{tmp_path / 's'}")
     with serve(listen=listen) as bus:
         place = next(address for _, address in bus.listeners if address.scheme == kind)

@@ -173,7 +173,7 @@ def test_known_producer_with_a_new_checkpoint(client, topic, feed, copy):
     feed(1)
     message = refused(lambda: copy("first", producerId=topic, onNewCheckpoint="continue"))
     assert "was replaced by" in message
-    assert "producerId of its own" in message
+    assert "another producerId" in message
 
 
 # --- errors as Spark prints them; test_sink_errors.py has all of them, without Spark

@@ -120,7 +120,7 @@ def _check_text(text: str, what: str, max_bytes: int) -> None:
 
 def _number(text: str, digits: str) -> str:
     if len(digits) > 10 or int(digits) > MAX_NUMBER:
-        raise InvalidRule(f"{_short(text)} is no number of a user or group")
+        raise InvalidRule(f"uid or gid must be at most {MAX_NUMBER}, got {_short(text)}")
     return str(int(digits))
 
 

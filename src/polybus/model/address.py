@@ -100,7 +100,9 @@ def _path(text: str, rest: str) -> str:
         raise AddressError(f"address {text!r} has no path: write for example unix:/tmp/bus.sock")
     if path.startswith("@") or "\0" in path:
         # The abstract namespace has no file modes, so anyone on the host could take the name.
-        raise AddressError(f"address {text!r} is no file path: abstract sockets are not supported")
+        raise AddressError(
+            f"address {text!r} must be a file path: abstract sockets are not supported"
+        )
     size = len(path.encode("utf-8", errors="surrogateescape"))
     if size > MAX_UNIX_PATH_BYTES:
         raise AddressError(

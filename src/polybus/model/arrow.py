@@ -61,8 +61,10 @@ def read_schema(columns: Collection[str] | None) -> pa.Schema:
         return READ_SCHEMA
     unknown = sorted(set(columns) - set(READ_SCHEMA.names))
     if unknown or not columns:
-        what = f"there is no {unknown[0][:64]!r}" if unknown else "none is named"
-        raise MalformedRequest(f"read: columns: {what}; there are {', '.join(READ_SCHEMA.names)}")
+        got = repr(unknown[0][:64]) if unknown else "none"
+        raise MalformedRequest(
+            f"read: columns must be among {', '.join(READ_SCHEMA.names)}, got {got}"
+        )
     return pa.schema([field for field in READ_SCHEMA if field.name in columns])
 
 

@@ -237,9 +237,9 @@ def _rule(request: Request) -> Rule:
 def _text(request: Request, key: str) -> str:
     value = request.get(key)
     if not isinstance(value, str) or not value:
-        raise AdminError("bad_request", f"{key} is a string, and not empty")
+        raise AdminError("bad_request", f"{key} must be a string that is not empty")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise AdminError("bad_request", f"{key} is no text") from None
+        raise AdminError("bad_request", f"{key} must be valid Unicode text") from None
     return value

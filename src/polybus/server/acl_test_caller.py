@@ -36,7 +36,9 @@ def parse_caller(text: str) -> Identity:
         return ANONYMOUS
     once = [kind for kind in kinds if kind != GROUP]
     if {ANONYMOUS_KIND, EVERYONE}.intersection(kinds) or len(set(once)) < len(once):
-        raise AdminError("bad_request", f"{text!r} is no caller: write for example user:alice")
+        raise AdminError(
+            "bad_request", f"caller must name one identity, such as user:alice, got {text!r}"
+        )
     named = {part.kind: part.name for part in parts}
     users = [_number(part) for part in parts if part.kind == USER]
     uid = users[0] if users else UNUSED_UID

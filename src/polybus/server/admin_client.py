@@ -57,14 +57,18 @@ def ask(path: Path, verb: str, timeout_s: float = TIMEOUT_S, **keys: Any) -> Any
                 f"the bus at unix:{path} gave no answer in {timeout_s:g} s"
             ) from None
         except OSError as error:
-            raise ConnectionLost(f"the bus at unix:{path} hung up: {error.strerror}") from None
+            raise ConnectionLost(
+                f"the bus at unix:{path} closed the connection: {error.strerror}"
+            ) from None
     try:
         answer = json.loads(line)
         if "ok" in answer:
             return answer["ok"]
         code, text = str(answer["error"]["code"]), str(answer["error"]["text"])
     except (ValueError, KeyError, TypeError):
-        raise PeerError(f"what listens at unix:{path} is no polybus") from None
+        raise PeerError(
+            f"invalid answer from unix:{path}: it is not the admin socket of a bus"
+        ) from None
     if code == "limit_reached":
         raise LimitReached("max_admin_connections", text)
     raise ERRORS.get(code, PeerError)(text)
@@ -90,7 +94,7 @@ def _read_line(connection: socket.socket) -> bytes:
     while not chunks.endswith(b"\n"):
         data = connection.recv(1024 * 1024)
         if not data:
-            raise ConnectionLost("the bus hung up in the middle of an answer")
+            raise ConnectionLost("the bus closed the connection before the end of its answer")
         chunks += data
         if len(chunks) > MAX_ANSWER_BYTES:
             raise PeerError("the answer of the bus has no end")

@@ -263,7 +263,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
         if name.startswith(PREFIX) and name not in known:
             # All share the prefix, so only a very close name is worth suggesting.
             hint = _hint(name, sorted(known), likeness=0.85)
-            yield f"${name} is no setting of polybus and is ignored{hint}"
+            yield f"${name} is not a setting of polybus and is ignored{hint}"
 
 
 def _hint(word: str, known: list[str], likeness: float = 0.6) -> str:

@@ -108,6 +108,8 @@ def load_user_quotas(loaded: LoadedSettings) -> dict[int, Mapping[str, int]]:
         if uid is None:
             raise ConfigError(f"{source}: [quotas.users]: {unknown_name_text(who)}")
         if uid in found:
-            raise ConfigError(f"{source}: [quotas.users]: {name} is user {uid}, who is there twice")
+            raise ConfigError(
+                f"{source}: [quotas.users]: user {uid} ({name}) must appear once, got twice"
+            )
         found[uid] = own
     return found

@@ -106,7 +106,7 @@ def _clear(path: Path) -> None:
     except OSError as error:
         raise AddressError(f"unix:{path}: cannot be used: {error.strerror}") from None
     if not stat.S_ISSOCK(found.st_mode):
-        raise AddressError(f"unix:{path}: a file that is no socket is in the way")
+        raise AddressError(f"unix:{path} exists and is not a socket; remove it or use another path")
     if _is_listening(path):
         raise AddressInUse(f"unix:{path}: a running bus already listens there")
     path.unlink(missing_ok=True)

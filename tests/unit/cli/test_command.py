@@ -153,7 +153,7 @@ def test_foreign_admin_socket_is_reported(env, tmp_path):
             link.sendall(b"HTTP/1.1 400 Bad Request\r\n")
             _, err = child.communicate(timeout=30)
     assert child.returncode == 5
-    assert "is no polybus" in one_line(err)
+    assert "it is not the admin socket of a bus" in one_line(err)
 
 
 LOADED = (
@@ -245,7 +245,7 @@ def test_config_check_finds_start_errors(env, tmp_path, text, says):
 def test_unknown_variable_is_a_warning(env):
     done = run("config", "check", env=env | {"POLYBUS_PORT": "x"})
     assert done.returncode == 0
-    assert "POLYBUS_PORT is no setting" in one_line(done.stderr)
+    assert "POLYBUS_PORT is not a setting" in one_line(done.stderr)
 
 
 def test_help_on_a_terminal_is_plain_text():

@@ -1,4 +1,4 @@
-"""What the tests of the client stand on: a real bus in a process of its own.
+"""Fixtures of the client tests: a real bus in its own process.
 
 Coroutine tests run on asyncio's loop and on uvloop; those that start a bus of
 their own, which takes most of their time, on one of them.

@@ -1,4 +1,4 @@
-"""The blocking face of the client: the same, without `await`."""
+"""The blocking client: the API of the async client, without `await`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polybus.errors import DoesNotExist, TopicDeleted
 PATIENCE_S = 40
 
 
-def test_a_whole_life(address, topic):
+def test_blocking_client_creates_subscribes_produces_and_reads(address, topic):
     with freud.blocking.connect(address) as client:
         assert client.create_topic(topic)
         with client.subscribe(topic) as news:
@@ -43,7 +43,7 @@ def test_a_whole_life(address, topic):
     assert not client.is_connected
 
 
-def test_one_thread_reads_while_others_produce(address, topic):
+def test_one_thread_reads_while_other_threads_produce(address, topic):
     with freud.blocking.connect(address) as client:
         client.create_topic(topic)
         with client.subscribe(topic) as news:
@@ -59,7 +59,7 @@ def test_one_thread_reads_while_others_produce(address, topic):
             assert sorted(got) == sorted([b"%d" % n for n in range(8)] * 100)
 
 
-def test_leaving_the_with_unsubscribes(address, topic):
+def test_leaving_the_with_block_unsubscribes(address, topic):
     with freud.blocking.connect(address) as client:
         client.create_topic(topic)
         with pytest.raises(ZeroDivisionError), client.subscribe(topic):
@@ -68,19 +68,19 @@ def test_leaving_the_with_unsubscribes(address, topic):
 
 
 @pytest.mark.parametrize("name", ["subscribe", "produce", "produce_many", "create_topic", "close"])
-def test_docstrings_and_parameters_are_the_same(name):
+def test_blocking_methods_have_the_docstrings_and_parameters_of_the_async_ones(name):
     ours, theirs = getattr(freud.blocking.BlockingClient, name), getattr(freud.Client, name)
     assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters
     assert inspect.getdoc(ours) == inspect.getdoc(theirs)
     assert not inspect.iscoroutinefunction(ours)
 
 
-def test_what_subscribe_returns_is_said():
+def test_subscribe_is_annotated_with_the_blocking_subscription():
     signature = inspect.signature(freud.blocking.BlockingClient.subscribe)
     assert signature.return_annotation is freud.blocking.BlockingSubscription
 
 
-def test_ctrl_c_ends_a_waiting_read_and_loses_nothing(address, topic):
+def test_ctrl_c_interrupts_a_waiting_read_without_losing_a_message(address, topic):
     program = f"""
         import sys
         from polybus import freud
@@ -110,7 +110,7 @@ def test_ctrl_c_ends_a_waiting_read_and_loses_nothing(address, topic):
 
 
 def wait_for_a_waiting_get(client: freud.blocking.BlockingClient, pid: int) -> None:
-    """Until all threads of the process sleep, twice in a row with a round trip in between."""
+    """Wait until all threads of the process sleep, twice in a row with a round trip in between."""
     asleep = 0
     while asleep < 2:
         client.list_topics()

@@ -1,4 +1,4 @@
-"""`polybus freud`: what it prints, and that its exit code says what the bus said."""
+"""`polybus freud`: its output, and exit codes that follow the answer codes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TestTopics:
         assert polybus("topic", "delete", topic) == (0, f"deleted {topic}\n", "")
         assert topic not in polybus("topic", "ls")[1].splitlines()
 
-    def test_what_was_so_already_is_11(self, polybus, topic):
+    def test_repeated_create_or_delete_exits_11(self, polybus, topic):
         polybus("topic", "create", topic)
         code, out, err = polybus("topic", "create", topic)
         assert (code, out) == (11, "")
@@ -76,7 +76,7 @@ class TestTopics:
         assert polybus("topic", "delete", topic)[0] == 11
 
     @pytest.mark.parametrize("command", [("subcount",), ("subscribe",), ("topic", "publish")])
-    def test_what_does_not_exist_is_13(self, polybus, topic, command):
+    def test_missing_topic_exits_13(self, polybus, topic, command):
         body = ("x",) if command[-1] == "publish" else ()
         code, out, err = polybus(*command, topic, *body)
         assert (code, out) == (13, "")
@@ -84,15 +84,15 @@ class TestTopics:
         assert err.endswith("it does not exist\n")
 
     @pytest.mark.parametrize("args", [("topic", "create", "a,b"), ("topic", "frob"), ("subcount",)])
-    def test_mistakes_are_2(self, polybus, args):
+    def test_usage_errors_exit_2(self, polybus, args):
         code, out, err = polybus(*args)
         assert (code, out, err.count("\n")) == (2, "", 1)
 
-    def test_no_bus_is_3(self, capsys, tmp_path):
+    def test_missing_bus_exits_3(self, capsys, tmp_path):
         assert main.run(["freud", "topic", "ls", "--socket", f"{tmp_path}/none"]) == 3
         assert "no bus answers" in capsys.readouterr().err
 
-    def test_every_command_has_the_table_of_exit_codes(self, capsys):
+    def test_help_of_every_command_lists_the_exit_codes(self, capsys):
         for words in ([], ["topic"], ["topic", "publish"], ["subscribe"], ["subcount"]):
             assert main.run(["freud", *words, "--help"]) == 0
             shown = capsys.readouterr().out
@@ -100,14 +100,14 @@ class TestTopics:
                 number = code + 10 if code else 0
                 assert f"\n    {number:<3} {code.label}" in shown
 
-    def test_the_codes_are_the_buss(self):
+    def test_exit_codes_are_the_answer_codes_plus_10(self):
         assert cli.NOTHING_HAPPENED == 10 + codec.Code.NOTHING_HAPPENED
         said = {code for _, code in cli.EXIT_CODE_BY_ERROR} - {None}
         assert said == {10 + code for code in codec.Code if code > 1}
 
 
 class TestPublish:
-    def test_an_argument_is_one_message_and_its_id_is_printed(self, polybus, client, topic):
+    def test_publish_sends_its_argument_and_prints_the_message_id(self, polybus, client, topic):
         client.create_topic(topic)
         with client.subscribe(topic) as reader:
             for number, text in enumerate(["hello", "", "grüße", "a\nb"]):
@@ -121,13 +121,13 @@ class TestPublish:
         assert (code, out) == (11, "")
         assert err == f"polybus: nothing happened: topic {topic!r} has no subscriber\n"
 
-    def test_a_body_that_only_the_bus_may_send_is_14(self, bus, client, topic):
+    def test_publish_of_a_forged_deletion_notice_exits_14(self, bus, client, topic):
         client.create_topic(topic)
         done = publish(bus, topic, "-", stdin=codec.notice(b"x"))
         assert (done.returncode, done.stdout) == (14, b"")
         assert b"deletion notice" in done.stderr
 
-    def test_stdin_whole_or_by_lines(self, bus, client, topic):
+    def test_publish_reads_stdin_as_one_message_or_by_lines(self, bus, client, topic):
         client.create_topic(topic)
         with client.subscribe(topic) as reader:
             whole = b"two\nlines \xff\n"
@@ -141,7 +141,7 @@ class TestPublish:
         done = publish(bus, topic, "--lines", stdin=b"a\nb\n")
         assert (done.returncode, done.stdout) == (11, b"published 0\n")
 
-    def test_lines_go_out_as_they_come(self, bus, client, topic):
+    def test_publish_lines_sends_each_line_at_once(self, bus, client, topic):
         client.create_topic(topic)
         command = [*POLYBUS, "freud", "topic", "publish", topic, "--lines"]
         command += ["--socket", bus.address("freud").path]
@@ -160,7 +160,7 @@ class TestPublish:
             assert (process.returncode, out) == (13, b"published at least 2\n")
 
     @pytest.mark.parametrize("args", [(), ("x", "--lines"), ("-", "--lines")])
-    def test_it_is_either_a_message_or_lines(self, polybus, topic, args):
+    def test_publish_requires_either_a_message_or_lines(self, polybus, topic, args):
         assert polybus("topic", "publish", topic, *args)[0] == 2
 
 
@@ -178,8 +178,10 @@ def publish(
 
 
 class TestSubscribe:
-    def test_two_subscribers_the_notices_and_recreation(self, bus, polybus, topic):
-        """The life of a topic, by hand."""
+    def test_subscribers_get_messages_deletion_notices_and_a_recreated_topic(
+        self, bus, polybus, topic
+    ):
+        """Create, subscribe, publish, delete and recreate a topic with the command line."""
         polybus("topic", "create", topic)
         with subscriber(bus, topic) as plain, subscriber(bus, topic, "--json") as as_json:
             assert polybus("subcount", topic) == (0, "2\n", "")
@@ -210,7 +212,7 @@ class TestSubscribe:
         with subscriber(bus, topic, "-n", "1") as next_one:
             assert end(next_one) == (0, ["for the next"], "")
 
-    def test_count_ends_it(self, bus, client, topic):
+    def test_subscribe_ends_after_count_messages(self, bus, client, topic):
         client.create_topic(topic)
         with subscriber(bus, topic, "-n", "3", "--json") as process:
             client.produce_many(topic, [b"a", b"\xff", "ü".encode(), b"unread"])
@@ -220,7 +222,7 @@ class TestSubscribe:
         assert shown == [{"body": "a"}, {"body_base64": "/w=="}, {"body": "ü"}]
         assert client.count_subscribers(topic) == 0
 
-    def test_deleted_before_the_count_is_13(self, bus, client, topic):
+    def test_topic_deleted_before_the_count_exits_13(self, bus, client, topic):
         client.create_topic(topic)
         with subscriber(bus, topic, "--count", "3") as process:
             client.produce(topic, b"a")
@@ -230,14 +232,14 @@ class TestSubscribe:
     @pytest.mark.parametrize(
         ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
     )
-    def test_signals_end_it_and_it_unsubscribes(self, bus, client, topic, number, code):
+    def test_signal_ends_subscribe_and_unsubscribes(self, bus, client, topic, number, code):
         client.create_topic(topic)
         with subscriber(bus, topic) as process:
             process.send_signal(number)
             assert end(process) == (code, [], "")
         assert client.count_subscribers(topic) == 0
 
-    def test_a_bus_that_goes_away_is_3(self):
+    def test_subscribe_exits_3_when_the_bus_stops(self):
         with running() as bus:
             assert bus.run("freud", "topic", "create", "t", "--socket", path(bus)).returncode == 0
             with subscriber(bus, "t") as process:
@@ -246,7 +248,9 @@ class TestSubscribe:
         assert (code, out, err.count("\n")) == (3, [], 1)
         assert "closed the connection" in err
 
-    def test_a_reader_that_leaves_is_no_fault_of_ours(self, bus, client, topic):
+    def test_subscribe_ends_without_an_error_text_when_its_output_is_closed(
+        self, bus, client, topic
+    ):
         client.create_topic(topic)
         with subscriber(bus, topic) as process:
             assert process.stdout is not None
@@ -270,9 +274,9 @@ def open_bus() -> Iterator[BusProcess]:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can change its uid")
 class TestTwoUsers:
-    """A bus of root's serves everyone, and its policy decides."""
+    """A bus of root accepts every user; its policy allows or denies requests."""
 
-    def test_one_is_allowed_and_one_refused(self, open_bus):
+    def test_policy_allows_one_user_and_denies_another(self, open_bus):
         socket = ("--socket", path(open_bus))
         with User(4242) as alice, User(4343) as bob:
             assert alice.polybus("freud", "topic", "create", "private.a", *socket).code == 0
@@ -288,7 +292,7 @@ class TestTwoUsers:
             assert "private.a" not in bob.polybus("freud", "topic", "ls", *socket).stdout
             assert alice.polybus("freud", "topic", "delete", "private.a", *socket).code == 0
 
-    def test_a_socket_that_is_not_for_this_user_is_4(self, open_bus):
+    def test_socket_without_permission_exits_4(self, open_bus):
         Path(path(open_bus)).chmod(0o600)
         with User(4343) as bob:
             refused = bob.polybus("freud", "topic", "ls", "--socket", path(open_bus))

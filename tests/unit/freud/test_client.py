@@ -1,4 +1,4 @@
-"""The async client at work: topics, producing, subscribing, reading at one's own pace."""
+"""The async client: topics, produce, subscribe, get and iteration."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def rest_of(subscription: freud.Subscription) -> list[bytes]:
 
 
 class TestTopics:
-    async def test_create_and_delete_say_whether_something_happened(self, address, topic):
+    async def test_create_and_delete_return_whether_the_topic_changed(self, address, topic):
         async with freud.connect(address) as client:
             assert await client.create_topic(topic) is True
             assert await client.create_topic(topic) is False
@@ -48,14 +48,14 @@ class TestTopics:
             assert await client.delete_topic(topic) is False
             assert topic not in await client.list_topics()
 
-    async def test_names_may_be_any_language(self, address, topic):
+    async def test_topic_names_may_be_non_ascii(self, address, topic):
         name = f"bücher/{topic}/読む"
         async with freud.connect(address) as client:
             await client.create_topic(name)
             assert name in await client.list_topics()
 
     @pytest.mark.parametrize("name", ["", "a,b", "a*", "_own", "a\nb", "x" * 256, b"bytes"])
-    async def test_names_that_cannot_be_are_not_sent(self, address, name):
+    async def test_invalid_topic_name_is_rejected(self, address, name):
         async with freud.connect(address) as client:
             with pytest.raises(InvalidTopic):
                 await client.create_topic(name)
@@ -70,7 +70,7 @@ class TestTopics:
                 assert await client.count_subscribers(topic) == 2
             assert await client.count_subscribers(topic) == 0
 
-    async def test_what_does_not_exist_is_said(self, address, topic):
+    async def test_missing_topic_raises_does_not_exist(self, address, topic):
         async with freud.connect(address) as client:
             for request in (client.produce(topic, b""), client.subscribe(topic)):
                 with pytest.raises(DoesNotExist, match=r"\[(asyncio|uvloop)\]'.*does not exist"):
@@ -90,7 +90,7 @@ class TestProducing:
                 assert bodies(await subscription.get_many(9)) == [b"heard", b"a", b"b"]
 
     @pytest.mark.parametrize("shape", [list, tuple, iter], ids=["list", "tuple", "iterator"])
-    async def test_many_of_mixed_sizes_keep_their_order(self, address, topic, shape):
+    async def test_produce_many_keeps_the_order_of_mixed_sizes(self, address, topic, shape):
         sizes = itertools.cycle([0, 1, 128, 5000])
         sent = [b"%d" % n + bytes(size) for n, size in zip(range(5000), sizes, strict=False)]
         async with freud.connect(address) as client:
@@ -99,7 +99,7 @@ class TestProducing:
                 assert await client.produce_many(topic, shape(sent)) == list(range(5000))
                 assert await read(subscription, 5000) == sent
 
-    async def test_the_largest_body(self, address, topic):
+    async def test_largest_body_is_delivered(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             largest = os.urandom(16) * MIB
@@ -117,13 +117,13 @@ class TestProducing:
                         await request
                 assert await read(subscription, 1) == [b"before"]
 
-    async def test_one_body_is_not_many(self, address, topic):
+    async def test_produce_many_rejects_a_single_body(self, address, topic):
         async with freud.connect(address) as client:
             for wrong in (b"bytes", "text"):
                 with pytest.raises(TypeError, match="produce"):
                     await client.produce_many(topic, wrong)  # type: ignore[arg-type]
 
-    async def test_a_refusal_in_the_middle_says_how_many_were_accepted(self, address, topic):
+    async def test_error_of_produce_many_notes_how_many_were_accepted(self, address, topic):
         forged = codec.notice(b"x")
         async with freud.connect(address) as client:
             await client.create_topic(topic)
@@ -135,14 +135,14 @@ class TestProducing:
                 with pytest.raises(MalformedRequest):
                     await client.produce(topic, forged)
 
-    async def test_after_a_refusal_no_more_are_sent(self, address, topic):
+    async def test_produce_many_stops_sending_after_an_error(self, address, topic):
         produced = itertools.count()
         async with freud.connect(address) as client:
             with pytest.raises(DoesNotExist):
                 await client.produce_many(topic, (bytes(1000) for _ in produced))
         assert next(produced) < 1_000_000
 
-    async def test_many_tasks_at_once_each_get_their_own_answer(self, address, topic):
+    async def test_concurrent_tasks_each_get_their_own_answer(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             async with await client.subscribe(topic) as subscription:
@@ -153,7 +153,7 @@ class TestProducing:
                 assert sorted(got.values()) == list(range(500))
                 assert [got[b"%d" % n] for n in range(500)] == ids
 
-    async def test_what_is_on_its_way_is_bounded(self, address, topic, monkeypatch):
+    async def test_unanswered_requests_are_bounded(self, address, topic, monkeypatch):
         monkeypatch.setattr("polybus.dialects.freud.client.freud_connection.MAX_EXPECTED", 10)
         async with freud.connect(address) as client:
             await client.create_topic(topic)
@@ -169,7 +169,7 @@ class TestProducing:
             await asyncio.gather(*(client.produce(topic, b"x") for _ in range(200)))
             assert most == 10
 
-    async def test_a_call_given_up_does_not_shift_the_answers(self, address, topic):
+    async def test_cancelled_request_does_not_shift_later_answers(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             for _ in range(20):
@@ -182,7 +182,7 @@ class TestProducing:
 
 
 class TestReading:
-    async def test_records_have_ids_and_times(self, address, topic):
+    async def test_records_have_ids_and_timestamps(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             before = time.time_ns()
@@ -197,7 +197,7 @@ class TestReading:
             times = [record.timestamp_ns for record in records]
             assert [before, *times, after] == sorted([before, *times, after])
 
-    async def test_each_subscription_reads_everything_from_its_start(self, address, topic):
+    async def test_each_subscription_reads_all_messages_since_its_start(self, address, topic):
         async with freud.connect(address) as one, freud.connect(address) as two:
             await one.create_topic(topic)
             first = await one.subscribe(topic)
@@ -209,7 +209,7 @@ class TestReading:
             assert bodies(await third.get_many(9)) == [b"b"]
             assert len({first.id, second.id, third.id}) == 3
 
-    async def test_get_takes_one_and_waits_no_longer_than_told(self, address, topic):
+    async def test_get_returns_one_record_within_its_timeout(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             async with await client.subscribe(topic) as subscription:
@@ -219,8 +219,10 @@ class TestReading:
                 got = [await subscription.get(timeout_s) for timeout_s in (0, 0.01, 5, None)]
                 assert [record.body for record in got if record] == [b"a", b"b", b"c", b"d"]
 
-    async def test_none_means_that_the_bus_had_nothing(self, bus, address, topic):
-        """Also right after a wait that left a Get behind at the bus."""
+    async def test_get_returns_none_only_if_the_topic_has_no_unread_message(
+        self, bus, address, topic
+    ):
+        """Also after a timeout that left a Get pending at the bus."""
         with stranger.connect(bus.address("freud")) as other:  # holds up our loop while it works
             async with freud.connect(address) as client:
                 await client.create_topic(topic)
@@ -233,7 +235,7 @@ class TestReading:
                         assert record is not None
                         assert record.body == body
 
-    async def test_a_waiting_get_is_woken(self, address, topic):
+    async def test_produce_wakes_a_waiting_get(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             async with await client.subscribe(topic) as subscription:
@@ -244,7 +246,7 @@ class TestReading:
                 assert record is not None
                 assert record.body == b"woken"
 
-    async def test_a_cancelled_get_loses_nothing(self, address, topic):
+    async def test_cancelled_get_loses_no_message(self, address, topic):
         count = 300
         async with freud.connect(address) as client:
             await client.create_topic(topic)
@@ -268,7 +270,7 @@ class TestReading:
                 await producing
                 assert got == [b"%d" % number for number in range(count)]
 
-    async def test_a_cancelled_iteration_goes_on_where_it_was(self, address, topic):
+    async def test_cancelled_iteration_continues_at_the_next_message(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             async with await client.subscribe(topic) as subscription:
@@ -278,7 +280,7 @@ class TestReading:
                     await client.produce(topic, b"%d" % number)
                     assert (await asyncio.wait_for(anext(subscription), 20)).body == b"%d" % number
 
-    async def test_get_many_takes_at_most_what_is_asked(self, address, topic):
+    async def test_get_many_returns_at_most_max_messages_records(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             async with await client.subscribe(topic) as subscription:
@@ -296,7 +298,7 @@ class TestReading:
                     await subscription.get_many(0)
 
     @pytest.mark.parametrize("prefetch", [1, 2, 256])
-    async def test_iteration_fetches_ahead_but_no_further_than_told(self, address, topic, prefetch):
+    async def test_iteration_prefetches_at_most_prefetch_records(self, address, topic, prefetch):
         sent = [b"%d" % number for number in range(1000)]
         async with freud.connect(address, prefetch=prefetch) as client:
             await client.create_topic(topic)
@@ -310,7 +312,7 @@ class TestReading:
                         break
                 assert got == sent
 
-    async def test_reading_holds_up_nothing_else(self, address, topic):
+    async def test_waiting_get_does_not_block_other_requests(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             subscriptions = [await client.subscribe(topic) for _ in range(10)]
@@ -320,7 +322,7 @@ class TestReading:
                 b"for all"
             ] * 10
 
-    async def test_one_task_at_a_time(self, address, topic):
+    async def test_concurrent_get_of_one_subscription_is_rejected(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             async with await client.subscribe(topic) as subscription:
@@ -333,7 +335,7 @@ class TestReading:
 
 
 class TestEnds:
-    async def test_unsubscribing_ends_those_who_wait(self, address, topic):
+    async def test_unsubscribe_ends_waiting_gets(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             waiting, looping = await client.subscribe(topic), await client.subscribe(topic)
@@ -350,7 +352,7 @@ class TestEnds:
             assert await client.count_subscribers(topic) == 0
             await waiting.unsubscribe()  # once more changes nothing
 
-    async def test_what_was_not_read_is_gone_after_unsubscribe(self, address, topic):
+    async def test_unsubscribe_discards_unread_records(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             subscription = await client.subscribe(topic)
@@ -374,7 +376,7 @@ class TestEnds:
             with pytest.raises(NotConnected, match="closed"):
                 await client.list_topics()
 
-    async def test_ended_subscriptions_are_forgotten(self, address, topic):
+    async def test_client_keeps_no_ended_subscriptions(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             left, deleted = await client.subscribe(topic), await client.subscribe(topic)

@@ -35,7 +35,7 @@ TOPIC = "news"
 
 @asynccontextmanager
 async def listening(folder: Path, serve: Serve) -> AsyncIterator[str]:
-    """A server of the test's own on this loop; its address."""
+    """Start a server on this event loop. Yields its address."""
     served: set[asyncio.Task[None]] = set()
 
     async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,7 +89,7 @@ class TestConnecting:
         with pytest.raises(NotConnected, match="no bus answers"):
             await freud.connect(f"unix:{tmp_path}/dead.sock").open()
 
-    async def test_a_server_that_says_nothing_is_given_up(self, tmp_path):
+    async def test_silent_server_raises_not_connected_after_the_timeout(self, tmp_path):
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
 
@@ -97,7 +97,7 @@ class TestConnecting:
             with pytest.raises(NotConnected, match="no answer"):
                 await freud.connect(address, connect_timeout_s=0.05).open()
 
-    async def test_a_full_backlog_is_waited_for(self, tmp_path):
+    async def test_full_backlog_raises_not_connected_after_the_timeout(self, tmp_path):
         path = tmp_path / "busy.sock"
         with socket.socket(socket.AF_UNIX) as busy:
             busy.bind(str(path))
@@ -107,7 +107,7 @@ class TestConnecting:
         assert all(isinstance(error, NotConnected) for error in done), done
         assert any("backlog is full" in str(error) for error in done), done
 
-    async def test_a_server_that_hangs_up_is_no_connection(self, tmp_path):
+    async def test_server_that_closes_at_once_raises_not_connected(self, tmp_path):
         async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.close()
 
@@ -115,7 +115,7 @@ class TestConnecting:
             with pytest.raises(NotConnected, match="closed the connection"):
                 await freud.connect(address).open()
 
-    async def test_another_language_is_named_bad(self, tmp_path):
+    async def test_server_of_another_protocol_raises_bad_frame(self, tmp_path):
         async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             await reader.read()
@@ -125,18 +125,18 @@ class TestConnecting:
                 await freud.connect(address).open()
 
     @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "ipc:///tmp/x"])
-    async def test_other_schemes_are_refused(self, address):
+    async def test_other_address_schemes_are_rejected(self, address):
         with pytest.raises(AddressError, match="unix:"):
             await freud.connect(address).open()
 
-    async def test_nonsense_is_refused_before_connecting(self):
+    async def test_invalid_options_are_rejected_before_connecting(self):
         with pytest.raises(AddressError):
             freud.connect("/tmp/no-scheme")
         for wrong in ({"prefetch": 0}, {"answer_timeout_s": 0.0}, {"max_frame_bytes": 1}):
             with pytest.raises(UsageError):
                 freud.connect("unix:/tmp/x", **wrong)
 
-    async def test_a_client_is_opened_once_and_before_use(self, address):
+    async def test_client_must_be_opened_once_and_before_use(self, address):
         client = freud.connect(address)
         with pytest.raises(UsageError, match="not open"):
             await client.list_topics()
@@ -150,7 +150,7 @@ class TestConnecting:
 
 
 class TestDefaultAddress:
-    def test_the_users_own_bus_then_the_machines(self, tmp_path, monkeypatch):
+    def test_default_address_prefers_the_socket_of_the_user(self, tmp_path, monkeypatch):
         own, shared = tmp_path / "own", tmp_path / "shared"
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
         monkeypatch.setattr(socket_path, "ROOT_RUNTIME", shared)
@@ -174,7 +174,7 @@ class TestBadAnswers:
             (struct.pack("<II", 9, 0), "unexpected_code"),
         ],
     )
-    async def test_to_one_produce(self, tmp_path, answer, reason):
+    async def test_invalid_answer_to_produce_raises_bad_frame(self, tmp_path, answer, reason):
         async with (
             listening(tmp_path, answering(answer)) as address,
             freud.connect(address) as client,
@@ -182,7 +182,7 @@ class TestBadAnswers:
             with pytest.raises(BadFrame, match=reason):
                 await client.produce(TOPIC, b"x")
 
-    async def test_to_many_produces(self, tmp_path):
+    async def test_invalid_answer_to_produce_many_raises_bad_frame(self, tmp_path):
         async with (
             listening(tmp_path, answering(codec.answer(codec.Code.OK, b"1234567"))) as address,
             freud.connect(address) as client,
@@ -192,7 +192,7 @@ class TestBadAnswers:
             with pytest.raises(BadFrame):
                 await client.list_topics()
 
-    async def test_one_too_many(self, tmp_path):
+    async def test_unrequested_answer_raises_bad_frame(self, tmp_path):
         async with (
             listening(tmp_path, answering(2 * codec.answer(codec.Code.OK))) as address,
             freud.connect(address) as client,
@@ -201,7 +201,7 @@ class TestBadAnswers:
             with pytest.raises(BadFrame, match="unasked_answer"):
                 await client.list_topics()
 
-    async def test_an_error_of_the_bus_is_not_taken_for_a_quota(self, tmp_path):
+    async def test_server_error_raises_peer_error_and_keeps_the_connection(self, tmp_path):
         failed = codec.server_error("the dog ate it")
         async with (
             listening(tmp_path, answering(failed)) as address,
@@ -211,7 +211,7 @@ class TestBadAnswers:
                 await client.produce(TOPIC, b"x")
             assert client.is_connected
 
-    async def test_silence_is_not_waited_for_ever(self, tmp_path):
+    async def test_missing_answer_raises_not_connected_after_the_timeout(self, tmp_path):
         async with (
             listening(tmp_path, answering(b"")) as address,
             freud.connect(address, answer_timeout_s=0.05) as client,
@@ -222,7 +222,7 @@ class TestBadAnswers:
 
 
 class TestLosingTheBus:
-    async def test_a_request_that_the_bus_finds_too_large_is_said_then_it_hangs_up(self, start):
+    async def test_oversized_request_raises_malformed_request_and_ends_the_connection(self, start):
         with start(freud_max_frame_bytes="1000") as bus:
             address = str(bus.address("freud"))
             large = bytes(100_000)
@@ -241,7 +241,7 @@ class TestLosingTheBus:
                 with pytest.raises(TooLarge):
                     await client.produce(TOPIC, large)
 
-    async def test_a_restart_is_not_hidden(self, start, tmp_path_factory):
+    async def test_bus_restart_ends_all_subscriptions_with_an_error(self, start, tmp_path_factory):
         folder = tmp_path_factory.mktemp("f", numbered=True)
         with start(folder) as bus:
             address = str(bus.address("freud"))
@@ -267,7 +267,7 @@ class TestLosingTheBus:
             async with freud.connect(address) as fresh:
                 assert await fresh.list_topics() == []
 
-    async def test_a_clean_stop_tells_those_who_wait(self, start):
+    async def test_clean_stop_ends_waiting_gets_with_connection_lost(self, start):
         with start() as bus:
             async with freud.connect(str(bus.address("freud"))) as client:
                 await client.create_topic(TOPIC)
@@ -281,7 +281,7 @@ class TestLosingTheBus:
                     await client.produce(TOPIC, b"x")
                 await reader.unsubscribe()
 
-    async def test_many_on_their_way_fail_together(self, start):
+    async def test_killed_bus_fails_produce_many_with_connection_lost(self, start):
         with start() as bus:
             async with freud.connect(str(bus.address("freud"))) as client:
                 await client.create_topic(TOPIC)

@@ -1,4 +1,4 @@
-"""What two clients see of a topic's life: notices, recreation, timeouts, rules, quotas, rqueue."""
+"""Topics with several clients: notices, recreation, timeouts, rules, quotas, rqueue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUOTAS = {
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[BusProcess]:
-    """A bus with rules, small quotas and little patience."""
+    """A bus with rules, small quotas and short timeouts."""
     me = f"user:{os.getuid()}"
     rules = [f"deny {me} create no-create", f"deny {me} produce no-produce"]
     rules += [f"deny {me} subscribe no-subscribe"]
@@ -57,7 +57,7 @@ def dropped(bus: BusProcess, reason: str) -> int:
 
 
 class TestDeletion:
-    async def test_each_reader_reads_what_it_has_then_the_notice(self, address, topic):
+    async def test_each_reader_reads_its_unread_messages_then_the_notice(self, address, topic):
         async with freud.connect(address) as one, freud.connect(address) as two:
             await one.create_topic(topic)
             first, second = await one.subscribe(topic), await two.subscribe(topic)
@@ -78,7 +78,7 @@ class TestDeletion:
                         await reader.get_many(5, timeout_s)
             assert topic not in await two.list_topics()
 
-    async def test_a_waiting_reader_is_told_at_once(self, address, topic):
+    async def test_deletion_wakes_waiting_readers(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             getting, looping = await client.subscribe(topic), await client.subscribe(topic)
@@ -91,7 +91,7 @@ class TestDeletion:
             assert await loop == []
             assert looping.notice is not None
 
-    async def test_until_the_notice_is_read_the_name_is_there(self, address, topic):
+    async def test_deleted_topic_is_listed_until_its_notice_is_read(self, address, topic):
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             reader = await client.subscribe(topic)
@@ -104,7 +104,7 @@ class TestDeletion:
             await reader.unsubscribe()  # counts as having read it
             assert topic not in await client.list_topics()
 
-    async def test_a_reader_that_is_too_late_is_told_that_it_missed_something(
+    async def test_reader_past_the_deletion_timeout_gets_does_not_exist(
         self, strict_address, topic
     ):
         async with freud.connect(strict_address) as client:
@@ -122,7 +122,7 @@ class TestDeletion:
             assert not isinstance(caught.value, TopicDeleted)
             assert late.notice is None
 
-    async def test_what_a_dead_program_has_subscribed_is_reaped(self, strict_address, topic):
+    async def test_subscriptions_of_a_dead_client_are_removed(self, strict_address, topic):
         async with freud.connect(strict_address) as client:
             await client.create_topic(topic)
             dead = await freud.connect(strict_address).__aenter__()
@@ -139,7 +139,9 @@ class TestDeletion:
 
 
 class TestRecreation:
-    async def test_what_is_produced_waits_for_the_old_readers(self, address, topic):
+    async def test_recreated_topic_buffers_messages_until_the_old_readers_are_done(
+        self, address, topic
+    ):
         async with freud.connect(address) as one, freud.connect(address) as two:
             await one.create_topic(topic)
             old = await one.subscribe(topic)
@@ -170,7 +172,7 @@ class TestRecreation:
             assert [record.body for record in await first.get_many(9)] == [b"0", b"1"]
             assert await second.get(0) is None
 
-    async def test_deleting_again_cancels_it(self, bus, address, topic):
+    async def test_second_delete_cancels_the_recreation(self, bus, address, topic):
         before = dropped(bus, "topic_deleted")
         async with freud.connect(address) as client:
             await client.create_topic(topic)
@@ -194,7 +196,7 @@ class TestRecreation:
 
 @pytest.mark.needs(dialect="rqueue")
 class TestOtherDialects:
-    async def test_rqueue_to_freud(self, bus, address, topic):
+    async def test_freud_subscriber_reads_rqueue_publishes(self, bus, address, topic):
         from polybus import rqueue
 
         sent = [b"one", b"", codec.notice(topic.encode()), bytes(100_000)]
@@ -211,7 +213,7 @@ class TestOtherDialects:
                 assert not any(record.is_notice for record in records)
                 assert await client.produce(topic, b"its own") == 4
 
-    async def test_freud_to_rqueue(self, bus, address, topic):
+    async def test_rqueue_subscriber_gets_freud_produces(self, bus, address, topic):
         from polybus import rqueue
 
         sent = [b"one", b"", bytes(100_000)]
@@ -230,7 +232,7 @@ class TestOtherDialects:
 
 
 class TestRefusals:
-    async def test_the_policy_decides(self, strict_address):
+    async def test_policy_denials_raise_denied(self, strict_address):
         async with freud.connect(strict_address) as client:
             with pytest.raises(Denied, match="not allowed to create topic 'no-create'"):
                 await client.create_topic("no-create")
@@ -247,7 +249,7 @@ class TestRefusals:
                 await client.delete_topic(name)
             assert client.is_connected
 
-    async def test_quotas_are_named(self, strict_address, topic):
+    async def test_quota_errors_name_the_quota(self, strict_address, topic):
         async with freud.connect(strict_address) as client:
             await client.create_topic(topic)
             await client.create_topic(topic + "2")
@@ -264,7 +266,7 @@ class TestRefusals:
             for name in (topic, topic + "2"):
                 await client.delete_topic(name)
 
-    async def test_too_many_connections_are_closed_and_it_says_why(self, strict_address, strict):
+    async def test_connection_over_quota_is_closed_with_a_reason(self, strict_address, strict):
         clients = [freud.connect(strict_address) for _ in range(9)]
         for client in clients[:8]:
             await client.open()

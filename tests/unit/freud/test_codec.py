@@ -61,7 +61,7 @@ TYPES = {kind.name.lower().replace("_", " "): kind for kind in RequestType}
 
 
 def scanned(data: bytes, piece_bytes: int) -> tuple[list[dict[str, Any]], int, bool]:
-    """What the server makes of `data`, fed in pieces; how much it took, and if it is the end."""
+    """Scan `data` in pieces. Returns the requests, the bytes consumed, and if the stream ended."""
     found: list[dict[str, Any]] = []
     consumed = 0
     scanner = RequestScanner(MAX_FRAME_BYTES, topic_name.is_shared)
@@ -94,7 +94,7 @@ def values(group: Group) -> Iterator[dict[str, Any]]:
 
 class TestRequests:
     @pytest.mark.parametrize("vector", good(REQUESTS), ids=str)
-    def test_values_become_the_golden_bytes(self, vector: Vector):
+    def test_values_encode_to_the_golden_bytes(self, vector: Vector):
         assert vector.value is not None
         fields = dict(vector.value)
         kind = fields.pop("type")
@@ -103,16 +103,16 @@ class TestRequests:
 
     @pytest.mark.parametrize("piece_bytes", [10_000, 1])
     @pytest.mark.parametrize("vector", good(REQUESTS), ids=str)
-    def test_golden_bytes_become_values(self, vector: Vector, piece_bytes: int):
+    def test_golden_bytes_decode_to_values(self, vector: Vector, piece_bytes: int):
         found = scanned(vector.frame, piece_bytes)
         assert found == ([vector.value], len(vector.frame), False)
 
     @pytest.mark.parametrize("piece_bytes", [10_000, 1])
     @pytest.mark.parametrize("vector", bad(REQUESTS), ids=str)
-    def test_bad_requests_are_named_and_only_oversized_ones_end_the_stream(
+    def test_malformed_requests_have_a_reason_and_only_oversized_ones_end_the_stream(
         self, vector: Vector, piece_bytes: int
     ):
-        """The next request is read as if nothing had been, unless there is no next one."""
+        """The next request is decoded, unless the malformed one ends the stream."""
         data = LIST + vector.frame + LIST
         found = [LISTED, {"bad": vector.bad}]
         if vector.bad == "too_large":
@@ -121,14 +121,14 @@ class TestRequests:
             assert scanned(data, piece_bytes) == ([*found, LISTED], len(data), False)
 
     @pytest.mark.parametrize("piece_bytes", [1_000_000, 7])
-    def test_all_of_them_on_one_connection(self, piece_bytes: int):
+    def test_all_vectors_decode_from_one_stream(self, piece_bytes: int):
         alive = [one for one in REQUESTS if one.bad != "too_large"]
         data = b"".join(one.frame for one in alive)
         expected = [one.value or {"bad": one.bad} for one in alive]
         assert scanned(data, piece_bytes) == (expected, len(data), False)
 
     @pytest.mark.parametrize("vector", REQUESTS, ids=str)
-    def test_the_oracle_agrees(self, vector: Vector):
+    def test_oracle_gives_the_same_reason(self, vector: Vector):
         _, (one, *rest) = oracle.scan(vector.frame, MAX_FRAME_BYTES)
         assert rest == []
         assert getattr(one, "reason", None) == vector.bad
@@ -138,7 +138,7 @@ class TestRequests:
         assert {one.bad for one in bad(REQUESTS)} == set(REASONS)
 
     @pytest.mark.parametrize("subscriber", [b"", ID[:15], ID + b"\0"])
-    def test_an_id_has_16_bytes(self, subscriber: bytes):
+    def test_subscriber_id_must_have_16_bytes(self, subscriber: bytes):
         builds: list[Callable[[], bytes]] = [
             lambda: codec.unsubscribe(subscriber),
             lambda: codec.get_message(subscriber, 0),
@@ -150,7 +150,7 @@ class TestRequests:
                 build()
 
     @pytest.mark.parametrize("wait", [2**31, -(2**31) - 1])
-    def test_a_wait_has_32_bits(self, wait: int):
+    def test_max_blocking_must_fit_32_bits(self, wait: int):
         with pytest.raises(UsageError, match="32 bits"):
             codec.get_message(ID, wait)
         with pytest.raises(UsageError, match="32 bits"):
@@ -159,7 +159,7 @@ class TestRequests:
 
 class TestSizes:
     @pytest.mark.parametrize("length", [1, 255])
-    def test_the_largest_body_fills_a_frame_exactly(self, length: int):
+    def test_largest_body_fills_a_frame_exactly(self, length: int):
         name = b"n" * length
         most = codec.max_body(name, MAX_FRAME_BYTES)
         frame = codec.produce(name, bytes(most), MAX_FRAME_BYTES)
@@ -167,7 +167,7 @@ class TestSizes:
         with pytest.raises(TooLarge, match=str(most)):
             codec.produce(name, bytes(most + 1), MAX_FRAME_BYTES)
 
-    def test_the_default_is_16_mib_of_payload(self):
+    def test_default_frame_limit_is_16_mib_of_payload(self):
         name = b"news"
         assert codec.max_body(name) == 16 * 1024 * 1024 - 8
         assert len(codec.produce(name, bytes(codec.max_body(name)))) == 8 + 16 * 1024 * 1024
@@ -175,12 +175,12 @@ class TestSizes:
             codec.produce(name, bytes(codec.max_body(name) + 1))
 
     @pytest.mark.parametrize("cap", [0, 259, 2**31])
-    def test_a_cap_that_cannot_work_is_refused(self, cap: int):
+    def test_invalid_frame_limit_is_rejected(self, cap: int):
         with pytest.raises(UsageError, match="max_frame_bytes"):
             codec.check_max_frame_bytes(cap)
 
     @pytest.mark.parametrize("cap", [260, 2**31 - 1])
-    def test_the_kernel_takes_every_cap_that_can(self, cap: int):
+    def test_kernel_accepts_every_valid_frame_limit(self, cap: int):
         scanner = RequestScanner(codec.check_max_frame_bytes(cap), topic_name.is_shared)
         assert scanner.max_frame_bytes == cap
 
@@ -236,13 +236,13 @@ def read_answer(asked: str | None, answer: Answer) -> dict[str, Any]:
 
 class TestAnswers:
     @pytest.mark.parametrize("vector", good(ANSWERS), ids=str)
-    def test_values_become_the_golden_bytes(self, vector: Vector):
+    def test_values_encode_to_the_golden_bytes(self, vector: Vector):
         assert vector.value is not None
         assert build_answer(vector.asked, vector.value) == vector.frame
 
     @pytest.mark.parametrize("piece_bytes", [10_000, 1])
     @pytest.mark.parametrize("vector", good(ANSWERS), ids=str)
-    def test_golden_bytes_become_values(self, vector: Vector, piece_bytes: int):
+    def test_golden_bytes_decode_to_values(self, vector: Vector, piece_bytes: int):
         data, consumed, found = vector.frame + codec.answer(Code.NO), 0, []
         for end in [*range(piece_bytes, len(data), piece_bytes), len(data)]:
             took, batch, too_large = scan_answers(data, consumed, end, MAX_FRAME_BYTES)
@@ -254,7 +254,7 @@ class TestAnswers:
         assert read_answer(vector.asked, found[0]) == vector.value
 
     @pytest.mark.parametrize("vector", bad(ANSWERS), ids=str)
-    def test_an_answer_over_the_cap_is_told_from_its_header(self, vector: Vector):
+    def test_answer_over_the_frame_limit_is_detected_from_its_header(self, vector: Vector):
         data = codec.answer(Code.NO) + vector.frame
         for end in range(9, 16):
             assert scan_answers(data, 8, end, MAX_FRAME_BYTES)[::2] == (0, False)
@@ -265,7 +265,7 @@ class TestAnswers:
         assert {one.value["code"] for one in good(ANSWERS) if one.value} == set(Code)
         assert {one.asked for one in ANSWERS} - {"anything"} == set(TYPES)
 
-    def test_codes_have_the_words_of_the_spec(self):
+    def test_code_labels_are_those_of_the_spec(self):
         assert {int(code): code.label for code in Code} == {
             0: "Ok",
             1: "Nothing Happened",
@@ -276,7 +276,7 @@ class TestAnswers:
         }
 
     @pytest.mark.parametrize("reason", REASONS)
-    def test_every_broken_rule_is_explained(self, reason: str):
+    def test_every_malformed_reason_has_an_explanation(self, reason: str):
         frame = codec.malformed(reason)
         (answer,) = scan_answers(frame, 0, len(frame), MAX_FRAME_BYTES)[1]
         assert answer.code == Code.MALFORMED_REQUEST
@@ -305,7 +305,7 @@ class TestAnswers:
             (codec.read_topics, struct.pack("<II", 1, 2**32 - 1) + b"n"),
         ],
     )
-    def test_an_ok_of_another_shape_is_the_peers_fault(
+    def test_ok_answer_with_an_invalid_payload_raises_bad_frame(
         self, read: Callable[[bytes], object], payload: bytes
     ):
         with pytest.raises(BadFrame):
@@ -318,13 +318,13 @@ class TestNotices:
         assert codec.is_notice(codec.notice(b"news"))
         assert not codec.is_notice(codec.NOTICE_PREFIX[:-1])
 
-    def test_only_the_flag_makes_a_record_a_notice(self):
+    def test_only_flagged_records_are_notices(self):
         head = struct.Struct("<QQI").pack
         assert codec.read_record(head(1, 2, codec.NOTICE_FLAG) + codec.notice(b"n")).is_notice
         assert not codec.read_record(head(1, 2, 0) + codec.notice(b"n")).is_notice
 
 
-def test_the_public_names_are_there():
+def test_public_names_resolve():
     from polybus.dialects import freud
 
     assert set(freud.__all__) <= set(dir(freud))

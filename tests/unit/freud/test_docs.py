@@ -1,4 +1,4 @@
-"""The pages on Freud say what the code does."""
+"""The documentation of Freud agrees with the code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rows(page: str) -> list[list[str]]:
     return [list(found) for found in re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", page, re.MULTILINE)]
 
 
-def test_every_request_and_code_has_its_row():
+def test_spec_has_a_row_for_every_request_and_code():
     for kind in RequestType:
         words = kind.name.replace("_", " ").title()
         assert [str(int(kind)), words] in rows(SPEC)
@@ -33,26 +33,26 @@ def test_every_request_and_code_has_its_row():
         assert [str(int(code)), code.label] in rows(SPEC)
 
 
-def test_the_rules_are_in_the_order_in_which_they_are_checked():
+def test_spec_lists_the_reasons_in_the_order_of_their_checks():
     names = [cells[0].strip("`") for cells in rows(SPEC)]
     assert [name for name in names if name in REASONS] == list(REASONS)
 
 
 @pytest.mark.parametrize("limits", [FreudLimits, QuotaLimits])
-def test_every_limit_is_there(limits):
+def test_spec_documents_every_limit(limits):
     for field in dataclasses.fields(limits):
         if field.name != "users":
             assert re.search(rf"^\| `\[\w+\] {field.name}` \|", SPEC, re.MULTILINE), field.name
 
 
-def test_every_setting_of_the_client_is_there():
+def test_guide_documents_every_client_option():
     documented = {cells[0].strip("`"): cells[1] for cells in rows(GUIDE)}
     for field in dataclasses.fields(freud.ClientOptions):
         number, _, unit = documented[field.name].partition(" ")
         assert float(number) * (MIB if unit == "MiB" else 1) == field.default
 
 
-def test_every_exit_code_is_there():
+def test_guide_documents_every_exit_code():
     codes = {str(code) for _, code in cli.EXIT_CODE_BY_ERROR if code} | {
         "0",
         str(cli.NOTHING_HAPPENED),

@@ -1,4 +1,4 @@
-"""Freud's readers of durable topics: a position in the log, and what is fetched from it."""
+"""Pull readers of durable topics: a position in the log, and the messages fetched from it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def write(bus: MemoryBus, *bodies: bytes) -> None:
 # --- getting -------------------------------------------------------------------
 
 
-def test_a_poll_gets_what_was_committed_since_the_subscribe(bus: MemoryBus):
+def test_get_returns_messages_committed_since_the_subscribe(bus: MemoryBus):
     bus.make("t")
     write(bus, b"before")
     client = bus.connect_freud()
@@ -83,7 +83,7 @@ def test_a_poll_gets_what_was_committed_since_the_subscribe(bus: MemoryBus):
     ]
 
 
-def test_a_poll_does_not_see_what_is_not_on_disk(bus: MemoryBus):
+def test_get_does_not_return_uncommitted_messages(bus: MemoryBus):
     bus.make("t")
     client = bus.connect_freud()
     me = reader_of(bus, client)
@@ -93,7 +93,7 @@ def test_a_poll_does_not_see_what_is_not_on_disk(bus: MemoryBus):
     assert answers(client) == [NOTHING]
 
 
-def test_a_get_that_waits_is_woken_by_the_commit(bus: MemoryBus):
+def test_commit_wakes_a_waiting_get(bus: MemoryBus):
     bus.make("t")
     client = bus.connect_freud()
     me = reader_of(bus, client)
@@ -120,7 +120,7 @@ def test_commit_event_before_the_writers_answer_wakes_readers(bus: MemoryBus):
     assert not future.done()
 
 
-def test_a_get_waits_no_longer_than_it_said(bus: MemoryBus):
+def test_get_waits_at_most_its_timeout(bus: MemoryBus):
     bus.make("t")
     client = bus.connect_freud()
     me = reader_of(bus, client)
@@ -131,7 +131,7 @@ def test_a_get_waits_no_longer_than_it_said(bus: MemoryBus):
     assert answers(client) == [NOTHING]
 
 
-def test_more_than_is_fetched_at_once_comes_whole_and_in_order(bus: MemoryBus):
+def test_messages_beyond_one_fetch_are_complete_and_in_order(bus: MemoryBus):
     bus.make("t", shards=3)
     client = bus.connect_freud()
     me = reader_of(bus, client)
@@ -142,7 +142,7 @@ def test_more_than_is_fetched_at_once_comes_whole_and_in_order(bus: MemoryBus):
     assert got == [Answer(OK, body) for body in sent] + [NOTHING]
 
 
-def test_what_is_held_for_a_reader_is_bounded(bus: MemoryBus):
+def test_prefetched_bytes_of_a_reader_are_bounded(bus: MemoryBus):
     bus.make("t")
     client = bus.connect_freud(identity=ALICE)
     me = reader_of(bus, client)
@@ -152,7 +152,7 @@ def test_what_is_held_for_a_reader_is_bounded(bus: MemoryBus):
     assert 0 < held <= durable_pull_reader.AHEAD_MESSAGES * 1000
 
 
-def test_records_have_the_ids_and_times_of_the_log(bus: MemoryBus):
+def test_records_have_the_ids_and_timestamps_of_the_log(bus: MemoryBus):
     topic = bus.make("t")
     client = bus.connect_freud()
     write(bus, b"before")
@@ -168,7 +168,7 @@ def test_records_have_the_ids_and_times_of_the_log(bus: MemoryBus):
     ]
 
 
-def test_a_produce_and_a_get_of_it_on_one_connection(bus: MemoryBus):
+def test_get_on_the_same_connection_returns_the_produced_message(bus: MemoryBus):
     bus.make("t")
     client = bus.connect_freud()
     me = reader_of(bus, client)
@@ -180,7 +180,7 @@ def test_a_produce_and_a_get_of_it_on_one_connection(bus: MemoryBus):
 # --- giving back, ending ---------------------------------------------------------
 
 
-def test_what_did_not_reach_its_socket_is_unread_again(bus: MemoryBus):
+def test_messages_not_written_to_the_socket_become_unread_again(bus: MemoryBus):
     bus.make("t")
     first = bus.connect_freud(appetite=10_000, identity=ALICE)
     me = reader_of(bus, first)
@@ -193,7 +193,7 @@ def test_what_did_not_reach_its_socket_is_unread_again(bus: MemoryBus):
     assert ask(bus, second, get(me), get(me)) == [Answer(OK, b"a"), Answer(OK, b"b")]
 
 
-def test_two_connections_share_a_reader_and_nothing_is_stuck_behind_what_one_holds(
+def test_stalled_connection_does_not_block_another_on_the_same_subscription(
     bus: MemoryBus,
 ):
     bus.make("t")
@@ -209,7 +209,7 @@ def test_two_connections_share_a_reader_and_nothing_is_stuck_behind_what_one_hol
     assert ask(bus, quick, get(me)) == [Answer(OK, b"%d" % many)]
 
 
-def test_an_abandoned_reader_goes(bus: MemoryBus):
+def test_reader_without_a_connection_expires(bus: MemoryBus):
     topic = bus.make("t")
     client = bus.connect_freud(identity=ALICE)
     me = reader_of(bus, client)
@@ -222,7 +222,7 @@ def test_an_abandoned_reader_goes(bus: MemoryBus):
     assert bus.broker.quotas.used(1, "quota_subscriptions") == 0
 
 
-def test_unsubscribing_while_something_is_fetched(bus: MemoryBus):
+def test_unsubscribe_during_a_fetch_ends_the_waiting_get(bus: MemoryBus):
     bus.make("t")
     client = bus.connect_freud(identity=ALICE)
     me = reader_of(bus, client)
@@ -239,7 +239,7 @@ def test_unsubscribing_while_something_is_fetched(bus: MemoryBus):
 # --- quotas and trimming -----------------------------------------------------------
 
 
-def test_a_quota_without_room_delays_and_loses_nothing():
+def test_full_quota_delays_messages_and_loses_none():
     bus = MemoryBus(quotas=QuotaLimits(quota_bytes=1000), durable=True)
     bus.make("t")
     client = bus.connect_freud(appetite=100_000, identity=ALICE)
@@ -260,7 +260,7 @@ def test_a_quota_without_room_delays_and_loses_nothing():
     assert [one.payload for one in answers(other)] == bodies[:1]
 
 
-def test_what_was_trimmed_is_passed_over(bus: MemoryBus):
+def test_reader_skips_trimmed_messages(bus: MemoryBus):
     topic = bus.make("t")
     client = bus.connect_freud()
     me = reader_of(bus, client)
@@ -273,7 +273,7 @@ def test_what_was_trimmed_is_passed_over(bus: MemoryBus):
     assert ask(bus, client, get(me)) == [NOTHING]
 
 
-def test_ids_stay_what_they_are_where_one_is_missing(bus: MemoryBus):
+def test_trimmed_message_does_not_shift_later_ids(bus: MemoryBus):
     topic = bus.make("t", shards=2)
     client = bus.connect_freud()
     me = reader_of(bus, client)
@@ -297,7 +297,7 @@ def test_count_counts_readers_of_every_kind(bus: MemoryBus):
     assert [number(one) for one in ask(bus, client, count(b"t"))] == [3]
 
 
-def test_a_drop_gives_the_notice_and_nothing_behind_it(bus: MemoryBus):
+def test_dropped_topic_ends_with_the_deletion_notice(bus: MemoryBus):
     topic = bus.make("t")
     client, waiting = bus.connect_freud(identity=ALICE), bus.connect_freud(identity=ALICE)
     me, other = reader_of(bus, client), reader_of(bus, client)
@@ -317,7 +317,7 @@ def test_a_drop_gives_the_notice_and_nothing_behind_it(bus: MemoryBus):
     assert ask(bus, client, subscribe(b"t")) == [Answer(DOESNT_EXIST)]
 
 
-def test_the_notice_is_flagged(bus: MemoryBus):
+def test_deletion_notice_has_its_flag(bus: MemoryBus):
     topic = bus.make("t")
     client = bus.connect_freud()
     me = reader_of(bus, client)

@@ -64,7 +64,7 @@ def reader() -> PullReader:
 # --- chunks ------------------------------------------------------------------
 
 
-def test_single_messages_are_gathered_and_batches_kept_as_they_came():
+def test_single_messages_share_a_chunk_and_batches_have_their_own():
     writer = ChunkWriter()
     first, second = write(writer, 0, [b"a"]), write(writer, 1, [b"b", b"c"])
     assert first.chunk is second.chunk
@@ -79,7 +79,7 @@ def test_single_messages_are_gathered_and_batches_kept_as_they_came():
     assert after.chunk is not first.chunk
 
 
-def test_a_chunk_has_an_end():
+def test_chunk_is_bounded_in_bytes_and_messages():
     writer = ChunkWriter()
     first = write(writer, 0, [bytes(GATHERED_BYTES - 1)])
     assert write(writer, 1, [b"x"]).chunk is first.chunk
@@ -89,7 +89,7 @@ def test_a_chunk_has_an_end():
     assert len(chunks) == 2
 
 
-def test_times_never_go_back():
+def test_timestamps_never_decrease():
     writer = ChunkWriter()
     times = [5, 3, 9, 0]
     found = [write(writer, at, [b"x"], now_ns) for at, now_ns in enumerate(times)]
@@ -101,7 +101,7 @@ SIZES = st.lists(st.integers(0, 8), max_size=12)
 
 
 @given(SIZES, st.integers(-2, 40), st.integers(-1, 14), st.integers(0, 3))
-def test_what_fits_is_what_fits_one_by_one(sizes, room_bytes, room_messages, start):
+def test_batch_fits_as_its_messages_would_one_by_one(sizes, room_bytes, room_messages, start):
     bodies = [bytes(size) for size in sizes]
     whole = Range(Chunk.of_batch(0, offsets(bodies), b"".join(bodies), 0), 0, len(bodies))
     start = min(start, len(bodies))
@@ -132,7 +132,7 @@ def test_what_fits_is_what_fits_one_by_one(sizes, room_bytes, room_messages, sta
     st.randoms(use_true_random=False),
 )
 def test_a_reader_reads_each_message_once_and_in_order(batches, takes, chance):
-    """Whatever is given back meanwhile, in whatever order, comes again in its place."""
+    """Messages returned meanwhile, in any order, are read again in their place."""
     one, writer = reader(), ChunkWriter()
     ids = 0
     for batch in batches:
@@ -160,8 +160,8 @@ def test_a_reader_reads_each_message_once_and_in_order(batches, takes, chance):
     assert one.held_messages == ids
 
 
-def test_a_small_rest_lets_go_of_a_large_chunk():
-    """What a reader holds of the bus's memory is in proportion to what it is charged for."""
+def test_small_remainder_releases_its_large_chunk():
+    """The memory that a reader holds is in proportion to its charged bytes."""
     one = reader()
     bodies = [b"%06d" % at + bytes(1000) for at in range(1000)]
     batch = write(ChunkWriter(), 0, bodies)
@@ -178,7 +178,7 @@ def test_a_small_rest_lets_go_of_a_large_chunk():
     assert (last.first_id, bodies_of(last)) == (901, bodies[901:])
 
 
-def test_waiters_are_served_in_their_order_while_there_is_something():
+def test_waiters_are_served_in_order_while_messages_remain():
     one, writer = reader(), ChunkWriter()
     heard: list[str] = []
 
@@ -248,7 +248,7 @@ def test_a_buffer_of_empty_messages_is_bounded():
     assert bench.bus.stats("dropped") == {"max_unread_messages": 2}
 
 
-def test_small_messages_in_a_buffer_are_kept_together():
+def test_small_messages_in_a_buffer_share_a_chunk():
     bench = Bench()
     recreating(bench)
     for _ in range(50):
@@ -258,7 +258,7 @@ def test_small_messages_in_a_buffer_are_kept_together():
     assert len(current.buffer) == 1
 
 
-def test_a_buffer_goes_from_its_creators_account_to_its_readers():
+def test_buffer_is_charged_to_the_creator_then_to_the_reader():
     bench = Bench()
     old = recreating(bench)
     bench.ask(bench.bob, *(produce(b"t", bytes(100)) for _ in range(5)))
@@ -275,7 +275,7 @@ def test_a_buffer_goes_from_its_creators_account_to_its_readers():
     assert bench.bus.stats("dropped") == {"abandoned": 3}
 
 
-def test_a_topic_goes_live_when_all_its_old_lives_have_gone():
+def test_topic_goes_live_when_all_its_earlier_generations_ended():
     bench = Bench()
     first = recreating(bench)
     second = bench.ask(bench.alice, subscribe(b"t"))[0].payload
@@ -288,7 +288,7 @@ def test_a_topic_goes_live_when_all_its_old_lives_have_gone():
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_a_push_reader_who_is_there_gets_the_buffer_when_it_goes_out():
+def test_subscribed_push_reader_gets_the_buffer_when_the_topic_goes_live():
     bench = Bench()
     old = recreating(bench)
     pusher = bench.bus.connect()
@@ -301,7 +301,7 @@ def test_a_push_reader_who_is_there_gets_the_buffer_when_it_goes_out():
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_a_push_reader_who_comes_gets_the_buffer_that_waited():
+def test_new_push_reader_gets_the_buffered_messages():
     bench = Bench()
     old = recreating(bench)
     bench.ask(bench.bob, produce(b"t", b"buffered"))
@@ -314,8 +314,8 @@ def test_a_push_reader_who_comes_gets_the_buffer_that_waited():
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_a_full_push_reader_loses_a_buffer_that_goes_out_and_freud_does_not():
-    """There is no producer that could wait then."""
+def test_full_push_reader_loses_the_buffer_and_a_pull_reader_does_not():
+    """When the topic goes live, there is no producer that could wait."""
     bench = Bench(limits=Limits(outbox_high_water_bytes=1000))
     old = recreating(bench)
     stuck = bench.bus.connect(appetite=0)
@@ -329,8 +329,8 @@ def test_a_full_push_reader_loses_a_buffer_that_goes_out_and_freud_does_not():
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_a_full_push_reader_is_passed_by_and_hears_the_next():
-    """Without a producer that can wait: a client that is gone, or a buffer."""
+def test_full_push_reader_is_skipped_and_gets_the_next_message():
+    """No producer can wait: the client is disconnected, or the message is from a buffer."""
     bench = Bench(limits=Limits(outbox_high_water_bytes=1000))
     bench.ask(bench.alice, create(b"t"), create(b"u"))
     stuck, roomy = bench.bus.connect(appetite=0), bench.bus.connect()
@@ -356,7 +356,7 @@ def test_a_full_push_reader_is_passed_by_and_hears_the_next():
 
 @pytest.mark.needs(dialect="rqueue")
 @pytest.mark.parametrize("buffering", [False, True])
-def test_what_fits_of_a_batch_does_not_keep_the_rest(buffering: bool):
+def test_accepted_part_of_a_batch_does_not_hold_the_rest_in_memory(buffering: bool):
     bench = Bench(quota_bytes=10)
     old = recreating(bench) if buffering else b""
     if not buffering:
@@ -375,7 +375,7 @@ def test_what_fits_of_a_batch_does_not_keep_the_rest(buffering: bool):
 # --- logged refusals ----------------------------------------------------------
 
 
-def test_a_batch_that_does_not_fit_whole_is_said_once_for_each_that_does_not_fit():
+def test_each_rejected_message_of_a_batch_is_logged_once():
     """The halves of a split batch are not logged one by one."""
     bench = Bench(quota_bytes=10)
     bench.ask(bench.alice, create(b"t"), subscribe(b"t"))
@@ -390,7 +390,7 @@ def test_a_batch_that_does_not_fit_whole_is_said_once_for_each_that_does_not_fit
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_a_full_reader_is_said_once_for_all_that_came_together():
+def test_full_reader_is_logged_once_per_received_buffer():
     bench = Bench(quota_bytes=10)
     bench.ask(bench.alice, create(b"t"), subscribe(b"t"))
     bench.bus.connect().deliver(rqueue_client.publish(b"t", b"1234") * 50)
@@ -414,7 +414,7 @@ def test_refusals_are_counted_and_logged(verb: str):
     assert (said["user"], said["topic"], said["reason"]) == ("uid:2", "t", f"{verb}_denied")
 
 
-def test_new_rules_end_subscriptions_that_they_do_not_allow():
+def test_new_rules_end_subscriptions_that_they_deny():
     policy = Policy()
     bench = Bench(policy=policy)
     bench.ask(bench.alice, create(b"t"), create(b"u"))
@@ -432,7 +432,7 @@ def test_new_rules_end_subscriptions_that_they_do_not_allow():
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_pieces_that_come_whole_after_their_reader_has_gone_are_counted():
+def test_parts_completed_after_their_reader_left_are_counted():
     bench = Bench()
     key = bench.ask(bench.alice, create(b"t"), subscribe(b"t"))[1].payload
     pusher = bench.bus.connect()

@@ -14,7 +14,7 @@ def command(name: str, *args: str) -> list[str]:
     return [sys.executable, str(EXAMPLES / f"{name}.py"), *args]
 
 
-def test_lines_in_are_records_out(address):
+def test_published_lines_arrive_as_records(address):
     lines = [f"line {number}" for number in range(3000)]
     with subprocess.Popen(
         command("freud_subscribe", "lines", address), stdout=subprocess.PIPE, text=True
@@ -37,7 +37,7 @@ def test_lines_in_are_records_out(address):
     assert [line.split(" ", 2)[0] for line in printed] == [str(n) for n in range(3000)]
 
 
-def test_two_threads_talk(address):
+def test_blocking_example_answers_across_threads(address):
     done = subprocess.run(
         command("freud_blocking", address),
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A connection that asks for much rests between its turns, and nothing else about it changes."""
+"""A connection with expensive requests rests between turns; its answers do not change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Speaker:
         self._read = 0
 
     def answers(self) -> list[Answer]:
-        """Those that have come since last time."""
+        """Return the answers since the last call."""
         found, size = answers_in(self.pipe.taken[self._read :])
         self._read += size
         return found
@@ -52,7 +52,7 @@ class Speaker:
 
     @property
     def told(self) -> dict[str, int | str]:
-        """What `polybus connections` says of it."""
+        """Return its row of `polybus connections`."""
         found = [one for one in self.bus.broker.connections() if one["peer"] == self.pipe.peer]
         return found[0] if found else {}
 
@@ -64,7 +64,7 @@ def bus() -> MemoryBus:
 
 @pytest.fixture
 def owner(bus: MemoryBus) -> Speaker:
-    """Of many topics; t and u have many subscriptions, the others none."""
+    """The creator of many topics; t and u have many subscriptions, the others none."""
     one = Speaker(bus)
     one.ask(create(b"t"), create(b"u"), create(b"begin"))
     one.ask(*(create(b"topic-%d" % at) for at in range(TOPICS)))
@@ -86,7 +86,7 @@ def small(owner: Speaker) -> list[bytes]:
 
 
 def gets(owner: Speaker) -> list[bytes]:
-    """Each a piece of its own, and one group all together."""
+    """One group of Gets, each of a message in its own chunk."""
     (answer,) = owner.ask(subscribe(b"begin"))
     for _ in range(TURN_WEIGHT // 10):
         owner.ask(produce(b"begin", bytes(LARGE)))
@@ -98,7 +98,7 @@ Work = Callable[[Speaker], list[bytes]]
 
 
 @WORK
-def test_others_are_served_in_between(bus: MemoryBus, owner: Speaker, work: Work):
+def test_other_connections_are_served_between_turns(bus: MemoryBus, owner: Speaker, work: Work):
     """A connection woken by the first request is served before the last one is executed."""
     wanted = work(owner)
     other, hog = Speaker(bus), Speaker(bus)
@@ -111,7 +111,7 @@ def test_others_are_served_in_between(bus: MemoryBus, owner: Speaker, work: Work
     assert hog.told["state"] == "open"
 
 
-def test_a_group_of_gets_is_carried_out_in_parts(bus: MemoryBus, owner: Speaker):
+def test_group_of_gets_is_executed_over_several_turns(bus: MemoryBus, owner: Speaker):
     wanted = gets(owner)
     hog = Speaker(bus)
     hog.pipe.deliver(b"".join(wanted))
@@ -122,8 +122,10 @@ def test_a_group_of_gets_is_carried_out_in_parts(bus: MemoryBus, owner: Speaker)
     assert [one.code for one in first + hog.answers()] == [OK] * len(wanted)
 
 
-def test_it_stands_in_line_once(bus: MemoryBus, owner: Speaker, monkeypatch: pytest.MonkeyPatch):
-    """Whatever else happens to it meanwhile: else it would get two shares."""
+def test_connection_joins_the_scheduler_once(
+    bus: MemoryBus, owner: Speaker, monkeypatch: pytest.MonkeyPatch
+):
+    """Later input and a half close must not join it again, or it would get two turns."""
     joined: list[Callable[[], None]] = []
     monkeypatch.setattr(FairScheduler, "join", lambda line, go_on: joined.append(go_on))
     hog = Speaker(bus)
@@ -140,8 +142,8 @@ def test_answers_keep_their_order(bus: MemoryBus, owner: Speaker):
     assert [number(one) for one in answers] == [at // 2 for at in range(len(fans))]
 
 
-def test_what_comes_while_it_rests_waits_its_turn(bus: MemoryBus, owner: Speaker):
-    """Also a single request, for which there is a shorter way."""
+def test_request_received_while_resting_waits_for_its_turn(bus: MemoryBus, owner: Speaker):
+    """Also a single request, which could take the fast path."""
     hog = Speaker(bus)
     (subscribed,) = hog.ask(subscribe(b"begin"))
     hog.pipe.deliver(b"".join(lists(owner)))
@@ -152,7 +154,7 @@ def test_what_comes_while_it_rests_waits_its_turn(bus: MemoryBus, owner: Speaker
     assert hog.answers()[-2:] == [(OK, bytes(8)), (OK, b"x")]
 
 
-def test_a_half_close_while_it_rests_is_answered_to_the_end(bus: MemoryBus, owner: Speaker):
+def test_half_close_while_resting_answers_all_requests(bus: MemoryBus, owner: Speaker):
     hog = Speaker(bus)
     wanted = lists(owner)
     hog.pipe.deliver(b"".join(wanted))
@@ -163,7 +165,7 @@ def test_a_half_close_while_it_rests_is_answered_to_the_end(bus: MemoryBus, owne
     assert hog.pipe.closed
 
 
-def test_a_hang_up_while_it_rests_ends_later_waits(bus: MemoryBus, owner: Speaker):
+def test_hang_up_while_resting_ends_later_waiting_gets(bus: MemoryBus, owner: Speaker):
     hog = Speaker(bus)
     (subscribed,) = hog.ask(subscribe(b"begin"))
     behind = [count(b"nothing")] * (MAX_UNSCANNED_BYTES // 8)  # so much that it is not read from
@@ -174,7 +176,7 @@ def test_a_hang_up_while_it_rests_ends_later_waits(bus: MemoryBus, owner: Speake
     assert hog.answers()[-1] == (NOTHING_HAPPENED, b"")
 
 
-def test_a_stall_while_it_rests_holds_it_up(bus: MemoryBus, owner: Speaker):
+def test_stalled_connection_executes_nothing_while_resting(bus: MemoryBus, owner: Speaker):
     hog = Speaker(bus)
     hog.pipe.appetite = 0
     wanted = fan_outs(owner)
@@ -192,9 +194,7 @@ def keeps_place(one: Speaker) -> bool:
 
 
 @WORK
-def test_what_a_client_that_has_gone_left_behind_takes_turns_too(
-    bus: MemoryBus, owner: Speaker, work: Work
-):
+def test_requests_of_a_disconnected_client_take_turns(bus: MemoryBus, owner: Speaker, work: Work):
     wanted = work(owner)
     hog = Speaker(bus)
     hog.pipe.deliver(b"".join([*fan_outs(owner), *wanted, create(b"end")]))
@@ -207,7 +207,7 @@ def test_what_a_client_that_has_gone_left_behind_takes_turns_too(
     assert owner.ask(create(b"end")) == [(NOTHING_HAPPENED, b"")]
 
 
-def test_for_a_client_that_has_gone_no_lists_are_made(
+def test_list_of_a_disconnected_client_is_skipped(
     bus: MemoryBus, owner: Speaker, monkeypatch: pytest.MonkeyPatch
 ):
     hog = Speaker(bus)
@@ -218,13 +218,13 @@ def test_for_a_client_that_has_gone_no_lists_are_made(
     assert owner.ask(create(b"end")) == [(NOTHING_HAPPENED, b"")]
 
 
-def test_one_request_may_be_heavier_than_a_share(bus: MemoryBus, owner: Speaker):
+def test_single_request_may_exceed_the_turn_weight(bus: MemoryBus, owner: Speaker):
     owner.ask(*(create(b"many-%d" % at) for at in range(TURN_WEIGHT)))
     (listed,) = Speaker(bus).ask(list_topics())
     assert len(names(listed)) > TURN_WEIGHT
 
 
-def test_in_a_turn_one_of_all_who_rest_is_served():
+def test_each_turn_serves_one_resting_connection():
     soon: list[Callable[[], None]] = []
     line = FairScheduler(soon.append)
     served: list[str] = []

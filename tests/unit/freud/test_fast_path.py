@@ -1,6 +1,6 @@
 """The fast path beside the slow path: which requests take it, with the same results.
 
-Two buses hear the same; on one of them every request goes the long way, through
+Two buses get the same requests; on one of them every request takes the slow path, through
 `receive_slow_path`. Answers, counters and the unread messages of all readers must be equal.
 """
 
@@ -29,8 +29,8 @@ NAME = b"t"
 
 
 @pytest.fixture
-def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What went the long way."""
+def slow_path_inputs(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return the input that took the slow path."""
     seen: list[bytes] = []
     plain = FreudSession.receive_slow_path
 
@@ -59,17 +59,17 @@ def subscribed(bus: MemoryBus, who: Identity = ALICE) -> tuple[MemoryPipe, bytes
     return pipe, say(pipe, freud_client.subscribe(NAME))[0].payload
 
 
-def test_one_message_there_and_back(long_ways: list[bytes]):
+def test_produce_and_get_take_the_fast_path(slow_path_inputs: list[bytes]):
     bus = bus_with()
     pipe, key = subscribed(bus)
-    long_ways.clear()
+    slow_path_inputs.clear()
     assert freud_client.number(say(pipe, freud_client.produce(NAME, b"one"))[0]) == 0
     assert freud_client.number(say(pipe, freud_client.produce(NAME, b""))[0]) == 1
     assert bus.broker.quotas.used(1, "quota_bytes") == 3
     assert say(pipe, freud_client.get(key))[0].payload == b"one"
     found = freud_client.record(say(pipe, freud_client.get_record(key, -1))[0])
     assert (found.id, found.timestamp_ns, found.flags, found.body) == (1, bus.wall_ns(), 0, b"")
-    assert long_ways == []
+    assert slow_path_inputs == []
     assert bus.broker.quotas.used(1, "quota_bytes") == 0
     messages = bus.broker.stats()["messages"]
     assert messages == {
@@ -80,14 +80,14 @@ def test_one_message_there_and_back(long_ways: list[bytes]):
     }
 
 
-def test_waiting_get_is_woken(long_ways: list[bytes]):
+def test_waiting_get_is_woken(slow_path_inputs: list[bytes]):
     bus = bus_with()
     pipe, key = subscribed(bus)
     waiting = bus.connect_freud(identity=ALICE)
     waiting.deliver(freud_client.get(key, -1))
-    long_ways.clear()
+    slow_path_inputs.clear()
     say(pipe, freud_client.produce(NAME, b"one"))
-    assert long_ways == []
+    assert slow_path_inputs == []
     assert freud_client.answers_in(waiting.taken)[0][0].payload == b"one"
 
 
@@ -110,20 +110,20 @@ def test_waiting_get_is_woken(long_ways: list[bytes]):
         freud_client.frame(99)[:7],
     ],
 )
-def test_all_else_goes_the_long_way(long_ways: list[bytes], request_: bytes):
+def test_other_requests_take_the_slow_path(slow_path_inputs: list[bytes], request_: bytes):
     pipe, _ = subscribed(bus_with())
-    long_ways.clear()
+    slow_path_inputs.clear()
     pipe.deliver(request_)
-    assert long_ways == [request_]
+    assert slow_path_inputs == [request_]
 
 
-def test_a_frame_over_the_cap_goes_the_long_way(long_ways: list[bytes]):
+def test_frame_over_the_limit_takes_the_slow_path(slow_path_inputs: list[bytes]):
     pipe, _ = subscribed(bus_with(freud=FreudLimits(max_frame_bytes=40)))
-    long_ways.clear()
+    slow_path_inputs.clear()
     assert say(pipe, freud_client.produce(NAME, bytes(35)))[0].code == freud_client.OK
-    assert long_ways == []
+    assert slow_path_inputs == []
     assert say(pipe, freud_client.produce(NAME, bytes(36)))[0].code == freud_client.MALFORMED
-    assert long_ways != []
+    assert slow_path_inputs != []
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,9 @@ def test_a_frame_over_the_cap_goes_the_long_way(long_ways: list[bytes]):
         "no reader",
     ],
 )
-def test_others_than_one_reader_go_the_long_way(long_ways: list[bytes], second: str):
+def test_topic_without_exactly_one_reader_takes_the_slow_path(
+    slow_path_inputs: list[bytes], second: str
+):
     bus = bus_with()
     pipe, key = subscribed(bus)
     if second == "reader":
@@ -143,36 +145,36 @@ def test_others_than_one_reader_go_the_long_way(long_ways: list[bytes], second: 
         bus.connect().deliver(rqueue_client.subscribe(NAME))
     else:
         say(pipe, freud_client.unsubscribe(key))
-    long_ways.clear()
+    slow_path_inputs.clear()
     say(pipe, freud_client.produce(NAME, b"x"))
-    assert len(long_ways) == 1
+    assert len(slow_path_inputs) == 1
 
 
-def test_limits_are_told_by_the_long_way(long_ways: list[bytes]):
+def test_exceeded_limits_take_the_slow_path(slow_path_inputs: list[bytes]):
     bus = bus_with(freud=FreudLimits(max_unread_messages=2), quotas=QuotaLimits(quota_bytes=10))
     pipe, _ = subscribed(bus)
     say(pipe, freud_client.produce(NAME, bytes(9)))
-    long_ways.clear()
+    slow_path_inputs.clear()
     assert say(pipe, freud_client.produce(NAME, bytes(2)))[0].payload == b"quota_bytes"
     assert say(pipe, freud_client.produce(NAME, bytes(1)))[0].code == freud_client.OK
     assert say(pipe, freud_client.produce(NAME, b""))[0].payload == b"max_unread_messages"
-    assert len(long_ways) == 2
+    assert len(slow_path_inputs) == 2
 
 
-def test_ids_of_others_and_of_closed_connections_go_the_long_way(long_ways: list[bytes]):
+def test_foreign_and_disconnected_subscribers_take_the_slow_path(slow_path_inputs: list[bytes]):
     bus = bus_with()
     pipe, key = subscribed(bus)
     other, same = bus.connect_freud(identity=BOB), bus.connect_freud(identity=ALICE)
     say(pipe, freud_client.produce(NAME, b"1"), freud_client.produce(NAME, b"2"))
-    long_ways.clear()
+    slow_path_inputs.clear()
     assert say(other, freud_client.get(key))[0].code == freud_client.DOESNT_EXIST
-    assert len(long_ways) == 1
+    assert len(slow_path_inputs) == 1
     assert say(same, freud_client.get(key))[0].payload == b"1"
-    assert len(long_ways) == 1
+    assert len(slow_path_inputs) == 1
     pipe.hang_up()
-    long_ways.clear()
+    slow_path_inputs.clear()
     assert say(same, freud_client.get(key))[0].payload == b"2"  # a use, and that is noted
-    assert len(long_ways) == 1
+    assert len(slow_path_inputs) == 1
 
 
 def rules(text: str) -> list[PlacedRule]:
@@ -180,16 +182,16 @@ def rules(text: str) -> list[PlacedRule]:
     return [PlacedRule(rule, "test", rule.who.number)]
 
 
-def test_rules_are_asked_once_and_again_when_they_change(long_ways: list[bytes]):
+def test_policy_verdict_is_cached_until_the_rules_change(slow_path_inputs: list[bytes]):
     policy = Policy()
     policy.replace(rules("allow user:1 produce t"))
     bus = bus_with(policy=policy)
     pipe, _ = subscribed(bus)
     bob = bus.connect_freud(identity=BOB)
     assert say(pipe, freud_client.produce(NAME))[0].code == freud_client.OK
-    long_ways.clear()
+    slow_path_inputs.clear()
     assert say(pipe, freud_client.produce(NAME))[0].code == freud_client.OK
-    assert long_ways == []
+    assert slow_path_inputs == []
     assert (
         say(bob, freud_client.produce(NAME), freud_client.produce(NAME))[1].code == freud_client.NO
     )
@@ -197,22 +199,22 @@ def test_rules_are_asked_once_and_again_when_they_change(long_ways: list[bytes])
     assert say(pipe, freud_client.produce(NAME))[0].code == freud_client.NO
 
 
-def test_a_message_that_did_not_fit_is_not_consumed(long_ways: list[bytes]):
+def test_message_that_does_not_fit_the_socket_is_not_consumed(slow_path_inputs: list[bytes]):
     bus = bus_with()
     pipe, key = subscribed(bus)
     slow = bus.connect_freud(identity=ALICE)
     say(pipe, freud_client.produce(NAME, b"12345"), freud_client.produce(NAME, b"67890"))
     slow.appetite = 12
-    long_ways.clear()
+    slow_path_inputs.clear()
     slow.deliver(freud_client.get(key))
-    assert long_ways == []
+    assert slow_path_inputs == []
     assert bus.broker.quotas.used(1, "quota_bytes") == 10
     slow.hang_up()
     assert say(pipe, freud_client.get(key))[0].payload == b"12345"
     assert bus.broker.quotas.used(1, "quota_bytes") == 5
 
 
-def test_a_message_for_a_broken_connection_is_given_back():
+def test_message_for_a_broken_connection_becomes_unread_again():
     bus = bus_with()
     pipe, key = subscribed(bus)
     broken = bus.connect_freud(identity=ALICE)
@@ -223,7 +225,7 @@ def test_a_message_for_a_broken_connection_is_given_back():
 
 
 def test_fast_and_slow_path_give_the_same_results(monkeypatch: pytest.MonkeyPatch):
-    """Two buses, the same requests, one at a time: one of them knows only the long way."""
+    """Two buses get the same requests, one at a time; one of them has only the slow path."""
     for seed in range(60):
         ids = count()
         monkeypatch.setattr(os, "urandom", lambda size, ids=ids: next(ids).to_bytes(size, "big"))
@@ -250,7 +252,7 @@ def story(chance: Random, receive: object) -> object:
 
 
 class Detour:
-    """A session whose bytes go the given way."""
+    """A session that passes its input to the given function."""
 
     def __init__(self, session: FreudSession, receive: object) -> None:
         self._session = session

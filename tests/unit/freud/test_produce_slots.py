@@ -45,7 +45,7 @@ def answers(pipe: MemoryPipe) -> list[Answer]:
     return found
 
 
-def test_the_next_produce_does_not_wait_for_the_disk(bus: MemoryBus, client: MemoryPipe):
+def test_next_produce_does_not_wait_for_the_commit(bus: MemoryBus, client: MemoryPipe):
     client.deliver(produce(b"t", b"a") + produce(b"u", b"b") + produce(b"t", b"c"))
     client.deliver(produce(b"u", b"d"))
     assert len(bus.store.waiting) == 4
@@ -53,7 +53,7 @@ def test_the_next_produce_does_not_wait_for_the_disk(bus: MemoryBus, client: Mem
     assert [number(one) for one in answers(client)] == [1, 1, 2, 2]
 
 
-def test_each_is_answered_as_soon_as_those_before_it_are(bus: MemoryBus, client: MemoryPipe):
+def test_produce_is_answered_once_earlier_produces_are(bus: MemoryBus, client: MemoryPipe):
     client.deliver(produce(b"t", b"a") + produce(b"u", b"b"))
     bus.commit(1)
     bus.turn()
@@ -62,7 +62,7 @@ def test_each_is_answered_as_soon_as_those_before_it_are(bus: MemoryBus, client:
     assert [number(one) for one in answers(client)] == [1]
 
 
-def test_answers_wait_for_a_commit_that_ends_later(bus: MemoryBus, client: MemoryPipe):
+def test_answers_wait_for_an_earlier_unfinished_commit(bus: MemoryBus, client: MemoryPipe):
     client.deliver(produce(b"t", b"a") + produce(b"u", b"b"))
     bus.store.waiting.rotate(1)
     bus.commit(1)
@@ -72,7 +72,7 @@ def test_answers_wait_for_a_commit_that_ends_later(bus: MemoryBus, client: Memor
     assert [one.code for one in answers(client)] == [OK, OK]
 
 
-def test_one_that_fails_is_told_in_its_place(bus: MemoryBus, client: MemoryPipe):
+def test_failed_commit_is_answered_in_order(bus: MemoryBus, client: MemoryPipe):
     client.deliver(produce(b"t", b"a") + produce(b"u", b"b") + produce(b"t", b"c"))
     bus.commit(1)
     bus.store.fail_with = StoreFull("no space left")
@@ -82,7 +82,7 @@ def test_one_that_fails_is_told_in_its_place(bus: MemoryBus, client: MemoryPipe)
     assert [one.code for one in answers(client)] == [OK, SERVER_ERROR, OK]
 
 
-def test_one_that_is_refused_at_once_is_told_in_its_place(bus: MemoryBus, client: MemoryPipe):
+def test_rejected_produce_is_answered_in_order(bus: MemoryBus, client: MemoryPipe):
     client.deliver(produce(b"t", b"a"))
     client.deliver(produce(b"nothing", b"b"))
     client.deliver(produce(b"t", b"c"))
@@ -93,7 +93,7 @@ def test_one_that_is_refused_at_once_is_told_in_its_place(bus: MemoryBus, client
     assert refused.code != OK
 
 
-def test_a_get_behind_it_finds_what_was_produced(bus: MemoryBus, client: MemoryPipe):
+def test_get_after_a_produce_returns_its_message(bus: MemoryBus, client: MemoryPipe):
     client.deliver(subscribe(b"t"))
     bus.settle()
     subscriber = answers(client)[0].payload
@@ -104,8 +104,10 @@ def test_a_get_behind_it_finds_what_was_produced(bus: MemoryBus, client: MemoryP
     assert got.payload == b"a"
 
 
-def test_a_single_request_behind_it_does_not_overtake(bus: MemoryBus, client: MemoryPipe):
-    """It would be the short path's."""
+def test_single_request_does_not_overtake_an_uncommitted_produce(
+    bus: MemoryBus, client: MemoryPipe
+):
+    """Alone, it would take the fast path."""
     client.deliver(create(b"e"))
     client.deliver(subscribe(b"e"))
     answers(client)
@@ -116,7 +118,7 @@ def test_a_single_request_behind_it_does_not_overtake(bus: MemoryBus, client: Me
     assert [number(one) for one in answers(client)] == [1, 0]
 
 
-def test_what_is_on_its_way_is_bounded(bus: MemoryBus, client: MemoryPipe):
+def test_uncommitted_bytes_are_bounded(bus: MemoryBus, client: MemoryPipe):
     for _ in range(8):
         client.deliver(produce(b"t", bytes(400)))
     assert len(bus.store.waiting) == 2
@@ -124,7 +126,7 @@ def test_what_is_on_its_way_is_bounded(bus: MemoryBus, client: MemoryPipe):
     assert [number(one) for one in answers(client)] == list(range(1, 9))
 
 
-def test_bodies_of_no_size_are_bounded_too(bus: MemoryBus, client: MemoryPipe):
+def test_uncommitted_empty_bodies_are_bounded(bus: MemoryBus, client: MemoryPipe):
     for _ in range(200):
         client.deliver(produce(b"t", b"") + produce(b"u", b""))
     assert len(bus.store.waiting) <= MAX_UNCOMMITTED // 16
@@ -132,7 +134,7 @@ def test_bodies_of_no_size_are_bounded_too(bus: MemoryBus, client: MemoryPipe):
     assert len(answers(client)) == 400
 
 
-def test_one_larger_than_the_bound_is_taken_alone(bus: MemoryBus, client: MemoryPipe):
+def test_body_over_the_bound_is_committed_alone(bus: MemoryBus, client: MemoryPipe):
     client.deliver(produce(b"t", b"a"))
     client.deliver(produce(b"t", bytes(5000)))
     client.deliver(produce(b"t", b"c"))
@@ -141,7 +143,7 @@ def test_one_larger_than_the_bound_is_taken_alone(bus: MemoryBus, client: Memory
     assert [number(one) for one in answers(client)] == [1, 2, 3]
 
 
-def test_a_client_that_takes_no_answers_gets_them_later(bus: MemoryBus):
+def test_stalled_client_gets_its_answers_once_it_reads(bus: MemoryBus):
     client = bus.connect_freud(appetite=4)
     client.deliver(produce(b"t", b"a") + produce(b"u", b"b"))
     bus.commit(1)
@@ -156,7 +158,7 @@ def test_a_client_that_takes_no_answers_gets_them_later(bus: MemoryBus):
     assert [number(one) for one in answers(client)[:2]] == [1, 1]
 
 
-def test_a_half_close_is_answered_all(bus: MemoryBus, client: MemoryPipe):
+def test_half_closed_connection_gets_all_answers(bus: MemoryBus, client: MemoryPipe):
     client.deliver(produce(b"t", b"a") + produce(b"u", b"b"))
     client.shut_down()
     bus.commit(1)
@@ -167,7 +169,7 @@ def test_a_half_close_is_answered_all(bus: MemoryBus, client: MemoryPipe):
     assert client.closed
 
 
-def test_requests_before_a_hangup_are_produced(bus: MemoryBus, client: MemoryPipe):
+def test_produces_received_before_a_hang_up_are_committed(bus: MemoryBus, client: MemoryPipe):
     client.deliver((produce(b"t", bytes(400)) + produce(b"u", b"b")) * 4)
     client.hang_up()
     bus.settle()
@@ -185,7 +187,9 @@ def test_failed_commit_of_a_gone_client_is_counted(bus: MemoryBus, client: Memor
     assert bus.stats("dropped") == {"store_full": 2}
 
 
-def test_ephemeral_requests_go_on_when_all_is_told(bus: MemoryBus, client: MemoryPipe):
+def test_ephemeral_produce_is_answered_at_once_after_all_commits(
+    bus: MemoryBus, client: MemoryPipe
+):
     client.deliver(create(b"e"))
     client.deliver(produce(b"t", b"a"))
     bus.settle()

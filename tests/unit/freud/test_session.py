@@ -1,4 +1,4 @@
-"""One Freud connection in memory: what halts it, what frees it, and what its end leaves behind.
+"""One Freud connection in memory: halts, stalls, disconnects and their effects.
 
 Requests one by one, states and quotas are in tests/property/bus, against a model.
 """
@@ -63,7 +63,7 @@ class Speaker:
         self.bus.turn()
 
     def answers(self) -> list[Answer]:
-        """Those that have come since last time."""
+        """Return the answers since the last call."""
         found, size = freud_client.answers_in(self.pipe.taken[self._read :])
         self._read += size
         return found
@@ -87,14 +87,14 @@ class Speaker:
 
 @pytest.fixture
 def owner(bus: MemoryBus) -> Speaker:
-    """Of the topics t and u."""
+    """The creator of the topics t and u."""
     one = Speaker(bus)
     assert one.ask(create(b"t"), create(b"u")) == [(OK, b""), (OK, b"")]
     return one
 
 
 def full_push_reader(bus: MemoryBus, *topics: bytes) -> MemoryPipe:
-    """An rqueue reader that has stopped reading and is over its mark."""
+    """An rqueue reader that does not read and is over its high-water mark."""
     reader = bus.connect(appetite=0)
     reader.deliver(b"".join(rqueue_client.subscribe(topic) for topic in topics))
     bus.connect().deliver(rqueue_client.publish(topics[0], bytes(MARK)) * 2)
@@ -110,7 +110,7 @@ def numbers(answers: list[Answer]) -> list[int]:
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_a_produce_waits_for_a_full_push_reader_and_nothing_overtakes_it(
+def test_produce_waits_for_a_full_push_reader_and_later_requests_wait_too(
     bus: MemoryBus, owner: Speaker
 ):
     key = owner.subscribe(b"t")
@@ -133,7 +133,7 @@ def test_a_produce_waits_for_a_full_push_reader_and_nothing_overtakes_it(
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_a_blocked_produce_is_counted_once_when_it_goes_through(bus: MemoryBus, owner: Speaker):
+def test_blocked_produce_is_counted_once_when_delivered(bus: MemoryBus, owner: Speaker):
     other = bus.connect(appetite=0)
     other.deliver(rqueue_client.subscribe(b"t"))
     reader = full_push_reader(bus, b"t")
@@ -147,8 +147,10 @@ def test_a_blocked_produce_is_counted_once_when_it_goes_through(bus: MemoryBus, 
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_blocked_producer_that_ends_does_not_wait(bus: MemoryBus, owner: Speaker):
-    """What it had to say is dropped, and counted; what does not concern the reader is done."""
+def test_blocked_produces_of_a_closed_connection_are_dropped_and_counted(
+    bus: MemoryBus, owner: Speaker
+):
+    """Produces to the full reader are dropped and counted; other requests are executed."""
     full_push_reader(bus, b"t", b"u")
     producer = Speaker(bus)
     producer.send(produce(b"t", b"1"), produce(b"u", b"2"), produce(b"t", b"3"), create(b"v"))
@@ -159,7 +161,7 @@ def test_blocked_producer_that_ends_does_not_wait(bus: MemoryBus, owner: Speaker
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_a_half_close_while_blocked_is_answered_in_its_time(bus: MemoryBus, owner: Speaker):
+def test_half_close_while_blocked_gets_all_answers(bus: MemoryBus, owner: Speaker):
     reader = full_push_reader(bus, b"t")
     producer = Speaker(bus)
     producer.send(produce(b"t", b"x"), list_topics())
@@ -173,10 +175,8 @@ def test_a_half_close_while_blocked_is_answered_in_its_time(bus: MemoryBus, owne
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_a_get_behind_a_blocked_produce_ends_when_the_client_hangs_up(
-    bus: MemoryBus, owner: Speaker
-):
-    """While the Produce waits the client is not read from; the Get's wait must not go on so."""
+def test_get_after_a_blocked_produce_ends_when_the_client_hangs_up(bus: MemoryBus, owner: Speaker):
+    """A blocked Produce pauses reading; the waiting Get must resume it to notice a hang-up."""
     key = owner.subscribe(b"u")
     reader = full_push_reader(bus, b"t")
     producer = Speaker(bus)
@@ -192,8 +192,8 @@ def test_a_get_behind_a_blocked_produce_ends_when_the_client_hangs_up(
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_what_a_push_reader_can_have_in_no_form_is_counted():
-    """rqueue has 65535 parts a message, and under a long name each holds little."""
+def test_message_too_large_for_a_push_encoding_is_counted():
+    """An rqueue message has at most 65535 parts, and a long name leaves little room in each."""
     from polybus.dialects.rqueue.limits import RqueueLimits
 
     bus = MemoryBus(LIMITS, RqueueLimits(max_payload=282))
@@ -214,7 +214,7 @@ def test_what_a_push_reader_can_have_in_no_form_is_counted():
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_a_cut_reader_frees_the_producer(bus: MemoryBus, owner: Speaker):
+def test_disconnecting_a_slow_reader_unblocks_the_producer(bus: MemoryBus, owner: Speaker):
     full_push_reader(bus, b"t")
     owner.send(produce(b"t", b"x"))
     bus.pass_time(2 * TIMEOUT_S)
@@ -224,7 +224,7 @@ def test_a_cut_reader_frees_the_producer(bus: MemoryBus, owner: Speaker):
 # --- stalled -----------------------------------------------------------------
 
 
-def test_while_answers_are_not_taken_nothing_more_is_done(bus: MemoryBus, owner: Speaker):
+def test_stalled_connection_executes_no_further_requests(bus: MemoryBus, owner: Speaker):
     stuck = Speaker(bus)
     stuck.pipe.appetite = 0
     stuck.send(list_topics())
@@ -239,7 +239,7 @@ def is_read_from(speaker: Speaker) -> bool:
     return speaker.pipe.reading
 
 
-def test_what_is_sent_behind_a_halt_is_left_unread(bus: MemoryBus, owner: Speaker):
+def test_halted_connection_stops_reading_its_socket(bus: MemoryBus, owner: Speaker):
     key = owner.subscribe(b"t")
     waiting = Speaker(bus)
     waiting.send(get(key, FOR_EVER))
@@ -254,9 +254,7 @@ def test_what_is_sent_behind_a_halt_is_left_unread(bus: MemoryBus, owner: Speake
     assert len(waiting.codes()) == 1 + len(behind) // len(list_topics()) + 1
 
 
-def test_a_wait_ends_when_the_client_hangs_up_though_it_is_not_read_from(
-    bus: MemoryBus, owner: Speaker
-):
+def test_hang_up_ends_a_waiting_get_while_reading_is_paused(bus: MemoryBus, owner: Speaker):
     key = owner.subscribe(b"t")
     waiting = Speaker(bus)
     waiting.send(get(key, FOR_EVER), list_topics() * MAX_UNSCANNED_BYTES, get(key, 99))
@@ -268,9 +266,7 @@ def test_a_wait_ends_when_the_client_hangs_up_though_it_is_not_read_from(
     assert len(codes) == MAX_UNSCANNED_BYTES + 2
 
 
-def test_a_message_is_consumed_when_its_whole_answer_is_in_the_socket(
-    bus: MemoryBus, owner: Speaker
-):
+def test_message_is_consumed_once_its_whole_answer_is_in_the_socket(bus: MemoryBus, owner: Speaker):
     key = owner.subscribe(b"t")
     owner.ask(*(produce(b"t", b"%d" % at) for at in range(4)))
     stuck = Speaker(bus)
@@ -285,7 +281,7 @@ def test_a_message_is_consumed_when_its_whole_answer_is_in_the_socket(
     ]
 
 
-def test_records_and_messages_are_told_apart_when_an_answer_is_cut(bus: MemoryBus, owner: Speaker):
+def test_partial_answers_of_records_and_messages_are_unread_again(bus: MemoryBus, owner: Speaker):
     key = owner.subscribe(b"t")
     owner.ask(*(produce(b"t", b"%d" % at) for at in range(3)))
     stuck = Speaker(bus)
@@ -295,7 +291,7 @@ def test_records_and_messages_are_told_apart_when_an_answer_is_cut(bus: MemoryBu
     assert owner.ask(get(key), get(key)) == [(OK, b"1"), (OK, b"2")]
 
 
-def test_a_stalled_client_goes_on_where_it_stopped(bus: MemoryBus, owner: Speaker):
+def test_stalled_client_continues_at_the_next_answer(bus: MemoryBus, owner: Speaker):
     key = owner.subscribe(b"t")
     total, size = 100, STEP_BYTES // 20
     for at in range(total):
@@ -314,8 +310,8 @@ def test_a_stalled_client_goes_on_where_it_stopped(bus: MemoryBus, owner: Speake
 
 
 @pytest.mark.parametrize("together", [1, 70])
-def test_what_is_given_back_is_read_in_its_order(bus: MemoryBus, owner: Speaker, together: int):
-    """Also by one who waits, and also if it was kept in many pieces."""
+def test_returned_messages_are_read_in_order(bus: MemoryBus, owner: Speaker, together: int):
+    """Also by a waiting Get, and also from many chunks."""
     key = owner.subscribe(b"t")
     total = 280
     for start in range(0, total, together):
@@ -331,7 +327,7 @@ def test_what_is_given_back_is_read_in_its_order(bus: MemoryBus, owner: Speaker,
 
 
 @pytest.mark.parametrize("first_to_end", [0, 1])
-def test_two_connections_give_back_to_one_subscription_in_any_order(
+def test_two_connections_return_messages_to_one_subscription_in_any_order(
     bus: MemoryBus, owner: Speaker, first_to_end: int
 ):
     key = owner.subscribe(b"t")
@@ -346,7 +342,9 @@ def test_two_connections_give_back_to_one_subscription_in_any_order(
     assert owner.ask(*(get(key) for _ in range(6))) == expected
 
 
-def test_a_broken_connection_consumes_nothing_of_what_wakes_it(bus: MemoryBus, owner: Speaker):
+def test_broken_connection_does_not_consume_the_message_that_wakes_it(
+    bus: MemoryBus, owner: Speaker
+):
     """A write fails: the next waiting Get receives the message."""
     key = owner.subscribe(b"t")
     dead, alive = Speaker(bus), Speaker(bus)
@@ -362,8 +360,8 @@ def test_a_broken_connection_consumes_nothing_of_what_wakes_it(bus: MemoryBus, o
 # --- the end -----------------------------------------------------------------
 
 
-def test_a_crowd_that_vanished_while_it_waited_harms_no_producer(bus: MemoryBus, owner: Speaker):
-    """A message goes from one broken connection to the next, and these do not nest."""
+def test_produce_passes_a_thousand_broken_waiting_connections(bus: MemoryBus, owner: Speaker):
+    """The message passes from one broken connection to the next without recursion."""
     key = owner.subscribe(b"t")
     crowd = [Speaker(bus) for _ in range(1000)]
     for one in crowd:
@@ -377,7 +375,7 @@ def test_a_crowd_that_vanished_while_it_waited_harms_no_producer(bus: MemoryBus,
     assert last.answers() == [(DOESNT_EXIST, b"")]
 
 
-def test_after_its_end_requests_are_done_and_gets_are_not(bus: MemoryBus, owner: Speaker):
+def test_disconnected_client_has_its_requests_executed_except_gets(bus: MemoryBus, owner: Speaker):
     key = owner.subscribe(b"t")
     owner.ask(produce(b"t", b"kept"))
     gone = Speaker(bus)
@@ -393,7 +391,7 @@ def test_after_its_end_requests_are_done_and_gets_are_not(bus: MemoryBus, owner:
     )  # no other connection used it
 
 
-def test_behind_an_oversized_request_nothing_is_done(bus: MemoryBus, owner: Speaker):
+def test_requests_after_an_oversized_one_are_not_executed(bus: MemoryBus, owner: Speaker):
     offender = Speaker(bus)
     offender.send(list_topics(), struct.pack("<II", 0, 1 << 21), create(b"after"))
     assert offender.codes() == [OK, MALFORMED]
@@ -404,7 +402,7 @@ def test_behind_an_oversized_request_nothing_is_done(bus: MemoryBus, owner: Spea
     assert bus.stats("connections", "closed", "too_large") == 1
 
 
-def test_an_answer_ends_its_timer(bus: MemoryBus, owner: Speaker):
+def test_answered_get_cancels_its_timer(bus: MemoryBus, owner: Speaker):
     key = owner.subscribe(b"t")
     waiting = Speaker(bus)
     waiting.send(get(key, 10), get(key, 10))
@@ -429,7 +427,7 @@ def test_woken_connection_continues_after_the_producer_that_woke_it(bus: MemoryB
     assert waiting.codes() == [OK, OK]
 
 
-def test_who_waits_is_served_before_what_stands_behind_another(bus: MemoryBus, owner: Speaker):
+def test_waiting_gets_are_served_before_queued_ones(bus: MemoryBus, owner: Speaker):
     key = owner.subscribe(b"t")
     first, second = Speaker(bus), Speaker(bus)
     first.send(get(key, FOR_EVER), get(key, FOR_EVER))
@@ -441,7 +439,7 @@ def test_who_waits_is_served_before_what_stands_behind_another(bus: MemoryBus, o
     assert first.answers() == [(OK, b"3")]
 
 
-def test_malformed_requests_are_counted_by_their_reason(bus: MemoryBus, owner: Speaker):
+def test_malformed_requests_are_counted_by_reason(bus: MemoryBus, owner: Speaker):
     requests = [frame(99), create(b""), create(b"a,b"), frame(6, b"x"), frame(3)]
     assert [one.code for one in owner.ask(*requests)] == [MALFORMED] * 5
     refused = bus.stats("refused")
@@ -457,7 +455,7 @@ def cuts(bus: MemoryBus) -> list[str]:
 
 
 def stalled(bus: MemoryBus, size: int, in_host: int = 0) -> Speaker:
-    """One that has so much to take, and takes nothing."""
+    """A connection with `size` bytes of answers that it does not read."""
     owner = Speaker(bus)
     owner.ask(create(b"stall"))
     key = owner.subscribe(b"stall")
@@ -470,7 +468,7 @@ def stalled(bus: MemoryBus, size: int, in_host: int = 0) -> Speaker:
     return stuck
 
 
-def test_who_takes_nothing_is_cut_at_the_timeout(bus: MemoryBus):
+def test_client_that_reads_nothing_is_disconnected_at_the_timeout(bus: MemoryBus):
     stuck = stalled(bus, 10_000)
     bus.pass_time(TIMEOUT_S - 0.25)
     assert cuts(bus) == []
@@ -480,7 +478,7 @@ def test_who_takes_nothing_is_cut_at_the_timeout(bus: MemoryBus):
     assert bus.stats("connections", "closed", "slow_consumer") == 1
 
 
-def test_who_takes_enough_is_not_cut(bus: MemoryBus):
+def test_client_above_the_minimum_rate_is_not_disconnected(bus: MemoryBus):
     stuck = stalled(bus, 10_000)
     for _ in range(3):
         stuck.pipe.eat(int(RATE * TIMEOUT_S))
@@ -491,8 +489,8 @@ def test_who_takes_enough_is_not_cut(bus: MemoryBus):
     assert cuts(bus) == ["slow_consumer"]
 
 
-def test_what_was_taken_from_the_hosts_queue_counts(bus: MemoryBus):
-    """The queue of the host empties first; until it has, nothing moves in the bus."""
+def test_bytes_read_from_the_socket_queue_count_as_progress(bus: MemoryBus):
+    """The socket queue empties first; until then the outbox of the bus does not shrink."""
     stuck = stalled(bus, 10_000, in_host=1000)
     for _ in range(2):
         stuck.pipe.in_host -= int(RATE * TIMEOUT_S)
@@ -502,7 +500,7 @@ def test_what_was_taken_from_the_hosts_queue_counts(bus: MemoryBus):
     assert cuts(bus) == ["slow_consumer"]
 
 
-def test_who_has_taken_all_begins_anew(bus: MemoryBus):
+def test_reading_all_answers_restarts_the_timeout(bus: MemoryBus):
     stuck = stalled(bus, 100)
     bus.pass_time(TIMEOUT_S - 0.25)
     stuck.pipe.eat(100)
@@ -514,14 +512,14 @@ def test_who_has_taken_all_begins_anew(bus: MemoryBus):
     assert cuts(bus) == ["slow_consumer"]
 
 
-def test_a_little_that_is_not_taken_in_time_is_too_slow_as_well(bus: MemoryBus):
+def test_few_unread_bytes_at_the_timeout_disconnect_too(bus: MemoryBus):
     stalled(bus, 20)
     bus.pass_time(TIMEOUT_S)
     assert cuts(bus) == ["slow_consumer"]
 
 
-def test_unsubscribing_what_another_connection_is_being_sent(bus: MemoryBus, owner: Speaker):
-    """Its quota is free at once, and nothing is booked twice when the other one ends."""
+def test_unsubscribe_releases_the_quota_of_an_answer_in_flight(bus: MemoryBus, owner: Speaker):
+    """The quota is released at once, and not again when the other connection ends."""
     key = owner.subscribe(b"t")
     owner.ask(produce(b"t", b"12345"), produce(b"t", b"67890"))
     stuck = Speaker(bus)

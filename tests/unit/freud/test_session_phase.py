@@ -18,7 +18,7 @@ def test_fast_path_runs_only_while_open_not_halted_and_live():
 
 
 @pytest.mark.parametrize(("phase", "event"), EVERY_PAIR)
-def test_no_event_leads_back(phase: Phase, event: PhaseEvent):
+def test_no_event_returns_to_an_earlier_phase(phase: Phase, event: PhaseEvent):
     assert next_phase(phase, event) >= phase
 
 

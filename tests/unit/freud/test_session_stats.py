@@ -1,4 +1,4 @@
-"""What `polybus connections` says of a Freud connection is what it does."""
+"""The row of a Freud connection in `polybus connections`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADER = 8
 
 
 class Told:
-    """A connection, and what is said of it."""
+    """A connection and its row in `polybus connections`."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self.bus = bus
@@ -60,7 +60,7 @@ def one(bus: MemoryBus) -> Told:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_messages_are_those_produced_and_those_read(one: Told, together: bool):
+def test_stats_count_produced_and_read_messages(one: Told, together: bool):
     """On both paths: one request at a time, and several in a buffer."""
     key = one.subscribe(b"t")
     requests = [produce(b"t", b"one"), produce(b"t", b"three"), get(key), get(key), get(key)]
@@ -70,28 +70,28 @@ def test_messages_are_those_produced_and_those_read(one: Told, together: bool):
     assert (one["sent_messages"], one["sent_bytes"]) == (2, 8)
 
 
-def test_what_was_refused_was_not_received(one: Told):
+def test_rejected_produce_is_not_counted_as_received(one: Told):
     one.send(produce(b"nowhere", b"x"), produce(b"u", b"unheard"))
     assert (one["received_messages"], one["received_bytes"]) == (1, 7)
 
 
-def test_subscriptions_are_those_that_are_there(one: Told):
+def test_stats_count_current_subscriptions(one: Told):
     first, _second = one.subscribe(b"t"), one.subscribe(b"u")
     assert one["subscriptions"] == 2
     one.send(unsubscribe(first))
     assert one["subscriptions"] == 1
 
 
-def test_an_idle_connection_is_open(one: Told):
+def test_idle_connection_is_open(one: Told):
     assert (one["state"], one["outbox_bytes"]) == ("open", 0)
 
 
-def test_one_whose_get_waits_is_waiting(one: Told):
+def test_connection_with_a_waiting_get_is_waiting(one: Told):
     one.send(get(one.subscribe(b"t"), FOR_EVER))
     assert one["state"] == "waiting"
 
 
-def test_one_that_takes_no_answers_is_stalled_and_owed_them(bus: MemoryBus, one: Told):
+def test_connection_with_unread_answers_is_stalled(bus: MemoryBus, one: Told):
     key = one.subscribe(b"t")
     one.send(produce(b"t", bytes(500)))
     stuck = Told(bus)
@@ -105,7 +105,7 @@ def test_one_that_takes_no_answers_is_stalled_and_owed_them(bus: MemoryBus, one:
 
 
 @pytest.mark.needs(dialect="rqueue")
-def test_one_whose_produce_waits_for_a_push_reader_is_blocked(bus: MemoryBus, one: Told):
+def test_connection_whose_produce_waits_for_a_push_reader_is_blocked(bus: MemoryBus, one: Told):
     reader = bus.connect(appetite=0)
     reader.deliver(rqueue_client.subscribe(b"t"))
     bus.connect().deliver(rqueue_client.publish(b"t", bytes(MARK)) * 2)

@@ -60,7 +60,7 @@ def write_requests() -> None:
 
 
 def survives(act: Callable[[], None]) -> int:
-    """How often it failed, as allocation after allocation did."""
+    """Fail one allocation after the other. Returns how often `act` failed."""
     failed = 0
     for number in range(MOST_ALLOCATIONS):
         _testcapi.set_nomemory(number, number + 1)

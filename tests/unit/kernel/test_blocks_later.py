@@ -1,4 +1,4 @@
-"""Checksums that are compared while messages are gathered: nothing damaged gets through."""
+"""Checksums that are compared while messages are gathered: damaged blocks are detected."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class TestGroups:
         assert isinstance(group, SingleRequest)
         assert (group.type, group.subject) == (kind, b"news")
 
-    def test_a_name_is_the_same_object_while_it_repeats(self):
+    def test_repeated_name_is_the_same_object(self):
         """The name is one object per group, so a lookup hashes it once."""
         groups = groups_of(produce(b"news", b"1") + LIST + produce(b"news", b"2") + LIST)
         assert groups[0].topic is groups[2].topic  # type: ignore[union-attr]
@@ -149,7 +149,7 @@ class TestBounds:
         data = produce(b"t", b"1", large, b"2", b"3")
         assert self.counts(data) == [[1], [1], [2]]
 
-    def test_the_largest_body_fits_the_scan_exactly(self):
+    def test_largest_body_fits_the_scan_exactly(self):
         data = produce(b"t", bytes(MAX_SCAN_BODY_BYTES - 1), b"1", b"", b"2")
         assert self.counts(data) == [[3], [1]]
 
@@ -169,7 +169,7 @@ class TestBounds:
         scanned = scanner().scan(data, scanned.consumed, len(data))
         assert (scanned.consumed, scanned.more, scanned.bad) == (0, False, True)
 
-    def test_incomplete_request_after_a_full_scan_is_not_more(self):
+    def test_incomplete_request_after_a_full_scan_is_not_reported_as_more(self):
         data = LIST * MAX_SCAN_GROUPS + produce(b"t", b"body")[:-1]
         scanned = scanner().scan(data, 0, len(data))
         assert (scanned.consumed, scanned.more) == (8 * MAX_SCAN_GROUPS, False)

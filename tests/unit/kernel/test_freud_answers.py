@@ -1,4 +1,4 @@
-"""Freud's answers, written out of stored batches: bounds, and columns that are not believed."""
+"""Freud's answers, encoded from stored batches: bounds, and invalid columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Freud seen from a client: batches of answers that come in, buffers of requests that go out."""
+"""The client side of Freud: batches of received answers, buffers of encoded requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Freud in the kernel: nothing leaks, and nothing is touched that was not given."""
+"""Freud in the kernel: nothing leaks, and no byte outside a buffer is accessed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def answer_and_read() -> None:
     assert batch.payloads(0, 300) == [bytes(50)] * 300
 
 
-def be_refused() -> None:
+def be_rejected() -> None:
     with pytest.raises(ValueError, match="offsets"):
         encode_messages(array("i", [0, 9]), b"", 0, 1)
     with pytest.raises(ValueError, match="time"):
@@ -57,7 +57,7 @@ def be_refused() -> None:
         scanner().scan(b"", 0, 1)
 
 
-@pytest.mark.parametrize("act", [scan_mixed, fail_to_judge, answer_and_read, be_refused])
+@pytest.mark.parametrize("act", [scan_mixed, fail_to_judge, answer_and_read, be_rejected])
 def test_nothing_leaks(act: Callable[[], None]) -> None:
     tracemalloc.start()
     try:
@@ -73,7 +73,7 @@ def test_nothing_leaks(act: Callable[[], None]) -> None:
         tracemalloc.stop()
 
 
-def in_a_process_of_its_own(module: str) -> str:
+def run_in_a_process(module: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", f"tests.unit.kernel.{module}"],
         cwd=Path(__file__).parents[3],
@@ -87,9 +87,9 @@ def in_a_process_of_its_own(module: str) -> str:
 
 def test_no_byte_outside_the_buffer_is_accessed() -> None:
     """Buffers of every size between two forbidden pages."""
-    assert in_a_process_of_its_own("freud_forbidden_pages") == "nothing outside was touched\n"
+    assert run_in_a_process("freud_forbidden_pages") == "nothing outside was touched\n"
 
 
 def test_failed_allocations_corrupt_nothing() -> None:
     pytest.importorskip("_testcapi", reason="this Python has no allocator that fails on demand")
-    assert in_a_process_of_its_own("freud_no_memory") == "nothing was broken\n"
+    assert run_in_a_process("freud_no_memory") == "nothing was broken\n"

@@ -1,4 +1,4 @@
-"""GSB in the kernel: nothing leaks, and nothing is touched that was not given."""
+"""GSB in the kernel: nothing leaks, and no byte outside a buffer is accessed."""
 
 from __future__ import annotations
 

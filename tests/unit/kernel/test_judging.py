@@ -1,4 +1,4 @@
-"""The judge: asked once, may fail, and may not change the table it is asked about."""
+"""The policy callback: called once per topic, may fail, and may not change the table."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_unread_topic_is_judged_only_on_request() -> None:
     assert bus.fanout.topic_count == 2
 
 
-def test_a_trusted_source_is_not_judged() -> None:
+def test_trusted_source_is_not_judged() -> None:
     bus = Bus(lambda identity, topic: False)
     bus.fanout.has_produce_rules = True
     stream = publish(b"x", b"1") + publish(b"unread", b"2")
@@ -147,7 +147,7 @@ FORBIDDEN: dict[str, Callable[[Fanout], object]] = {
 
 
 @pytest.mark.parametrize("verb", FORBIDDEN)
-def test_the_table_cannot_change_while_a_buffer_is_routed(verb: str) -> None:
+def test_table_cannot_change_while_a_buffer_is_routed(verb: str) -> None:
     bus = Bus(lambda identity, topic: bool(FORBIDDEN[verb](bus.fanout)) or True)
     with pytest.raises(RuntimeError, match="routed"):
         bus.route()

@@ -1,4 +1,4 @@
-"""The client's side of the wire: batches that come in, buffers that go out."""
+"""The client side of rqueue: batches of received messages, buffers of encoded ones."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class TestEncode:
             encode_publishes(b"t", [b"ok", content], CAP)
 
     @pytest.mark.parametrize("topic", [b"", b"x" * 256])
-    def test_a_topic_has_1_to_255_bytes(self, topic):
+    def test_topic_must_have_1_to_255_bytes(self, topic):
         with pytest.raises(ValueError, match="topic"):
             encode_publishes(topic, [b""], CAP)
 

@@ -1,4 +1,4 @@
-"""rqueue's frames as readers get them: exact bounds, and ids that do not repeat."""
+"""rqueue frames as encoded for readers: exact limits, and unique message ids."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_message_needing_more_than_65535_parts_is_not_sent() -> None:
 
 
 def test_oversized_message_does_not_affect_others() -> None:
-    """Nor does it count as delivered: it is counted as what it is, for each who missed it."""
+    """It is not counted as delivered, but as too large, once per reader."""
     encoding, topic = RqueueEncoding(0, 282), b"t" * 255
     fanout = Fanout(lambda identity, topic: True)
     reader = fanout.add_subscriber("reader", encoding)

@@ -142,12 +142,12 @@ def test_every_other_type_inside_a_publish(kind: int) -> None:
 
 
 @pytest.mark.parametrize(("index", "count"), [(0, 1), (255, 256), (65534, 65535)])
-def test_the_last_part_is_good(index: int, count: int) -> None:
+def test_last_part_is_valid(index: int, count: int) -> None:
     assert Bus().route(frames.publish_part(b"t", index, count, b"")).stop == END
 
 
 @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (256, 255), (65535, 65535)])
-def test_a_part_beyond_the_last_is_bad(index: int, count: int) -> None:
+def test_part_beyond_the_last_is_rejected(index: int, count: int) -> None:
     assert reason(Bus().route(frames.publish_part(b"t", index, count, b""))) == "part_index"
 
 

@@ -1,4 +1,4 @@
-"""Slices of the processor: a thread's own, not those of threads that it starts."""
+"""Scheduler time slices: set for one thread, not for threads that it starts."""
 
 from __future__ import annotations
 

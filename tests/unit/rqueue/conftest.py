@@ -1,4 +1,4 @@
-"""What the tests of the client stand on.
+"""Fixtures of the client tests.
 
 Each runs against two servers, the obvious one of tests.rig.oracle and the
 real one, both in a process of their own: what passes on both is the protocol,

@@ -1,4 +1,4 @@
-"""The blocking client, and the machine that makes it: threads, forks, Ctrl-C, and exit."""
+"""The blocking client and its facade: threads, forks, Ctrl-C, and exit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 30
 
 
 def program(text: str, address: str) -> subprocess.Popen[str]:
-    """A Python program of its own, that connects to `address`."""
+    """Start a Python program that connects to `address`."""
     lines = textwrap.dedent(text)
     return subprocess.Popen(
         [sys.executable, "-c", f"from polybus import rqueue\nADDRESS = {address!r}\n{lines}"],
@@ -35,7 +35,7 @@ def program(text: str, address: str) -> subprocess.Popen[str]:
 
 
 def wait_until_asleep(pid: int) -> None:
-    """Until the program's main thread waits for something."""
+    """Wait until the main thread of the program sleeps."""
     deadline = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
         assert time.monotonic() < deadline
@@ -48,7 +48,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 class TestClient:
-    def test_messages(self, address, topic):
+    def test_blocking_client_publishes_and_reads(self, address, topic):
         with rqueue.blocking.connect(address) as client:
             client.subscribe(topic)
             client.publish(topic, b"one")
@@ -58,7 +58,7 @@ class TestClient:
             assert client.is_connected
             assert (client.reconnects, client.lost_messages["expired"]) == (0, 0)
 
-    def test_batches_and_messages_in_any_mixture(self, address, topic):
+    def test_messages_and_batches_can_be_read_alternately(self, address, topic):
         sent = [b"%d" % number for number in range(500)]
         with rqueue.blocking.connect(address) as client:
             client.subscribe(topic)
@@ -81,13 +81,13 @@ class TestClient:
         assert [message.content for message in client] == [b"x"]
         assert list(client.batches()) == []
 
-    def test_errors_are_those_of_the_async_client(self, address):
+    def test_blocking_client_raises_the_errors_of_the_async_client(self, address):
         with pytest.raises(NotConnected):
             rqueue.blocking.connect("tcp://127.0.0.1:1").open()
         with rqueue.blocking.connect(address) as client, pytest.raises(InvalidTopic):
             client.publish("", b"")
 
-    def test_threads_may_publish_while_one_reads(self, address, topic):
+    def test_threads_publish_while_another_reads(self, address, topic):
         with rqueue.blocking.connect(address) as client:
             client.subscribe(topic)
             threads = [
@@ -101,14 +101,14 @@ class TestClient:
                 thread.join()
             assert sorted(got) == sorted([b"%d" % n for n in range(8)] * 100)
 
-    def test_all_clients_share_one_thread(self, address):
+    def test_all_blocking_clients_share_one_thread(self, address):
         with rqueue.blocking.connect(address), rqueue.blocking.connect(address):
             names = [thread.name for thread in threading.enumerate()]
         assert names.count("polybus-blocking") == 1
 
 
 class TestTwins:
-    def test_signatures_and_docstrings_are_the_same(self):
+    def test_blocking_methods_have_the_signatures_and_docstrings_of_the_async_ones(self):
         for name in ("publish", "publish_many", "subscribe", "batches", "next_batch", "close"):
             ours, theirs = (
                 getattr(rqueue.blocking.BlockingClient, name),
@@ -121,7 +121,7 @@ class TestTwins:
             inspect.signature(rqueue.connect).parameters
         )
 
-    def test_a_twin_must_be_complete(self):
+    def test_facade_must_have_every_member_of_the_async_class(self):
         class Counter:
             async def step(self) -> int:
                 return 1
@@ -138,7 +138,7 @@ class TestTwins:
             class Forgetful(blocking_facade.BlockingFacade[Counter], of=Counter):
                 step = blocking_facade.blocking_method(Counter.step)
 
-    def test_any_async_class_can_have_one(self):
+    def test_facade_wraps_any_async_class(self):
         class Counter:
             """Nothing of rqueue in it."""
 
@@ -179,7 +179,7 @@ class TestTwins:
         assert counter.now == 0
         assert BlockingCounter.up_to.__doc__ == "Counts."
 
-    def test_a_blocking_call_on_the_loop_is_refused_not_hung(self):
+    def test_blocking_call_on_the_event_loop_is_rejected(self):
         async def inside() -> None:
             blocking_facade.get_loop_thread().run(inside())
 
@@ -188,7 +188,7 @@ class TestTwins:
 
 
 class TestProcesses:
-    def test_ctrl_c_ends_a_waiting_read(self, address, topic):
+    def test_ctrl_c_interrupts_a_waiting_read(self, address, topic):
         process = program(
             f"""
             with rqueue.blocking.connect(ADDRESS) as client:
@@ -208,7 +208,7 @@ class TestProcesses:
         process.send_signal(signal.SIGINT)
         assert outcome(process) == (0, "b'still alive'\n", "")
 
-    def test_a_program_that_forgets_to_close_still_ends(self, address, topic):
+    def test_program_with_an_unclosed_client_exits(self, address, topic):
         process = program(
             f"""
             import threading
@@ -222,7 +222,7 @@ class TestProcesses:
         )
         assert outcome(process) == (0, "", "")
 
-    def test_a_forked_child_opens_its_own(self, address, topic):
+    def test_forked_child_must_open_its_own_client(self, address, topic):
         process = program(
             f"""
             import os
@@ -245,7 +245,7 @@ class TestProcesses:
         )
         assert outcome(process) == (0, "", "")
 
-    def test_a_forked_child_ends_by_itself(self, address):
+    def test_forked_child_exits(self, address):
         process = program(
             """
             import os, sys

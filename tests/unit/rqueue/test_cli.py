@@ -28,7 +28,7 @@ def bus() -> Iterator[BusProcess]:
 
 @contextmanager
 def sink(bus: BusProcess, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """A sink that has subscribed: a first message has come through."""
+    """Start a sink, and wait until it has subscribed: it received a first message."""
     command = [*POLYBUS, "rqueue", "sink", "--port", str(bus.address().port), *args]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -42,7 +42,7 @@ def push(bus: BusProcess, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def push_until_seen(bus: BusProcess, process: subprocess.Popen[str], topic: str) -> None:
-    """Push until the sink says that something came."""
+    """Push until the sink reports a message."""
     assert process.stdout is not None
     args = ["--topic", topic, "--rate", "1000", "--size", "8"]
     pusher = subprocess.Popen(
@@ -63,14 +63,14 @@ def totals(out: str) -> tuple[str, int, int]:
     return found[1], int(found[2]), int(found[3])
 
 
-def test_the_pusher_sends_what_it_is_told(bus, topic):
+def test_pusher_sends_count_messages_of_the_given_size(bus, topic):
     done = push(bus, "--topic", topic, "--count", "5000", "--size", "100")
     assert (done.returncode, totals(done.stdout)) == (0, ("sent", 5000, 500_000))
     done = push(bus, "--topic", topic, "--count", "20", "--size", "5000", "--rate", "1000")
     assert (done.returncode, totals(done.stdout)) == (0, ("sent", 20, 100_000))
 
 
-def test_the_sink_stops_at_its_count(bus, topic):
+def test_sink_ends_after_count_messages(bus, topic):
     with sink(bus, "--topic", topic, "--count", "2500", "--size", "64") as process:
         while process.poll() is None:
             push(bus, "--topic", topic, "--count", "1000", "--size", "64")
@@ -78,7 +78,7 @@ def test_the_sink_stops_at_its_count(bus, topic):
         assert (process.returncode, totals(out), err) == (0, ("received", 2500, 160_000), "")
 
 
-def test_the_sink_notices_a_wrong_size(bus, topic):
+def test_sink_rejects_a_message_of_another_size(bus, topic):
     with sink(bus, "--topic", topic, "--count", "10", "--size", "64") as process:
         while process.poll() is None:
             push(bus, "--topic", topic, "--count", "10", "--size", "63")
@@ -88,7 +88,7 @@ def test_the_sink_notices_a_wrong_size(bus, topic):
 
 
 @pytest.mark.parametrize(("count", "code"), [("0", 0), ("1000000000", 130)])
-def test_ctrl_c_ends_with_a_summary(bus, topic, count, code):
+def test_ctrl_c_ends_the_sink_with_a_summary(bus, topic, count, code):
     with sink(bus, "--topic", topic, "--count", count) as process:
         push_until_seen(bus, process, topic)
         process.send_signal(signal.SIGINT)
@@ -97,7 +97,7 @@ def test_ctrl_c_ends_with_a_summary(bus, topic, count, code):
         assert totals(out)[1] > 0
 
 
-def test_a_server_that_goes_away_is_said(topic):
+def test_sink_exits_3_when_the_server_closes(topic):
     with rqueue() as bus, sink(bus, "--topic", topic) as process:
         push_until_seen(bus, process, topic)
         bus.close()
@@ -108,7 +108,7 @@ def test_a_server_that_goes_away_is_said(topic):
 
 
 @pytest.mark.parametrize("command", ["sink", "pusher"])
-def test_no_server_is_one_line(command):
+def test_missing_server_is_reported_in_one_line(command):
     done = run("rqueue", command, "--port", "1")
     assert (done.returncode, done.stdout) == (3, "")
     assert re.fullmatch(r"polybus: cannot connect to tcp://127.0.0.1:1.*\n", done.stderr)
@@ -117,14 +117,14 @@ def test_no_server_is_one_line(command):
 @pytest.mark.parametrize(
     "args", [("--size", "x"), ("--port", "0"), ("--rate", "-1"), ("--topic", ""), ("--nope",)]
 )
-def test_wrong_flags_are_one_line(bus, args):
+def test_invalid_flags_are_reported_in_one_line(bus, args):
     port = () if "--port" in args else ("--port", str(bus.address().port))
     done = run("rqueue", "pusher", "--count", "1", *port, *args)
     assert (done.returncode, done.stdout.count("\n")) == (2, 0 if "--topic" not in args else 1)
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_nothing_heavy_is_loaded(bus, topic):
+def test_pusher_imports_no_heavy_module(bus, topic):
     port = str(bus.address().port)
     args = ["rqueue", "pusher", "--port", port, "--topic", topic, "--count", "1"]
     text = f"""
@@ -139,7 +139,7 @@ sys.exit(f"loaded: {{heavy}}" if heavy else 0)
 
 
 class TestTally:
-    def test_rates_are_since_the_start_and_since_the_last_line(self):
+    def test_meter_reports_rates_per_interval_and_in_total(self):
         now_s = 100.0
         tally = ThroughputMeter("sent", clock=lambda: now_s)
         assert tally.interval() is None
@@ -153,7 +153,7 @@ class TestTally:
             tally.summary() == "sent 110 messages, 8001000 bytes, 4.00 s: 28 messages/s, 2.0 MB/s"
         )
 
-    def test_nothing_at_all(self):
+    def test_meter_without_messages_has_a_summary(self):
         assert (
             ThroughputMeter("sent")
             .summary()

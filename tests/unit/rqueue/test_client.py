@@ -1,4 +1,4 @@
-"""The async client at work: subscribing, publishing, receiving, large messages, back-pressure."""
+"""The async client: subscribe, publish, receive, large messages, back-pressure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polybus.model.limits import KIB, MIB
 from tests.unit.rqueue.polling import contents, receive, until
 
 
-async def test_what_is_published_comes_back_in_order(address, topic):
+async def test_own_publishes_arrive_in_order(address, topic):
     async with rqueue.connect(address) as client:
         await client.subscribe(topic)
         for content in (b"one", b"", b"three"):
@@ -26,7 +26,7 @@ async def test_what_is_published_comes_back_in_order(address, topic):
         ]
 
 
-async def test_topics_are_text_or_any_bytes(address):
+async def test_topics_may_be_text_or_any_bytes(address):
     raw = b"\xff\x00" + os.urandom(8)
     async with rqueue.connect(address) as client:
         await client.subscribe(raw, "bücher")
@@ -38,7 +38,7 @@ async def test_topics_are_text_or_any_bytes(address):
         ]
 
 
-async def test_a_subscription_is_in_force_when_subscribe_returns(address, topic):
+async def test_subscription_is_active_when_subscribe_returns(address, topic):
     async with rqueue.connect(address) as reader, rqueue.connect(address) as writer:
         for number in range(50):
             await reader.subscribe(f"{topic}{number}")
@@ -46,7 +46,7 @@ async def test_a_subscription_is_in_force_when_subscribe_returns(address, topic)
         assert await contents(reader, 50) == [b"%d" % number for number in range(50)]
 
 
-async def test_a_removed_topic_is_silent_when_remove_returns(address, topic):
+async def test_remove_ends_a_subscription_before_it_returns(address, topic):
     async with rqueue.connect(address) as reader, rqueue.connect(address) as writer:
         await reader.subscribe(topic, topic + "2")
         await reader.remove(topic)
@@ -55,7 +55,7 @@ async def test_a_removed_topic_is_silent_when_remove_returns(address, topic):
         assert await contents(reader, 1) == [b"heard"]
 
 
-async def test_after_deregister_all_is_silent_and_subscribing_still_works(address, topic):
+async def test_deregister_ends_all_subscriptions_and_allows_new_ones(address, topic):
     async with rqueue.connect(address) as reader, rqueue.connect(address) as writer:
         await reader.subscribe(topic, topic + "2")
         await reader.deregister()
@@ -93,7 +93,7 @@ async def test_many_messages_of_mixed_sizes_keep_their_order(address, topic, sha
 
 class TestLargeMessages:
     @pytest.mark.parametrize("length", [1, 255])
-    async def test_sizes_around_every_bound(self, address, length):
+    async def test_sizes_around_the_frame_and_part_limits_are_delivered(self, address, length):
         topic = os.urandom(length)
         frame, chunk = codec.max_content(topic), codec.max_chunk(topic)
         sizes = [frame - 1, frame, frame + 1, 2 * chunk - 1, 2 * chunk, 2 * chunk + 1]
@@ -105,7 +105,7 @@ class TestLargeMessages:
             assert [len(content) for content in got] == sizes
             assert client.lost_parts == 0
 
-    async def test_a_megabyte_from_each_of_several_at_once(self, address, topic):
+    async def test_concurrent_large_publishes_are_delivered(self, address, topic):
         sent = [os.urandom(MIB) for _ in range(4)]
         async with rqueue.connect(address) as reader, rqueue.connect(address) as writer:
             await reader.subscribe(topic)
@@ -115,7 +115,7 @@ class TestLargeMessages:
                 got = await contents(reader, 4)
             assert sorted(got) == sorted(sent)
 
-    async def test_the_largest_message(self, address, topic, kind):
+    async def test_largest_message_is_delivered(self, address, topic, kind):
         # The oracle would take seconds for all of it, and learn nothing new.
         content = os.urandom(64) * (MIB if kind == "polybus" else MIB // 32)
         async with rqueue.connect(address) as client:
@@ -128,7 +128,7 @@ class TestLargeMessages:
             await client.publish(topic, b"still here")
             assert await contents(client, 1) == [b"still here"]
 
-    async def test_one_that_stops_halfway_is_given_up_and_counted(self, address, topic):
+    async def test_incomplete_message_expires_and_is_counted(self, address, topic):
         half = codec.publish_part(topic.encode(), bytes(16), 0, 2, b"half")
         async with rqueue.connect(address, parts=rqueue.PartLimits(timeout_s=0.05)) as client:
             await client.subscribe(topic)
@@ -138,7 +138,7 @@ class TestLargeMessages:
             await client.publish(topic, b"next")
             assert await contents(client, 1) == [b"next"]
 
-    async def test_with_a_higher_cap_fewer_need_parts(self, start, topic):
+    async def test_higher_max_payload_needs_fewer_parts(self, start, topic):
         cap = 64 * KIB
         content = os.urandom(codec.max_content(topic.encode(), cap))
         with start("--max-payload", str(cap)) as bus:
@@ -150,7 +150,7 @@ class TestLargeMessages:
 
 
 class TestReading:
-    async def test_batches_and_messages_in_any_mixture(self, address, topic):
+    async def test_messages_and_batches_can_be_read_alternately(self, address, topic):
         sent = [b"%d" % number for number in range(1000)]
         async with rqueue.connect(address) as client:
             await client.subscribe(topic)
@@ -164,7 +164,7 @@ class TestReading:
                     got += await contents(client, 1)
             assert got == sent
 
-    async def test_next_batch_waits_no_longer_than_told(self, address, topic):
+    async def test_next_batch_waits_at_most_its_timeout(self, address, topic):
         async with rqueue.connect(address) as client:
             await client.subscribe(topic)
             assert await client.next_batch(timeout_s=0.01) is None
@@ -173,7 +173,7 @@ class TestReading:
             assert batch is not None
             assert batch.contents() == [b"x"]
 
-    async def test_a_cancelled_wait_loses_nothing(self, address, topic):
+    async def test_cancelled_read_loses_no_message(self, address, topic):
         async with rqueue.connect(address) as client:
             await client.subscribe(topic)
             batches = client.batches()
@@ -183,7 +183,7 @@ class TestReading:
             await client.publish(topic, b"x")
             assert (await asyncio.wait_for(anext(batches), 20)).contents() == [b"x"]
 
-    async def test_probes_are_not_seen(self, address, topic):
+    async def test_probes_are_not_delivered_to_the_caller(self, address, topic):
         async with rqueue.connect(address) as client:
             for number in range(20):
                 await client.subscribe(f"{topic}{number}")
@@ -192,7 +192,7 @@ class TestReading:
             assert await contents(client, 20) == [b"%d" % number for number in range(20)]
             assert await client.next_batch(timeout_s=0.01) is None
 
-    async def test_an_unread_inbox_stops_the_publisher_and_nothing_is_lost(self, address, topic):
+    async def test_full_inbox_stops_the_publisher_without_loss(self, address, topic):
         limit, count, content = 1 * MIB, 40_000, bytes(1000)
         async with (
             rqueue.connect(address, max_inbox_bytes=limit) as reader,
@@ -213,7 +213,7 @@ class TestReading:
             assert held < limit + 512 * KIB
             assert reader.reconnects == writer.reconnects == 0
 
-    async def test_subscribing_with_a_full_inbox_does_not_wait_for_itself(self, address, topic):
+    async def test_subscribe_with_a_full_inbox_does_not_deadlock(self, address, topic):
         async with (
             rqueue.connect(address, max_inbox_bytes=64 * KIB) as reader,
             rqueue.connect(address) as writer,
@@ -226,7 +226,7 @@ class TestReading:
 
 
 class TestClosing:
-    async def test_what_was_received_can_still_be_read(self, address, topic):
+    async def test_received_messages_can_be_read_after_close(self, address, topic):
         client = rqueue.connect(address)
         async with client:
             await client.subscribe(topic)
@@ -241,7 +241,7 @@ class TestClosing:
             await asyncio.sleep(0)
         assert await waiting is None
 
-    async def test_nothing_works_afterwards_and_closing_twice_is_fine(self, address, topic):
+    async def test_closed_client_rejects_calls_and_closes_twice(self, address, topic):
         client = rqueue.connect(address)
         async with client:
             pass
@@ -253,7 +253,7 @@ class TestClosing:
         with pytest.raises(UsageError, match="once"):
             await client.open()
 
-    async def test_an_error_inside_is_the_one_that_comes_out(self, address, topic):
+    async def test_error_in_the_with_block_is_raised(self, address, topic):
         async def fail() -> None:
             async with rqueue.connect(address) as client:
                 await client.publish(topic, b"x")
@@ -265,7 +265,7 @@ class TestClosing:
 
 class TestMisuse:
     @pytest.mark.parametrize("bad", ["", "x" * 256])
-    async def test_bad_topics_disturb_nothing(self, address, topic, bad):
+    async def test_invalid_topics_are_rejected_without_effect(self, address, topic, bad):
         async with rqueue.connect(address) as client:
             for call in (
                 client.subscribe(topic, bad),
@@ -279,7 +279,7 @@ class TestMisuse:
             await client.publish(topic, b"x")
             assert await contents(client, 1) == [b"x"]
 
-    async def test_contents_must_be_bytes(self, address, topic):
+    async def test_contents_that_are_not_bytes_are_rejected(self, address, topic):
         text: Any = "text"
         many: Any = b"many?"
         async with rqueue.connect(address) as client:
@@ -290,7 +290,7 @@ class TestMisuse:
             with pytest.raises(TypeError, match="use publish for a single one"):
                 await client.publish_many(topic, many)
 
-    async def test_a_client_must_be_opened_once(self, address, topic):
+    async def test_client_must_be_opened_once_and_before_use(self, address, topic):
         client = rqueue.connect(address)
         with pytest.raises(UsageError, match="not open"):
             await client.publish(topic, b"x")
@@ -302,11 +302,11 @@ class TestMisuse:
         "setting",
         [{"max_payload": 100}, {"wait_timeout_s": 0}, {"backoff_first_s": 9, "backoff_max_s": 1}],
     )
-    async def test_impossible_settings_are_refused(self, setting):
+    async def test_invalid_options_are_rejected(self, setting):
         with pytest.raises(UsageError, match=next(iter(setting))):
             rqueue.connect(**setting)
 
-    async def test_a_cancelled_subscribe_leaves_the_client_in_order(self, address, topic):
+    async def test_client_works_after_a_cancelled_subscribe(self, address, topic):
         async with rqueue.connect(address) as client:
             subscribing = asyncio.create_task(client.subscribe(topic))
             await asyncio.sleep(0)

@@ -34,7 +34,7 @@ def encode(value: dict[str, Any]) -> bytes:
 
 
 def decode(data: bytes, piece_bytes: int) -> tuple[list[dict[str, Any]], int, str | None]:
-    """What a client makes of `data`, fed in pieces; how much it took, and any fault."""
+    """Decode `data` in pieces. Returns the frames, the bytes consumed, and the fault if any."""
     found: list[dict[str, Any]] = []
     consumed = 0
     for end in [*range(piece_bytes, len(data), piece_bytes), len(data)]:
@@ -62,7 +62,7 @@ def decode(data: bytes, piece_bytes: int) -> tuple[list[dict[str, Any]], int, st
 @pytest.mark.parametrize(
     "vector", [one for one in vectors() if one.value and one.value["type"] != "skipped"], ids=str
 )
-def test_values_become_the_golden_bytes(vector: Vector):
+def test_values_encode_to_the_golden_bytes(vector: Vector):
     assert vector.value is not None
     assert encode(vector.value) == vector.frame
 
@@ -70,7 +70,7 @@ def test_values_become_the_golden_bytes(vector: Vector):
 @pytest.mark.parametrize("after", [b"", codec.notification(b"next", b"one")], ids=["alone", "more"])
 @pytest.mark.parametrize("piece_bytes", [10_000, 1])
 @pytest.mark.parametrize("vector", [one for one in vectors("server") if one.value], ids=str)
-def test_golden_bytes_become_values(vector: Vector, piece_bytes: int, after: bytes):
+def test_golden_bytes_decode_to_values(vector: Vector, piece_bytes: int, after: bytes):
     found, consumed, bad = decode(vector.frame + after, piece_bytes)
     expected = [vector.value] if vector.value != {"type": "skipped"} else []
     if after:
@@ -81,7 +81,7 @@ def test_golden_bytes_become_values(vector: Vector, piece_bytes: int, after: byt
 
 @pytest.mark.parametrize("piece_bytes", [10_000, 1])
 @pytest.mark.parametrize("vector", [one for one in vectors("server") if one.bad], ids=str)
-def test_bad_frames_are_named_and_stop_the_rest(vector: Vector, piece_bytes: int):
+def test_bad_frame_has_a_reason_and_ends_the_stream(vector: Vector, piece_bytes: int):
     before = codec.notification(b"before", b"it")
     found, consumed, bad = decode(before + vector.frame + before, piece_bytes)
     assert found == [{"type": "notification", "topic": b"before", "content": b"it"}]
@@ -89,25 +89,25 @@ def test_bad_frames_are_named_and_stop_the_rest(vector: Vector, piece_bytes: int
 
 
 class TestTopics:
-    def test_text_is_utf8_and_bytes_are_any(self):
+    def test_topic_is_utf8_text_or_any_bytes(self):
         assert codec.topic_bytes("bücher") == "bücher".encode()
         assert codec.topic_bytes(b"\xff\x00") == b"\xff\x00"
 
     @pytest.mark.parametrize("topic", ["", b"", "x" * 256, "ü" * 128, b"x" * 256])
-    def test_empty_and_long_ones_are_refused(self, topic):
+    def test_empty_and_too_long_topics_are_rejected(self, topic):
         with pytest.raises(InvalidTopic):
             codec.topic_bytes(topic)
 
 
 class TestSizes:
     @pytest.mark.parametrize("length", [1, 100, 255])
-    def test_the_bounds_of_the_spec(self, length):
+    def test_content_and_chunk_limits_are_those_of_the_spec(self, length):
         topic = b"t" * length
         assert codec.max_content(topic) == 2042 - length
         assert codec.max_chunk(topic) == 2022 - length
 
     @pytest.mark.parametrize("length", [1, 255])
-    def test_the_largest_content_fills_a_frame_exactly(self, length):
+    def test_largest_content_fills_a_frame_exactly(self, length):
         topic = b"t" * length
         frame = codec.publish(topic, bytes(codec.max_content(topic)))
         assert struct.unpack(">I", frame[:4]) == (2048,)
@@ -116,7 +116,7 @@ class TestSizes:
 
     @pytest.mark.parametrize("extra", [-1, 0, 1])
     @pytest.mark.parametrize("parts", [1, 2, 3])
-    def test_every_part_is_full_but_the_last(self, parts, extra):
+    def test_all_parts_but_the_last_are_full(self, parts, extra):
         topic = b"topic"
         chunk = codec.max_chunk(topic)
         content = bytes(i % 251 for i in range(parts * chunk + extra))
@@ -131,12 +131,12 @@ class TestSizes:
         assert max(map(len, buffers)) <= codec.PARTS_BUFFER_BYTES
         assert len(buffers) > 3
 
-    def test_no_message_is_over_64_mib(self):
+    def test_message_over_64_mib_is_rejected(self):
         assert codec.max_message(b"t" * 255) == 64 * MIB
         with pytest.raises(TooLarge, match=str(64 * MIB)):
             codec.publish_in_parts(b"t", bytes(64 * MIB + 1), ID)
 
-    def test_nor_more_than_65535_parts_carry(self):
+    def test_message_needing_more_than_65535_parts_is_rejected(self):
         topic, cap = b"t" * 255, codec.MIN_MAX_PAYLOAD
         assert codec.max_chunk(topic, cap) == 1
         frames = split_publishes(b"".join(codec.publish_in_parts(topic, bytes(65535), ID, cap)))
@@ -145,16 +145,16 @@ class TestSizes:
             codec.publish_in_parts(topic, bytes(65536), ID, cap)
 
     @pytest.mark.parametrize("cap", [281, 2**32])
-    def test_a_cap_that_cannot_work_is_refused(self, cap):
+    def test_invalid_max_payload_is_rejected(self, cap):
         with pytest.raises(UsageError, match="max_payload"):
             codec.check_max_payload(cap)
 
     @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (0, 65536), (-1, 1)])
-    def test_a_part_out_of_range_is_refused(self, index, count):
+    def test_part_index_out_of_range_is_rejected(self, index, count):
         with pytest.raises(UsageError):
             codec.part(b"t", ID, index, count, b"")
 
-    def test_a_message_id_has_16_bytes(self):
+    def test_message_id_must_have_16_bytes(self):
         with pytest.raises(UsageError):
             codec.part(b"t", ID[:15], 0, 1, b"")
 

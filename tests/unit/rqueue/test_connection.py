@@ -30,7 +30,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def listening(serve: Serve) -> AsyncIterator[str]:
-    """A server of the test's own on this loop; its address."""
+    """Start a server on this event loop. Yields its address."""
     served: set[asyncio.Task[None]] = set()
 
     async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -56,7 +56,7 @@ async def listening(serve: Serve) -> AsyncIterator[str]:
 
 
 async def all_others_done() -> None:
-    """Until the tasks that served connections have ended, and their sockets are closed."""
+    """Wait until the tasks that served connections have ended, and their sockets are closed."""
     await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
     await asyncio.sleep(0)
 
@@ -69,16 +69,16 @@ def free_port() -> int:
 
 
 class TestConnecting:
-    async def test_a_closed_port_is_said_at_once(self):
+    async def test_closed_port_raises_at_once(self):
         address = f"tcp://127.0.0.1:{free_port()}"
         with pytest.raises(NotConnected, match=address):
             await rqueue.connect(address).open()
 
-    async def test_a_missing_socket_file_is_said_at_once(self, tmp_path):
+    async def test_missing_socket_file_raises_at_once(self, tmp_path):
         with pytest.raises(NotConnected, match=r"none\.sock"):
             await rqueue.connect(f"unix:{tmp_path}/none.sock").open()
 
-    async def test_a_server_that_says_nothing_is_given_up(self):
+    async def test_silent_server_raises_not_connected_after_the_timeout(self):
         done = asyncio.Event()
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,7 +90,7 @@ class TestConnecting:
                 await rqueue.connect(address, connect_timeout_s=0.05).open()
             await asyncio.wait_for(done.wait(), 20)
 
-    async def test_a_server_of_another_language_is_named_bad(self):
+    async def test_server_of_another_protocol_raises_bad_frame(self):
         async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             await reader.read()
@@ -99,7 +99,7 @@ class TestConnecting:
             with pytest.raises(BadFrame, match="payload_too_large"):
                 await rqueue.connect(address).open()
 
-    async def test_a_server_that_hangs_up_is_no_connection(self):
+    async def test_server_that_closes_at_once_raises_not_connected(self):
         async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.close()
 
@@ -108,17 +108,17 @@ class TestConnecting:
                 await rqueue.connect(address).open()
 
     @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "ipc:///tmp/x"])
-    async def test_other_schemes_are_refused(self, address):
+    async def test_other_address_schemes_are_rejected(self, address):
         with pytest.raises(AddressError, match="tcp://"):
             await rqueue.connect(address).open()
 
-    async def test_nonsense_is_refused_before_connecting(self):
+    async def test_invalid_address_is_rejected_before_connecting(self):
         with pytest.raises(AddressError):
             rqueue.connect("127.0.0.1")
 
 
 class TestOtherRoads:
-    async def test_a_unix_socket(self, tmp_path, topic):
+    async def test_client_connects_over_a_unix_socket(self, tmp_path, topic):
         path = tmp_path / "bus.sock"
         server = await asyncio.start_unix_server(OracleServer().serve, path)
         async with rqueue.connect(f"unix:{path}") as client:
@@ -126,7 +126,7 @@ class TestOtherRoads:
         server.close()
         await all_others_done()
 
-    async def test_tls(self, tmp_path, topic):
+    async def test_client_connects_over_tls_and_checks_the_certificate(self, tmp_path, topic):
         inside, outside = certificate(tmp_path)
         server = await asyncio.start_server(OracleServer().serve, "127.0.0.1", 0, ssl=inside)
         address = f"tls://localhost:{server.sockets[0].getsockname()[1]}"
@@ -177,7 +177,7 @@ def certificate(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 class TestReconnecting:
-    async def test_after_a_restart_all_subscriptions_are_back(self, start, topic):
+    async def test_reconnect_restores_all_subscriptions(self, start, topic):
         bus = start()
         address = bus.address()
         async with (
@@ -197,9 +197,7 @@ class TestReconnecting:
             assert (reader.reconnects, writer.reconnects) == (1, 1)
             assert reader.last_loss is not None
 
-    async def test_what_is_published_while_down_waits_and_follows_the_subscriptions(
-        self, start, topic
-    ):
+    async def test_publish_while_disconnected_is_sent_after_the_subscriptions(self, start, topic):
         bus = start()
         address = bus.address()
         async with rqueue.connect(str(address), backoff_max_s=0.1) as client:
@@ -214,7 +212,7 @@ class TestReconnecting:
             assert await contents(client, 3) == [b"0", b"1", b"2"]
             await asyncio.gather(*waiting)
 
-    async def test_a_subscribe_while_down_is_in_force_after(self, start, topic):
+    async def test_subscribe_while_disconnected_is_active_after_the_reconnect(self, start, topic):
         bus = start()
         address = bus.address()
         async with rqueue.connect(str(address), backoff_max_s=0.1) as client:
@@ -227,7 +225,7 @@ class TestReconnecting:
             await client.publish(topic, b"x")
             assert await contents(client, 1) == [b"x"]
 
-    async def test_waiting_is_bounded(self, start, topic):
+    async def test_waiting_for_a_reconnect_is_bounded(self, start, topic):
         bus = start()
         async with rqueue.connect(str(bus.address()), wait_timeout_s=0.05) as client:
             bus.close()
@@ -236,7 +234,7 @@ class TestReconnecting:
                 with pytest.raises(NotConnected, match=r"0\.05 s"):
                     await call
 
-    async def test_without_reconnect_the_end_is_an_error_after_what_came(self, start, topic):
+    async def test_without_reconnect_the_reader_gets_its_messages_then_an_error(self, start, topic):
         bus = start()
         async with rqueue.connect(str(bus.address()), reconnect=False) as client:
             await client.subscribe(topic)
@@ -252,13 +250,13 @@ class TestReconnecting:
                 await client.subscribe(topic)
             assert client.reconnects == 0
 
-    async def test_closing_while_down_is_quick_and_quiet(self, start):
+    async def test_close_while_disconnected_raises_nothing(self, start):
         bus = start()
         async with rqueue.connect(str(bus.address())) as client:
             bus.close()
             await until(lambda: not client.is_connected)
 
-    async def test_many_restarts(self, start, topic):
+    async def test_client_reconnects_after_each_restart(self, start, topic):
         bus = start()
         address = bus.address()
         async with rqueue.connect(str(address), backoff_max_s=0.1) as client:
@@ -271,7 +269,7 @@ class TestReconnecting:
                 assert await contents(client, 1) == [b"%d" % number]
             assert client.reconnects == 2
 
-    async def test_a_server_that_hangs_up_each_time_is_asked_ever_less_often(self, monkeypatch):
+    async def test_backoff_grows_while_the_server_closes_each_connection(self, monkeypatch):
         oracle = OracleServer()
         attempts: list[int] = []
 
@@ -292,7 +290,7 @@ class TestReconnecting:
             await until(lambda: len(attempts) >= 5)
         assert attempts[:5] == [1, 2, 3, 4, 5]
 
-    async def test_waits_double_up_to_a_bound_with_jitter(self):
+    async def test_backoff_doubles_up_to_a_bound_with_jitter(self):
         options = rqueue.ClientOptions(backoff_first_s=0.1, backoff_max_s=3)
         line = RqueueReconnector(Address.parse("tcp://x:1"), options, print, print, print)
         random.seed(1)
@@ -303,9 +301,9 @@ class TestReconnecting:
 
 
 class TestTelling:
-    """What a server may do to us, and that it is not kept from the user."""
+    """Faults of the server that the caller must see."""
 
-    async def test_a_publish_over_the_servers_cap_shows_at_the_next_flush(self, address, topic):
+    async def test_publish_over_the_servers_limit_raises_at_the_next_flush(self, address, topic):
         async with rqueue.connect(address, max_payload=8192) as client:
             await client.publish(topic, bytes(4000))
             with pytest.raises(ConnectionLost, match="max-payload"):
@@ -315,7 +313,7 @@ class TestTelling:
             await client.publish(topic, b"fits")
             await client.flush()
 
-    async def test_or_when_the_client_is_closed(self, address, topic):
+    async def test_publish_over_the_servers_limit_raises_at_close(self, address, topic):
         client = rqueue.connect(address, max_payload=8192)
         await client.open()
         await client.publish(topic, bytes(4000))
@@ -323,7 +321,9 @@ class TestTelling:
             await client.close()
         assert not client.is_connected
 
-    async def test_or_in_the_loop_that_reads_if_it_may_not_reconnect(self, address, topic):
+    async def test_publish_over_the_servers_limit_raises_in_the_reader_without_reconnect(
+        self, address, topic
+    ):
         client = rqueue.connect(address, max_payload=8192, reconnect=False)
         await client.open()
         await client.publish(topic, bytes(4000))
@@ -332,7 +332,7 @@ class TestTelling:
         with pytest.raises(ConnectionLost):
             await client.close()
 
-    async def test_a_subscribe_survives_the_end_of_a_connection(self, address, topic):
+    async def test_subscribe_survives_a_lost_connection(self, address, topic):
         async with rqueue.connect(address, max_payload=8192) as client:
             (await client._reconnector.wait_connected()).write(b"\0\0\0\0\xff")
             await client.subscribe(topic)
@@ -340,7 +340,7 @@ class TestTelling:
             await client.publish(topic, b"x")
             assert await contents(client, 1) == [b"x"]
 
-    async def test_a_subscribe_over_the_servers_limit_leaves_the_client_as_it_was(self, topic):
+    async def test_subscribe_over_the_servers_limit_changes_no_subscription(self, topic):
         oracle = OracleServer()
 
         async def narrow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -361,7 +361,7 @@ class TestTelling:
             await client.publish(topic, b"x")
             assert await contents(client, 1) == [b"x"]
 
-    async def test_frames_over_our_own_cap_end_the_client(self, start, topic):
+    async def test_received_frame_over_max_payload_ends_the_client(self, start, topic):
         bus = start("--max-payload", "65536")
         address = str(bus.address())
         async with (
@@ -377,7 +377,7 @@ class TestTelling:
             with pytest.raises(BadFrame):
                 await reader.publish(topic, b"x")
 
-    async def test_a_large_message_cut_in_the_middle_is_an_error(self, topic):
+    async def test_connection_lost_during_a_large_publish_raises(self, topic):
         oracle = OracleServer()
 
         async def fickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -392,7 +392,7 @@ class TestTelling:
             with pytest.raises(ConnectionLost):
                 await client.close()
 
-    async def test_a_loss_that_was_survived_is_not_raised_at_the_end(self, start, topic):
+    async def test_loss_before_a_reconnect_is_not_raised_at_close(self, start, topic):
         bus = start()
         address = bus.address()
         async with rqueue.connect(str(address), backoff_max_s=0.1) as client:
@@ -402,7 +402,7 @@ class TestTelling:
             await until(lambda: client.reconnects == 1)
             await client.publish(topic, b"arrives")
 
-    async def test_but_flush_does_not_forget_it(self, start, topic):
+    async def test_loss_before_a_reconnect_is_raised_once_by_flush(self, start, topic):
         bus = start()
         address = bus.address()
         async with rqueue.connect(str(address), backoff_max_s=0.1) as client:
@@ -416,7 +416,7 @@ class TestTelling:
             await client.flush()
 
 
-async def test_a_publisher_that_never_waits_lets_others_run(address, topic):
+async def test_publish_many_yields_to_other_tasks(address, topic):
     turns = 0
 
     async def other() -> None:

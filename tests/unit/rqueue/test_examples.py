@@ -26,7 +26,7 @@ def command(name: str, *args: str) -> list[str]:
     return [sys.executable, str(EXAMPLES / f"{name}.py"), *args]
 
 
-def test_lines_in_are_lines_out(address):
+def test_published_lines_arrive_as_lines(address):
     lines = "".join(f"{number}\n" for number in range(5000))
     with subprocess.Popen(
         command("rqueue_subscribe", "lines", address), stdout=subprocess.PIPE, text=True
@@ -45,7 +45,7 @@ def test_lines_in_are_lines_out(address):
         assert reader.wait(PATIENCE_S) == 0
 
 
-def test_two_threads_talk(address):
+def test_blocking_example_answers_across_threads(address):
     done = subprocess.run(
         command("rqueue_blocking", address),
         capture_output=True,

@@ -11,7 +11,7 @@ from tests.vectors.rqueue import Vector, vectors
 
 
 class Ear:
-    """Stands for a connection: keeps what is written to it."""
+    """A connection double that keeps the written bytes."""
 
     def __init__(self) -> None:
         self.heard = b""
@@ -39,12 +39,12 @@ def serve(data: bytes) -> tuple[OracleServer, Ear]:
 
 
 @pytest.mark.parametrize("vector", [one for one in vectors("client") if one.bad], ids=str)
-def test_bad_frames_have_their_reason(vector: Vector):
+def test_oracle_gives_each_bad_frame_its_reason(vector: Vector):
     assert serve(vector.frame)[0].bad == [vector.bad]
 
 
 @pytest.mark.parametrize("vector", [one for one in vectors("client") if one.value], ids=str)
-def test_good_frames_are_obeyed(vector: Vector):
+def test_oracle_executes_valid_frames(vector: Vector):
     assert vector.value is not None
     topic = vector.value.get("topic", b"t")
     subscribe = (len(topic) + 1).to_bytes(4, "big") + b"\x01" + bytes([len(topic)]) + topic

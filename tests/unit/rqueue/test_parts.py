@@ -1,4 +1,4 @@
-"""Large messages from their PARTs: each thing that can happen to a part, and its outcome."""
+"""Reassembly of large messages from PARTs: order, duplicates, limits and expiry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_empty(box: Reassembler) -> bool:
     return (len(box), box.held_bytes, box.next_deadline()) == (0, 0, None)
 
 
-def test_in_order():
+def test_parts_in_order_are_joined():
     box = Reassembler()
     assert box.add(part(0, 3, b"one "), 0) is None
     assert box.add(part(1, 3, b"two "), 0) is None
@@ -35,20 +35,20 @@ def test_in_order():
     assert is_empty(box)
 
 
-def test_out_of_order():
+def test_parts_out_of_order_are_joined():
     box = Reassembler()
     assert box.add(part(2, 3, b"c"), 0) is None
     assert box.add(part(0, 3, b"a"), 0) is None
     assert box.add(part(1, 3, b"b"), 0) == b"abc"
 
 
-def test_one_part_alone_and_empty_chunks():
+def test_single_empty_part_is_a_message():
     box = Reassembler()
     assert box.add(part(0, 1, b""), 0) == b""
     assert is_empty(box)
 
 
-def test_interleaved_publishers_and_topics():
+def test_interleaved_messages_are_joined_by_id_and_topic():
     box = Reassembler()
     steps = [
         part(0, 2, b"a0"),
@@ -61,7 +61,7 @@ def test_interleaved_publishers_and_topics():
     assert [box.add(step, 0) for step in steps] == [None, None, None, b"u0u1", b"b0b1", b"a0a1"]
 
 
-def test_of_an_index_that_comes_twice_the_first_stays():
+def test_first_part_of_an_index_is_kept():
     box = Reassembler()
     box.add(part(0, 2, b"first"), 0)
     assert box.add(part(0, 2, b"again"), 0) is None
@@ -69,7 +69,7 @@ def test_of_an_index_that_comes_twice_the_first_stays():
     assert (box.duplicates, box.lost_messages) == (1, 0)
 
 
-def test_a_part_of_a_finished_message_is_a_duplicate():
+def test_part_of_a_completed_message_is_a_duplicate():
     box = Reassembler()
     box.add(part(0, 1), 0)
     assert box.add(part(0, 1), 0) is None
@@ -77,7 +77,7 @@ def test_a_part_of_a_finished_message_is_a_duplicate():
     assert is_empty(box)
 
 
-def test_a_changed_count_loses_the_message_and_its_later_parts():
+def test_inconsistent_count_drops_the_message_and_its_later_parts():
     box = Reassembler()
     box.add(part(0, 3), 0)
     assert box.add(part(1, 2), 0) is None
@@ -87,7 +87,7 @@ def test_a_changed_count_loses_the_message_and_its_later_parts():
     assert is_empty(box)
 
 
-def test_a_message_past_its_limit_is_lost():
+def test_message_over_its_size_limit_is_dropped():
     box = Reassembler(PartLimits(max_message_bytes=10))
     assert box.add(part(0, 2, bytes(10)), 0) is None
     assert box.add(part(1, 2, b"!"), 0) is None
@@ -96,7 +96,7 @@ def test_a_message_past_its_limit_is_lost():
     assert box.add(part(0, 1, bytes(10), message_id=B), 0) == bytes(10)
 
 
-def test_when_memory_is_full_the_newcomer_goes():
+def test_new_message_is_dropped_when_memory_is_full():
     box = Reassembler(PartLimits(max_bytes=room_for(2, 100)))
     box.add(part(0, 2, bytes(100)), 0)
     box.add(part(0, 5, bytes(100), message_id=B), 0)
@@ -106,7 +106,7 @@ def test_when_memory_is_full_the_newcomer_goes():
     assert is_empty(box)
 
 
-def test_a_lost_message_takes_no_room_again():
+def test_later_parts_of_a_dropped_message_are_not_kept():
     box = Reassembler(PartLimits(max_messages=1))
     box.add(part(0, 2), 0)
     box.add(part(0, 2, message_id=B), 0)
@@ -117,13 +117,13 @@ def test_a_lost_message_takes_no_room_again():
     assert is_empty(box)
 
 
-def test_a_large_count_allocates_nothing():
+def test_announced_count_allocates_nothing():
     box = Reassembler()
     box.add(part(0, 65535), 0)
     assert box.held_bytes == room_for(1, 1)
 
 
-def test_what_waits_too_long_is_dropped_and_counted():
+def test_expired_message_is_dropped_and_counted():
     box = Reassembler()
     box.add(part(0, 3), 0)
     box.add(part(1, 3), 1)
@@ -134,21 +134,21 @@ def test_what_waits_too_long_is_dropped_and_counted():
     assert is_empty(box)
 
 
-def test_each_part_gives_a_message_more_time():
+def test_each_new_part_extends_the_deadline():
     box = Reassembler()
     for index in range(10):
         box.add(part(index, 11), index * (TIMEOUT_S - 1))
     assert box.add(part(10, 11), 10 * (TIMEOUT_S - 1)) == b"x" * 11
 
 
-def test_a_duplicate_gives_no_more_time():
+def test_duplicate_part_does_not_extend_the_deadline():
     box = Reassembler()
     box.add(part(0, 2), 0)
     box.add(part(0, 2), 20)
     assert box.next_deadline() == TIMEOUT_S
 
 
-def test_only_the_late_ones_expire():
+def test_only_messages_past_their_deadline_expire():
     box = Reassembler()
     box.add(part(0, 3), 0)
     box.add(part(0, 2, message_id=B), 10)
@@ -157,14 +157,14 @@ def test_only_the_late_ones_expire():
     assert box.add(part(2, 3), 41) == b"xxx"
 
 
-def test_a_part_after_its_message_expired_is_lost_too():
+def test_part_of_an_expired_message_is_dropped():
     box = Reassembler()
     box.add(part(0, 2), 0)
     assert box.add(part(1, 2), TIMEOUT_S) is None
     assert (box.lost_messages, box.lost_parts) == (1, 2)
 
 
-def test_what_is_remembered_is_bounded():
+def test_remembered_message_ids_are_bounded():
     box = Reassembler(PartLimits(max_remembered=2))
     for number in range(100):
         assert box.add(part(0, 1, message_id=number.to_bytes(16, "big")), 0) == b"x"
@@ -172,7 +172,7 @@ def test_what_is_remembered_is_bounded():
 
 
 @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (-1, 1)])
-def test_an_impossible_part_is_a_bad_frame(index, count):
+def test_invalid_part_index_is_a_bad_frame(index, count):
     with pytest.raises(BadFrame, match="part_index"):
         Reassembler().add(part(index, count), 0)
 
@@ -181,7 +181,7 @@ def test_an_impossible_part_is_a_bad_frame(index, count):
     st.lists(st.lists(st.binary(max_size=20), min_size=1, max_size=8), min_size=1, max_size=6),
     st.randoms(use_true_random=False),
 )
-def test_any_mixture_of_whole_messages_comes_out_whole(messages, random):
+def test_shuffled_and_duplicated_parts_are_joined(messages, random):
     """Parts of several messages, shuffled, some of them twice."""
     parts = [
         part(index, len(chunks), chunk, message_id=number.to_bytes(16, "big"))
@@ -209,7 +209,7 @@ def test_any_mixture_of_whole_messages_comes_out_whole(messages, random):
         max_size=60,
     )
 )
-def test_no_sequence_of_parts_breaks_the_bounds(steps):
+def test_no_sequence_of_parts_exceeds_the_limits(steps):
     limits = PartLimits(max_bytes=room_for(6, 5), max_messages=3, max_message_bytes=20)
     box = Reassembler(limits)
     now, received = 0.0, 0

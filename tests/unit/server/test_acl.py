@@ -370,7 +370,7 @@ def test_invalid_reload_changes_nothing(bench, which: str):
         ('acl = ["deny user:no-such-user call *"]', "no user called 'no-such-user'"),
         ('acl = ["deny group:no-such call *"]', "no group called 'no-such'"),
         ("[quotas.users.no-such-user]\nquota_topics = 1", "no user called 'no-such-user'"),
-        (f"[quotas.users]\n{ME} = {{}}\n{os.getuid()} = {{}}", "who is there twice"),
+        (f"[quotas.users]\n{ME} = {{}}\n{os.getuid()} = {{}}", "must appear once, got twice"),
     ],
 )
 def test_config_rule_with_unknown_user_is_refused(tmp_path, config: str, says: str):

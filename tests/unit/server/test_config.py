@@ -236,8 +236,8 @@ def test_unknown_variables_warn_and_change_nothing():
     loaded = load(None, environ)
     assert loaded.settings == Settings()
     assert loaded.warnings == (
-        "$POLYBUS_PORT is no setting of polybus and is ignored",
-        "$POLYBUS_RQUEU_MAX_PAYLOAD is no setting of polybus and is ignored:"
+        "$POLYBUS_PORT is not a setting of polybus and is ignored",
+        "$POLYBUS_RQUEU_MAX_PAYLOAD is not a setting of polybus and is ignored:"
         " did you mean 'POLYBUS_RQUEUE_MAX_PAYLOAD'?",
     )
 

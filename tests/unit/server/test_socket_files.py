@@ -53,7 +53,7 @@ def test_busy_listener_counts_as_running(tmp_path):
 def test_file_that_is_not_a_socket_is_kept(tmp_path):
     (tmp_path / "a.sock").write_text("precious")
     with (
-        pytest.raises(AddressError, match="no socket is in the way"),
+        pytest.raises(AddressError, match="exists and is not a socket"),
         socket_files.claimed_path(tmp_path / "a.sock"),
     ):
         pass

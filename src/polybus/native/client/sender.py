@@ -241,7 +241,7 @@ class Sender:
         """Return the step that is due. The caller must hold `_changed`."""
         session = self._session
         if session is not None and not session.is_open:
-            # A failed send is no fault yet: the reading thread may still get the bus's refusal.
+            # A failed send is not a fault yet: the reading thread may still get an error answer.
             return self._recover if session.fault is not None else None
         if (upcoming := self._unanswered.first_unsent()) is not None:
             return self._send if self._unanswered.can_send(upcoming) else None

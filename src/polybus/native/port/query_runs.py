@@ -139,13 +139,13 @@ def _resolve_run(
         if asked.run in run.past:
             raise Fenced(
                 f"query {asked.run} was replaced by {run.id} as producer {asked.producer!r}: "
-                "stop it, or give it a producerId of its own"
+                "stop it, or give it another producerId"
             )
         if asked.on_new == REFUSE:
             raise Conflict(
-                f"set onNewCheckpoint=continue if query {asked.run} shall go on as producer "
-                f"{asked.producer!r}, which was query {run.id}'s: with a fresh checkpoint it may "
-                "publish again what is there, and its epochs are no replays"
+                f"query {asked.run} cannot replace query {run.id} as producer {asked.producer!r}: "
+                "its new checkpoint may publish messages twice; set onNewCheckpoint=continue to "
+                "allow this"
             )
         past = (run.id, *run.past)[:MAX_ENDED_RUNS]
     opened = durable.store.open_producer(asked.name, RUN_PRODUCER_OPTIONS)

@@ -149,7 +149,7 @@ class EntryCursor:
             entry = log_entry.decode(self.value)
             # The head repeats the key, so a value under a wrong key is detected.
             if entry[1:4] != store_keys.place_in_log(key):
-                raise Damaged("an entry of the log stands at another's place")
+                raise Damaged("an entry of the log is at the wrong position")
         except Damaged as error:
             raise self._locate_error(error, store_keys.place_in_log(key)[2]) from error
         self.entry = entry

@@ -21,7 +21,7 @@ cdef enum:
 
 
 class BadEntry(ValueError):
-    """Bytes that are no entry, or not any more; the text says why."""
+    """The bytes are not a valid entry; the text says why."""
 
 
 cdef packed struct Head:
@@ -60,7 +60,7 @@ cdef tuple parse(const unsigned char* at, int64_t size, bytes magic, bint checks
     parts = head.parts * <int64_t>PART
     block_at = TABLES_AT + runs + parts
     if head.magic[:4] != magic or head.block_bytes < 0 or head.block_bytes > size - block_at:
-        raise BadEntry("what stands in the log is no entry")
+        raise BadEntry("an entry of the log has an invalid head")
     if checksum and not is_sound(at, runs + parts):
         raise BadEntry("an entry of the log does not match its checksum")
     return (
@@ -72,7 +72,7 @@ cdef tuple parse(const unsigned char* at, int64_t size, bytes magic, bint checks
 
 
 cdef bint is_sound(const unsigned char* at, int64_t tables) except -1:
-    """Whether head and tables, which the checksum stands between, are what it says."""
+    """Return whether head and tables match the checksum between them."""
     cdef unsigned char small[SMALL]
     cdef unsigned char* joined = small
     cdef uint64_t wanted

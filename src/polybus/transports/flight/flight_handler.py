@@ -79,7 +79,7 @@ class FlightHandler:
             try:
                 verb, *names = [part.decode("utf-8") for part in path] or [""]
             except UnicodeDecodeError:
-                raise MalformedRequest("the path of a put is no UTF-8") from None
+                raise MalformedRequest("the path of a put must be UTF-8") from None
             if verb == PRODUCE and (len(names) == 1 or names[1:] == [EXISTING]):
                 stream = self._verbs.produce(caller, names[0], create=len(names) == 1)
                 return PutTarget(stream.produce, _encode_produced, stream.is_ready)
@@ -170,7 +170,9 @@ def _encode_fetch(
 
 def _stage(stream: PortStream, stage: str, block: Any, stamp: Any) -> Any:
     if stamp is not None:
-        raise MalformedRequest("what is staged has no stamp: stage.publish takes it")
+        raise MalformedRequest(
+            "a staged batch must have no stamp; send the stamp with stage.publish"
+        )
     return stream.stage(stage, block)
 
 

@@ -210,11 +210,11 @@ class PutIntake:
 def read_json(raw: bytes, max_bytes: int, what: str) -> dict[str, Any]:
     """Return a JSON object; raise `MalformedRequest` if it is invalid or too large."""
     if len(raw) > max_bytes:
-        raise MalformedRequest(f"{what} has {len(raw)} bytes: at most {max_bytes} are read")
+        raise MalformedRequest(f"{what} must have at most {max_bytes} bytes, got {len(raw)}")
     try:
         value = json.loads(str(raw, "utf-8")) if raw else {}
     except (ValueError, RecursionError):
-        raise MalformedRequest(f"{what} is no JSON") from None
+        raise MalformedRequest(f"{what} must be JSON") from None
     if not isinstance(value, dict):
-        raise MalformedRequest(f"{what} is no JSON object")
+        raise MalformedRequest(f"{what} must be a JSON object")
     return value
