@@ -60,9 +60,11 @@ def working_tree() -> Checkout:
 def of_commit(ref: str) -> Checkout:
     """The checkout of a commit, from the cache if it is there."""
     commit = _run(["git", "rev-parse", "--verify", f"{ref}^{{commit}}"], REPOSITORY)
-    folder, ready = FOLDER / commit, FOLDER / f"{commit}.ready"
-    python = _environment(FOLDER / f"{commit}.venv", folder)
-    checkout = Checkout(commit[:10], folder, python)
+    label = commit[:10]
+    # Short, because benchmarks bind Unix sockets below it and their paths have at most 107 bytes.
+    folder, ready = FOLDER / label, FOLDER / f"{label}.ready"
+    python = _environment(FOLDER / f"{label}.venv", folder)
+    checkout = Checkout(label, folder, python)
     if not ready.exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
