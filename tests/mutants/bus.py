@@ -127,7 +127,11 @@ BROKER = mutants(
         "self.unsubscribe_all(connection)\n        self.fanout",
         "self.fanout",
     ),
-    ("closed connections stay in the fan-out", "self.fanout.remove_subscriber(connection.number)", "pass"),
+    (
+        "closed connections stay in the fan-out",
+        "self.fanout.remove_subscriber(connection.number)",
+        "pass",
+    ),
     ("closed connections stay listed", "del self._connections[connection.id]", "pass"),
     ("peers that wait for the dead are left", "self.delivery.forget(connection)", "pass"),
     (
