@@ -57,6 +57,11 @@ class PolybusError(Exception):
 
     code = "error"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # `copy` and `pickle` would call the class with `args`, which is the text alone, but
+        # some kinds take other arguments.
+        return _restore, (type(self), self.args, self.__dict__)
+
 
 class UsageError(PolybusError):
     code = "usage"
@@ -261,9 +266,15 @@ class OutcomeUnknown(Unavailable):
 def error_from_code(code: str, text: str) -> PolybusError:
     """Return the error of a received code and text; an unknown code gives a PolybusError."""
     kind = _by_code().get(code, PolybusError)
-    error = kind.__new__(kind)
-    Exception.__init__(error, text)
-    error.__dict__.update(_DEFAULT_ATTRIBUTES.get(kind, {}))
+    return _restore(kind, (text,), _DEFAULT_ATTRIBUTES.get(kind, {}))
+
+
+def _restore(
+    kind: type[PolybusError], args: tuple[object, ...], attributes: dict[str, object]
+) -> PolybusError:
+    """Return an error of known text and attributes, without a call of its `__init__`."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
     return error
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.pirate.kill_round import Killing
+from tests.rig.pirate.kill_round import KillRound
 
 KILLS, KILLS_SOAKED, SABOTAGED = 6, 400, 16
 
 
 def kill_them(tmp_path: Path, kills: int) -> str:
     """What it went through."""
-    with Killing(tmp_path, random.getrandbits(32)) as round_:
+    with KillRound(tmp_path, random.getrandbits(32)) as round_:
         round_.start()
         round_.kill(kills)
         round_.settle()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.pirate.lossy_round import MakeTalker, Voyage
+from tests.rig.pirate.lossy_round import LossyRound, OpenClient
 from tests.rig.pirate.pirate_bus import PirateBus
 from tests.rig.pirate.polybus_client import Ours
 from tests.rig.pirate.zmq_client import Bare
@@ -19,25 +19,25 @@ from tests.rig.pirate.zmq_client import Bare
 STEPS, STEPS_SOAKED = 40, 2500
 
 
-def sail(tmp_path: Path, talker: MakeTalker, steps: int) -> str:
-    """What it went through."""
+def run_lossy_round(tmp_path: Path, open_client: OpenClient, steps: int) -> str:
+    """Return the counts of the round."""
     seed = random.getrandbits(32)
     with (
         PirateBus() as bus,
-        Voyage(tmp_path, bus.endpoint, seed, talker) as voyage,
+        LossyRound(tmp_path, bus.endpoint, seed, open_client) as lossy_round,
     ):
-        voyage.sail(steps)
-        voyage.land()
-        anomalies = voyage.anomalies()
-        assert not anomalies, f"{voyage}: {len(anomalies)} anomalies, {anomalies[:10]}"
-        return str(voyage)
+        lossy_round.run(steps)
+        lossy_round.finish()
+        anomalies = lossy_round.anomalies()
+        assert not anomalies, f"{lossy_round}: {len(anomalies)} anomalies, {anomalies[:10]}"
+        return str(lossy_round)
 
 
 @pytest.mark.sabotage("stamps-off", expects="doubled")
 @pytest.mark.timeout(170)
 def test_each_message_arrives_once_over_a_lossy_network(tmp_path):
-    told = sail(tmp_path, lambda at, name: Ours(at, tmp_path / name), STEPS)
-    print(told)  # noqa: T201  # what the run went through
+    summary = run_lossy_round(tmp_path, lambda at, name: Ours(at, tmp_path / name), STEPS)
+    print(summary)  # noqa: T201
 
 
 @pytest.mark.soak
@@ -45,13 +45,13 @@ def test_each_message_arrives_once_over_a_lossy_network(tmp_path):
 @pytest.mark.timeout(3000)
 def test_each_message_arrives_once_over_a_lossy_network_for_minutes(tmp_path, sabotaged, capsys):
     steps = 10 * STEPS if sabotaged else STEPS_SOAKED
-    told = sail(tmp_path, lambda at, name: Ours(at, tmp_path / name), steps)
+    summary = run_lossy_round(tmp_path, lambda at, name: Ours(at, tmp_path / name), steps)
     with capsys.disabled():
-        print(f"\n{told}")  # noqa: T201  # what there is to tell of it
+        print(f"\n{summary}")  # noqa: T201
 
 
 @pytest.mark.soak
 @pytest.mark.sabotage("stamps-off", "replies-off", expects="doubled")
 @pytest.mark.timeout(3000)
 def test_plain_zeromq_client_over_a_lossy_network(tmp_path, sabotaged):
-    sail(tmp_path, Bare.introduced, 10 * STEPS if sabotaged else STEPS_SOAKED)
+    run_lossy_round(tmp_path, Bare.introduced, 10 * STEPS if sabotaged else STEPS_SOAKED)

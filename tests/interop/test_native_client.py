@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -266,6 +267,24 @@ def test_invalid_options_are_refused(tmp_path):
         ClientOptions(max_in_flight=17)
     with pytest.raises(errors.UsageError, match="given together"):
         ClientOptions(certificate=tmp_path / "cert.pem")
+
+
+def test_client_closed_by_another_thread_ends_its_reads():
+    """As of a client in process; see `test_close_of_the_last_client_ends_waits`."""
+    # The bus ends a read after `max_wait_s`; the next read finds the client closed.
+    with NativeBus(env={"POLYBUS_NATIVE_MAX_WAIT_S": "0.5"}) as bus, ThreadPoolExecutor() as pool:
+        client, is_reading = bus.client(), threading.Event()
+        fill(client, "t", b"first")
+
+        def follow() -> None:
+            for _ in client.read("t", wait_s=math.inf):
+                is_reading.set()
+
+        reader = pool.submit(follow)
+        assert is_reading.wait(20)
+        client.close()
+        with pytest.raises(errors.ConnectionLost, match="closed"):
+            reader.result(20)
 
 
 def test_closed_client_raises(bus):

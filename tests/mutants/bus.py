@@ -123,12 +123,16 @@ BROKER = mutants(
         "            if self._leave(connection, reason, send_held=False):\n                connection",
     ),
     (
-        "the dead stay subscribed",
+        "closed connections stay subscribed",
         "self.unsubscribe_all(connection)\n        self.fanout",
         "self.fanout",
     ),
-    ("the dead stay in the fan-out", "self.fanout.remove_subscriber(connection.number)", "pass"),
-    ("the dead stay on the list", "del self._connections[connection.id]", "pass"),
+    (
+        "closed connections stay in the fan-out",
+        "self.fanout.remove_subscriber(connection.number)",
+        "pass",
+    ),
+    ("closed connections stay listed", "del self._connections[connection.id]", "pass"),
     ("peers that wait for the dead are left", "self.delivery.forget(connection)", "pass"),
     (
         "ends twice",
@@ -215,7 +219,7 @@ OUTBOX = mutants(
     ),
     ("stalls are not heeded", "        self._stalled = True\n", "        pass\n"),
     (
-        "what is held is forgotten",
+        "held chunks are dropped",
         "        self._handed_bytes = 0\n        self.flush()",
         "        self._handed_bytes = 0\n        self._held = []",
     ),

@@ -34,9 +34,9 @@ TESTS = (
 FOLLOWING = mutants(
     "durable/push_readers.py",
     ("a reader begins anywhere", "elif tail.at_id < start:", "elif False:"),
-    ("who was passed is let in", "if start == self.at_id:", "if True:"),
+    ("a reader joins at a wrong position", "if start == self.at_id:", "if True:"),
     (
-        "peers that came get what others left",
+        "new readers get earlier rows",
         "if not self._readers.has_push_readers(self):\n            return  # readers",
         "if False:\n            return  # readers",
     ),
@@ -75,7 +75,7 @@ FOLLOWING = mutants(
 
 KEEPING = mutants(
     "durable/publisher.py",
-    ("what failed is not counted", 'self._counters.count("dropped", reason, count)', "pass"),
+    ("failed commits are not counted", 'self._counters.count("dropped", reason, count)', "pass"),
     (
         "what failed is not told",
         "self._count_dropped(connection, name, count, error)\n        connection",
@@ -149,7 +149,7 @@ SESSION = mutants(
     ),
     ("a slot for anything", "if not self._slots.has_room_for(group):", "if False:"),
     (
-        "lost without a word",
+        "a lost commit is not counted",
         '                self._broker.counters.count("dropped", reason, slot.group.count)\n',
         "                pass\n",
     ),

@@ -184,6 +184,11 @@ EMBEDDED = [
         ),
         ("closed ones go on", 'raise ConnectionLost("the client is closed")', "pass"),
         (
+            "a closed client reports the store",
+            "        except StoreClosed:\n            self.check_open()\n",
+            "        except StoreClosed:\n",
+        ),
+        (
             "waiting callers sleep on",
             "        self.bus.port.waits.check_callers()\n        self._on_close()",
             "        self._on_close()",

@@ -36,7 +36,7 @@ from random import Random
 from tests.rig.fuzz.coverage import LIBRARY_VARIABLE, build_library, preload
 from tests.rig.fuzz.loop import (
     Budget,
-    Desk,
+    CurrentInput,
     Fuzzer,
     NotInstrumented,
     digest,
@@ -51,9 +51,11 @@ DEFAULT_HANG_S = 10.0  # one run takes microseconds; the sanitizers cost a facto
 
 
 def fuzz(options: argparse.Namespace) -> int:
-    """The child's whole life; what it found is on the desk."""
+    """Run the child. The shared file has the input that it ran last."""
     fuzzer = Fuzzer(
-        load_target(options.target), Desk(options.desk, options.max_bytes), options.max_bytes
+        load_target(options.target),
+        CurrentInput(options.current_input, options.max_bytes),
+        options.max_bytes,
     )
     try:
         fuzzer.start(saved_inputs(options.corpus))
@@ -73,36 +75,43 @@ def fuzz(options: argparse.Namespace) -> int:
 def supervise(options: argparse.Namespace) -> int:
     """Run the child, and save what it was doing when it found something, died or hung."""
     with tempfile.NamedTemporaryFile(prefix="polybus-fuzz-") as shared:
-        desk = Desk(Path(shared.name), options.max_bytes)
+        current = CurrentInput(Path(shared.name), options.max_bytes)
         library = build_library(options.build)
         child = subprocess.Popen(
-            [sys.executable, "-m", "tests.rig.fuzz.driver", *sys.argv[1:], "--desk", shared.name],
+            [
+                sys.executable,
+                "-m",
+                "tests.rig.fuzz.driver",
+                *sys.argv[1:],
+                "--current-input",
+                shared.name,
+            ],
             env={**preload(library), "PYTHONHASHSEED": "0"},
         )
         try:
-            how = watch(child, desk, options.hang_seconds)
+            how = watch(child, current, options.hang_seconds)
         finally:
             child.kill()
             child.wait()
         if how is None:
             return FOUND_NOTHING if child.returncode == 0 else CANNOT
-        path = save(options, desk.data())
+        path = save(options, current.data())
         print(f"{options.target.stem}: {how}, input in {path}", file=sys.stderr)
         return FOUND
 
 
-def watch(child: subprocess.Popen[bytes], desk: Desk, hang_s: float) -> str | None:
+def watch(child: subprocess.Popen[bytes], current: CurrentInput, hang_s: float) -> str | None:
     """How the child ended, in words; None if there is no input to blame."""
     last_run = -1
     while True:
         try:
             code = child.wait(hang_s)
         except subprocess.TimeoutExpired:
-            if desk.run() == last_run > 0:
+            if current.run() == last_run > 0:
                 return f"hangs (over {hang_s:g} s)"
-            last_run = desk.run()
+            last_run = current.run()
             continue
-        if code in (FOUND_NOTHING, CANNOT) or desk.run() == 0:
+        if code in (FOUND_NOTHING, CANNOT) or current.run() == 0:
             return None
         return "broke the invariant" if code == FOUND else f"died with {code}"
 
@@ -132,7 +141,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--crashes", type=Path, default=Path(), help="folder for what was found")
     parser.add_argument("--build", type=Path, default=Path("build/fuzz"), help="compiled parts")
     parser.add_argument("--replay", type=Path, help="run one input, and nothing else")
-    parser.add_argument("--desk", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--current-input", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -140,7 +149,7 @@ def main() -> int:
     options = parse()
     if options.replay:
         return replay(options)
-    if options.desk and LIBRARY_VARIABLE in os.environ:
+    if options.current_input and LIBRARY_VARIABLE in os.environ:
         return fuzz(options)
     return supervise(options)
 

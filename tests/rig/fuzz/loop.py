@@ -44,8 +44,8 @@ def load_target(path: Path) -> Target:
     return Target(path.stem, module.target, tuple(module.SEEDS), words)
 
 
-class Desk:
-    """The shared file on which the child lays out the input it is about to run."""
+class CurrentInput:
+    """The shared file with the input that the child runs now."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         size = HEADER.size + max_bytes
@@ -70,7 +70,7 @@ class Fuzzer:
     """Runs one target; `corpus` holds every input that did something new."""
 
     target: Target
-    desk: Desk
+    current: CurrentInput
     max_bytes: int
     coverage: Coverage = field(default_factory=Coverage)
     corpus: list[bytes] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Fuzzer:
     def try_input(self, data: bytes) -> bool:
         """Whether the input did something new; the target's exceptions pass through."""
         self.runs += 1
-        self.desk.put(self.runs, data)
+        self.current.put(self.runs, data)
         self.coverage.start()
         try:
             self.target.run(data)

@@ -12,8 +12,8 @@ clients.py         the same as processes that may be killed
 kill_points.py     kills a client at a named point of its code
 gate.py            a proxy that holds back messages until the test releases them
 lossy_proxy.py     drops, doubles, delays and reorders whole messages; cuts connections
-topic_reader.py    the witness: reads every topic over a reliable connection
-verdict.py         compares the histories with the witness
+topic_reader.py    reads every topic over a reliable connection
+verdict.py         compares the histories with the topics
 lossy_round.py     a round with the lossy proxy
 kill_round.py      a round of kills
 """

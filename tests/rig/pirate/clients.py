@@ -1,10 +1,10 @@
-"""Clients as processes that may be killed. Each life has a diary of its own.
+"""Clients as processes that may be killed. Each process of a client has its own journal.
 
-    work     does this and that until SIGTERM, and ends
-    drain    reads all there is, and ends
+    work     makes random requests until SIGTERM
+    drain    reads all messages, and ends
 
-A life begins by saying what became of the last counted request of the life before: its
-state folder knows.
+A process first notes the outcome of the last counted request of the process before it, which
+its state folder has.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.rig.fdq.journal import Journal
 from tests.rig.fork_server import die_with_parent
 from tests.rig.pirate.lossy_round import TOPICS
 from tests.rig.pirate.polybus_client import Ours
-from tests.rig.pirate.random_client import Sailor
+from tests.rig.pirate.random_client import RandomClient
 
 WOKE: Final = "woke"
 
 
 @dataclass(frozen=True)
 class Orders:
-    """`name` is the life's, `client` whose life it is."""
+    """`name` is the name of the process, `client` that of its client."""
 
     endpoint: str
     name: str
@@ -42,8 +42,8 @@ class Orders:
         return Path(self.folder, self.client)
 
     @property
-    def diary(self) -> Path:
-        return Path(self.folder, f"{self.name}.diary")
+    def journal(self) -> Path:
+        return Path(self.folder, f"{self.name}.journal")
 
     @property
     def log(self) -> Path:
@@ -53,25 +53,27 @@ class Orders:
 def work(orders: Orders) -> None:
     ending = Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
-    sailor, talker = _begin(orders)
+    random_client, client = _begin(orders)
     while not ending.is_set():
-        sailor.step()
-    talker.close()
+        random_client.step()
+    client.close()
 
 
 def drain(orders: Orders) -> None:
-    sailor, talker = _begin(orders)
-    sailor.drain()
-    talker.close()
+    random_client, client = _begin(orders)
+    random_client.drain()
+    client.close()
 
 
-def _begin(orders: Orders) -> tuple[Sailor, Ours]:
+def _begin(orders: Orders) -> tuple[RandomClient, Ours]:
     die_with_parent()
     sys.stderr = orders.log.open("w")
     order = Order.RECORD_THEN_DELIVER if orders.records_first else Order.DELIVER_THEN_RECORD
-    diary = Journal(orders.diary)
-    talker = Ours(orders.endpoint, orders.state, order)
-    diary.note(WOKE, topic="", **talker.wake())
-    subscribed = talker.client.subscriptions
-    sailor = Sailor(orders.name, talker, diary, orders.seed, TOPICS, subscribed=sorted(subscribed))
-    return sailor, talker
+    journal = Journal(orders.journal)
+    client = Ours(orders.endpoint, orders.state, order)
+    journal.note(WOKE, topic="", **client.wake())
+    subscribed = client.client.subscriptions
+    random_client = RandomClient(
+        orders.name, client, journal, orders.seed, TOPICS, subscribed=sorted(subscribed)
+    )
+    return random_client, client

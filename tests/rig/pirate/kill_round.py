@@ -1,6 +1,6 @@
 """A round of kills: a real bus and its clients as processes, all of which are killed with -9.
 
-    with Killing(folder, seed) as round:
+    with KillRound(folder, seed) as round:
         round.start()
         round.kill(6)                # six kills, each after some progress
         round.settle()               # all clients end and read all messages
@@ -26,10 +26,10 @@ from tests.rig.fdq.journal import UNKNOWN, Operation, operations
 from tests.rig.held_answers import HeldAnswers
 from tests.rig.observer import until
 from tests.rig.pirate.clients import WOKE, Orders
-from tests.rig.pirate.lossy_round import WITNESSED
+from tests.rig.pirate.lossy_round import READ_TOPICS
 from tests.rig.pirate.pirate_bus import PirateBus
 from tests.rig.pirate.random_client import OK, PUT, SUB, UNSENT, UNSUB
-from tests.rig.pirate.topic_reader import Witness
+from tests.rig.pirate.topic_reader import TopicReader
 from tests.rig.pirate.verdict import History, Life, judge
 from tests.rig.relay import Relay
 
@@ -40,7 +40,7 @@ LEAST_DONE, MOST_DONE = 3, 60  # between one kill and the next
 
 
 @dataclass
-class Being:
+class KilledClient:
     """A client through all its lives."""
 
     name: str
@@ -50,7 +50,7 @@ class Being:
     killed: int = 0  # lives that ended so; the last one may have
 
 
-class Killing:
+class KillRound:
     def __init__(self, folder: Path, seed: int, *, clients: int = 4) -> None:
         self.seed = seed
         self.done: Counter[str] = Counter()
@@ -59,14 +59,14 @@ class Killing:
         self.bus = PirateBus()
         self._relay = Relay(self.bus.port)
         self._answers = HeldAnswers(self._relay, self._is_one_hidden)
-        self.witness = Witness(self.bus.endpoint, WITNESSED)
-        self._brood = ClientPool(CHILDREN)
-        self._beings = [Being(f"k{number}", number % 2 == 0) for number in range(clients)]
+        self.reader = TopicReader(self.bus.endpoint, READ_TOPICS)
+        self._pool = ClientPool(CHILDREN)
+        self._clients = [KilledClient(f"k{number}", number % 2 == 0) for number in range(clients)]
         self._killed: set[str] = set()
 
     def start(self) -> None:
-        for being in self._beings:
-            self._live(being, "work")
+        for client in self._clients:
+            self._live(client, "work")
 
     def kill(self, times: int, most_done: int = MOST_DONE) -> None:
         for _ in range(times):
@@ -74,27 +74,27 @@ class Killing:
             if self._random.random() < 0.5:
                 self._kill_bus()
             else:
-                self._kill_client(self._random.choice(self._beings))
+                self._kill_client(self._random.choice(self._clients))
 
     def go_on(self, count: int) -> None:
         wanted = self._done() + count
         until(lambda: self._done() >= wanted, "the clients do not go on", PATIENCE_S)
 
     def settle(self) -> None:
-        for being in self._beings:
-            self._end(being, signal.SIGTERM)
-        for being in self._beings:
-            self._live(being, "drain")
-        for being in self._beings:
-            self._wait(being)
-        self.witness.finish()
+        for client in self._clients:
+            self._end(client, signal.SIGTERM)
+        for client in self._clients:
+            self._live(client, "drain")
+        for client in self._clients:
+            self._wait(client)
+        self.reader.finish()
 
     def anomalies(self) -> list[str]:
         missing = [f"{who} was never killed" for who in (BUS, CLIENT) if not self.done[who]]
-        return [*judge([self._history(one) for one in self._beings], self.witness.seen), *missing]
+        return [*judge([self._history(one) for one in self._clients], self.reader.seen), *missing]
 
     def __str__(self) -> str:
-        seen = sum(map(len, self.witness.seen.values()))
+        seen = sum(map(len, self.reader.seen.values()))
         return f"seed {self.seed}, killed {dict(self.done)}, {self._done()} steps, {seen} messages"
 
     def __enter__(self) -> Self:
@@ -108,8 +108,8 @@ class Killing:
     ) -> None:
         if error is not None:
             error.add_note(f"{self}\n{self._said()}")
-        self.witness.close()
-        self._brood.close()
+        self.reader.close()
+        self._pool.close()
         self._relay.close()
         self.bus.__exit__(kind, error, trace)
 
@@ -126,40 +126,40 @@ class Killing:
 
     def _is_one_hidden(self, since_ns: int) -> bool:
         """Whether a message that was put since then is there, and its PUT was not answered."""
-        there = {body for seen in self.witness.seen.values() for _, body in seen.copy()}
+        there = {body for seen in self.reader.seen.values() for _, body in seen.copy()}
         return any(
             one.kind == PUT and one.outcome == UNKNOWN and one.began_ns > since_ns
-            for path in self._folder.glob("*.diary")
+            for path in self._folder.glob("*.journal")
             for one in operations(path.stem, path)
             if one.fields.get("body") in there
         )
 
-    def _kill_client(self, being: Being) -> None:
+    def _kill_client(self, client: KilledClient) -> None:
         self.done[CLIENT] += 1
-        self._end(being, signal.SIGKILL)
-        self._live(being, "work")
+        self._end(client, signal.SIGKILL)
+        self._live(client, "work")
 
-    def _live(self, being: Being, act: str) -> None:
-        being.lives += 1
-        name = f"{being.name}.{being.lives:03}"
+    def _live(self, client: KilledClient, act: str) -> None:
+        client.lives += 1
+        name = f"{client.name}.{client.lives:03}"
         seed = self._random.getrandbits(32)
         endpoint = f"tcp://127.0.0.1:{self._relay.port}"
         folder = str(self._folder)
-        orders = Orders(endpoint, name, being.name, folder, seed, being.records_first)
-        being.child = self._brood.start(act, orders)
+        orders = Orders(endpoint, name, client.name, folder, seed, client.records_first)
+        client.child = self._pool.start(act, orders)
 
-    def _end(self, being: Being, number: signal.Signals) -> None:
-        child = being.child
+    def _end(self, client: KilledClient, number: signal.Signals) -> None:
+        child = client.child
         assert child is not None
         if number == signal.SIGKILL:
             self._killed.add(child.name)
-        else:  # once it can receive the signal: a process with a diary can
-            until(lambda: child.orders.diary.exists() or child.has_ended, "it begins", PATIENCE_S)
+        else:  # once it can receive the signal: a process with a journal can
+            until(lambda: child.orders.journal.exists() or child.has_ended, "it begins", PATIENCE_S)
         child.signal(number)
-        self._wait(being)
+        self._wait(client)
 
-    def _wait(self, being: Being) -> None:
-        child = being.child
+    def _wait(self, client: KilledClient) -> None:
+        child = client.child
         assert child is not None
         until(lambda: child.has_ended, f"{child.name} ends", PATIENCE_S)
         code = child.wait()
@@ -168,20 +168,20 @@ class Killing:
 
     def _done(self) -> int:
         done = b'"outcome"'
-        return sum(path.read_bytes().count(done) for path in self._folder.glob("*.diary"))
+        return sum(path.read_bytes().count(done) for path in self._folder.glob("*.journal"))
 
     # --- what they wrote down
 
-    def _history(self, being: Being) -> History:
+    def _history(self, client: KilledClient) -> History:
         lives: list[Life] = []
-        for path in sorted(self._folder.glob(f"{being.name}.*.diary")):
+        for path in sorted(self._folder.glob(f"{client.name}.*.journal")):
             listed = operations(path.stem, path)
             woke = [one for one in listed if one.kind == WOKE]
             if woke and lives:
                 lives[-1] = replace(lives[-1], operations=list(_settled(lives[-1], woke[0])))
             rest = [one for one in listed if one.kind != WOKE]
             lives.append(Life(rest, path.stem in self._killed))
-        return History(being.name, lives, being.records_first)
+        return History(client.name, lives, client.records_first)
 
     def _said(self) -> str:
         logs = [path for path in sorted(self._folder.glob("*.log")) if path.stat().st_size]

@@ -1,6 +1,6 @@
-"""Our own client as a talker: what it raises becomes the answer that the bus gave.
+"""Our client as a `RequestClient`: its errors become the answers of the bus.
 
-A request whose outcome is unknown is resumed until it is known: that is what its user does.
+A request whose outcome is unknown is resumed until it is known, as a user must do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Clients that put, get, subscribe and unsubscribe at random, and record the answers.
 
-Each keeps a diary (`tests.rig.fdq.journal`): what it began, and how that ended. A talker
-is whatever it speaks through: bare pyzmq (`bare.py`), or our client.
+Each keeps a journal (`tests.rig.fdq.journal`) of its requests and their outcomes. It sends
+them through a `RequestClient`: plain pyzmq (`zmq_client.py`) or our client (`polybus_client.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.rig.fdq.journal import Journal
 from tests.rig.pirate.wire import NONE, Answer
 
 PUT, GET, SUB, UNSUB = "put", "get", "sub", "unsub"
-DRAINED: Final = "drained"  # told that there was nothing left, after all writers had ended
+DRAINED: Final = "drained"  # the topic was empty after all writers had ended
 OK: Final = "ok"
 UNSENT: Final = "UNSENT"  # killed before it was in the journal, so it was never sent
 
@@ -23,7 +23,7 @@ LARGE_ODDS: Final = 0.01
 MOST_PADDING: Final = 3 << 20  # some bodies take several frames
 
 
-class Talker(Protocol):
+class RequestClient(Protocol):
     """Every call returns an answer of the server, however long that takes."""
 
     def put(self, topic: str, body: bytes, /) -> Answer: ...
@@ -44,27 +44,27 @@ def body_of(label: str, padding: int) -> bytes:
     return label.encode() + bytes(padding)
 
 
-def told(body: bytes) -> str:
-    """A body in a few words, from which it could be made again."""
+def describe_body(body: bytes) -> str:
+    """Return the label and the padding, from which the body can be made again."""
     label = body.rstrip(b"\0")
     return f"{label.decode()} +{len(body) - len(label)}"
 
 
-class Sailor:
-    """One client. `subscribed` is what it knows of itself when it begins."""
+class RandomClient:
+    """One client. `subscribed` lists its subscriptions at the start."""
 
     def __init__(
         self,
         name: str,
-        talker: Talker,
-        diary: Journal,
+        client: RequestClient,
+        journal: Journal,
         seed: int,
         topics: Sequence[str],
         *,
         subscribed: Sequence[str] = (),
         mix: Mapping[str, int] = MIX,
     ) -> None:
-        self._name, self._talker, self._diary = name, talker, diary
+        self._name, self._client, self._journal = name, client, journal
         self._random = Random(seed)
         self._topics = list(topics)
         self._subscribed = set(subscribed)
@@ -88,42 +88,44 @@ class Sailor:
         for topic in sorted(self._subscribed):
             while self.get(topic) != NONE:
                 pass
-            self._diary.note(DRAINED, topic=topic)
+            self._journal.note(DRAINED, topic=topic)
 
     def get(self, topic: str) -> Answer:
-        number = self._diary.begin(GET, topic=topic)
-        answer = self._talker.get(topic)
+        number = self._journal.begin(GET, topic=topic)
+        answer = self._client.get(topic)
         word, *rest = answer
         if word == "MSG":
             identity, body = rest
             assert isinstance(body, bytes)
-            self._diary.end(number, OK, id=identity, body=told(body))
-            self._talker.delivered()
+            self._journal.end(number, OK, id=identity, body=describe_body(body))
+            self._client.delivered()
         else:
-            self._diary.end(number, str(rest[0]) if rest else str(word))
+            self._journal.end(number, str(rest[0]) if rest else str(word))
         return answer
 
     def _put(self, topic: str) -> None:
         self._sent += 1
         large = self._random.random() < LARGE_ODDS
         body = body_of(f"{self._name} {self._sent}", self._random.randrange(MOST_PADDING) * large)
-        number = self._diary.begin(PUT, topic=topic, body=told(body), **self._talker.mark())
-        self._end(number, self._talker.put(topic, body))
+        number = self._journal.begin(
+            PUT, topic=topic, body=describe_body(body), **self._client.mark()
+        )
+        self._end(number, self._client.put(topic, body))
 
     def _sub(self, topic: str) -> None:
-        number = self._diary.begin(SUB, topic=topic, **self._talker.mark())
-        if self._end(number, self._talker.sub(topic)):
+        number = self._journal.begin(SUB, topic=topic, **self._client.mark())
+        if self._end(number, self._client.sub(topic)):
             self._subscribed.add(topic)
 
     def _unsub(self, topic: str) -> None:
-        number = self._diary.begin(UNSUB, topic=topic, **self._talker.mark())
-        if self._end(number, self._talker.unsub(topic)):
+        number = self._journal.begin(UNSUB, topic=topic, **self._client.mark())
+        if self._end(number, self._client.unsub(topic)):
             self._subscribed.discard(topic)
 
     def _end(self, number: int, answer: Answer) -> bool:
         word, *rest = answer
         if word == "OK":
-            self._diary.end(number, OK, value=rest[-1])
+            self._journal.end(number, OK, value=rest[-1])
         else:
-            self._diary.end(number, str(rest[0]))
+            self._journal.end(number, str(rest[0]))
         return word == "OK"

@@ -1,7 +1,7 @@
-"""Reads topics over an honest line, from their first message on: what really is in them.
+"""Reads topics over a reliable connection, from their first message.
 
-It is a subscriber as any other, so messages are collected behind it while a round goes on.
-What it saw is the topic, because ids have no gaps: that is checked, too.
+It is a subscriber, so the bus removes messages only after it has read them. Its messages are
+the whole topic because ids have no gaps, which the verdict checks.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from threading import Event, Thread
 
 from tests.rig.pirate import wire
-from tests.rig.pirate.random_client import told
+from tests.rig.pirate.random_client import describe_body
 from tests.rig.pirate.zmq_client import Bare
 
 PAUSE_S = 0.02  # when there was nothing new
 
 
-class Witness:
+class TopicReader:
     """`seen` is complete once `finish` has returned."""
 
     def __init__(self, endpoint: str, topics: Sequence[str]) -> None:
         self.seen: dict[str, list[tuple[int, str]]] = {topic: [] for topic in topics}
         self.failure: BaseException | None = None
-        self._bare = Bare(endpoint, b"witness", try_s=1.0)
+        self._bare = Bare(endpoint, b"topic-reader", try_s=1.0)
         self._bare.hello()
         for topic in topics:
             assert self._bare.sub(topic)[0] == "OK"
@@ -54,7 +54,7 @@ class Witness:
         for topic, seen in self.seen.items():
             while (answer := self._bare.get(topic)) != wire.NONE:
                 word, identity, body = answer
-                assert word == "MSG", f"the witness received {answer}"
+                assert word == "MSG", f"the topic reader received {answer}"
                 assert isinstance(identity, int)
                 assert isinstance(body, bytes)
-                seen.append((identity, told(body)))
+                seen.append((identity, describe_body(body)))

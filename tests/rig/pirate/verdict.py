@@ -2,7 +2,7 @@
 
     judge(histories, seen) -> ["a got 7 of orders after 5: a gap", ...]
 
-Clients do not know what a topic should hold; they know their answers. The witness
+Clients do not know what a topic should hold; they know their answers. The reader
 knows what is in it. What follows from the two:
 
     the topic    has ids 1, 2, 3 … and no message twice

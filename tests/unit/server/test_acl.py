@@ -32,7 +32,7 @@ ME = pwd.getpwuid(os.getuid()).pw_name
 
 
 class Bench:
-    """A policy with its desk; alice has created the topic `hers`."""
+    """A policy with its `AclAdmin`; alice has created the topic `hers`."""
 
     def __init__(self, folder: Path, config: str = "", *, keeps: bool = True) -> None:
         self.config_path = folder / "bus.toml"

@@ -27,12 +27,12 @@ class Log:
 
 
 class Bench:
-    """A desk with a clock that the test turns."""
+    """An admin server with a clock that the test turns."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.log = Log()
-        self.desk = AdminServer(
+        self.server = AdminServer(
             {
                 "stats": AdminVerb(lambda *_: {"n": 1}, for_everyone=True),
                 "connections": AdminVerb(lambda *_: []),
@@ -54,7 +54,7 @@ class Bench:
         self, identity: Identity = OWNER, appetite: int | None = None
     ) -> tuple[MemoryPipe, AdminSession]:
         pipe = MemoryPipe(identity=identity, appetite=appetite)
-        session = self.desk.open(pipe)
+        session = self.server.open(pipe)
         pipe.attach(session)
         return pipe, session
 
@@ -165,10 +165,10 @@ def test_idle_and_half_line_connections_are_closed(bench, said):
     pipe, _ = bench.connect()
     pipe.deliver(said)
     bench.now = 30
-    bench.desk.tick()
+    bench.server.tick()
     assert not pipe.aborted
     bench.now = 30.1
-    bench.desk.tick()
+    bench.server.tick()
     assert pipe.aborted
 
 
@@ -178,7 +178,7 @@ def test_trickled_line_counts_as_idle(bench):
         bench.now = float(second)
         pipe.deliver(b"a")
     bench.now = 31
-    bench.desk.tick()
+    bench.server.tick()
     assert pipe.aborted
 
 
@@ -187,7 +187,7 @@ def test_active_connection_is_not_closed(bench):
     for second in range(0, 300, 20):
         bench.now = float(second)
         pipe.deliver(b'{"verb": "stats"}\n')
-        bench.desk.tick()
+        bench.server.tick()
     assert not pipe.aborted
 
 
@@ -233,7 +233,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.bench = Bench()
-        self.bench.desk._verbs = {
+        self.bench.server._verbs = {
             "wait": AdminVerb(self._wait, for_everyone=True, keys=frozenset({"text"})),
             "stats": AdminVerb(lambda *_: {"n": 1}, for_everyone=True),
             "who": AdminVerb(lambda _, identity: identity.uid, for_everyone=True),
@@ -314,19 +314,19 @@ def test_pending_answer_does_not_count_as_idle():
         pipe.deliver(WAIT)
         await slow.turn()
         slow.bench.now = 1000
-        slow.bench.desk.tick()
+        slow.bench.server.tick()
         assert not pipe.aborted
         slow.asked[0].set_result("done")
         await slow.turn()
         slow.bench.now = 1029
-        slow.bench.desk.tick()
+        slow.bench.server.tick()
         assert not pipe.aborted
 
     asyncio.run(scene())
 
 
 def test_admin_rule_grants_admin_verbs(bench):
-    bench.desk._has_admin_rule = lambda identity: identity == STRANGER
+    bench.server._has_admin_rule = lambda identity: identity == STRANGER
     pipe, _ = bench.connect(STRANGER)
     pipe.deliver(b'{"verb": "connections"}\n')
     assert codes(pipe) == ["ok"]

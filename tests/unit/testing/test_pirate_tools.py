@@ -6,7 +6,7 @@ import pytest
 
 from tests.rig.pirate import wire
 from tests.rig.pirate.lossy_proxy import KINDS, Odds
-from tests.rig.pirate.lossy_round import Voyage
+from tests.rig.pirate.lossy_round import LossyRound
 from tests.rig.pirate.model import Model, Refused
 from tests.rig.pirate.model_server import ModelServer
 from tests.rig.pirate.zmq_client import Bare
@@ -60,18 +60,18 @@ class AnswersBeforeItIsDone(Model):
         return super()._do(name, counter, op, topic, body)
 
 
-def voyage(model, tmp_path) -> list[str]:
+def run_lossy_round(model, tmp_path) -> list[str]:
     with (
         ModelServer(model) as server,
-        Voyage(tmp_path, server.endpoint, SEED, quick, odds=QUICK) as one,
+        LossyRound(tmp_path, server.endpoint, SEED, quick, odds=QUICK) as one,
     ):
-        one.sail(STEPS)
-        one.land()
+        one.run(STEPS)
+        one.finish()
         return one.anomalies()
 
 
 def test_an_honest_server_passes_and_all_harm_is_done(tmp_path):
-    assert voyage(Model(), tmp_path) == []
+    assert run_lossy_round(Model(), tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -85,15 +85,15 @@ def test_an_honest_server_passes_and_all_harm_is_done(tmp_path):
     ],
 )
 def test_one_that_does_wrong_is_found_out(model, sign, tmp_path):
-    assert any(sign in anomaly for anomaly in voyage(model(), tmp_path))
+    assert any(sign in anomaly for anomaly in run_lossy_round(model(), tmp_path))
 
 
 def test_harm_that_was_not_done_is_an_anomaly(tmp_path):
     with (
         ModelServer() as server,
-        Voyage(tmp_path, server.endpoint, SEED, quick, odds=QUICK) as one,
+        LossyRound(tmp_path, server.endpoint, SEED, quick, odds=QUICK) as one,
     ):
         one.proxy.calm()
-        one.sail(1, most_steps=1)
-        one.land()
+        one.run(1, most_steps=1)
+        one.finish()
         assert one.anomalies() == [f"nothing was {kind}" for kind in KINDS]

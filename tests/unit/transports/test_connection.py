@@ -60,7 +60,7 @@ class Recorder:
         self.lost = self.pipe.backlog_bytes()
 
 
-class Desk:
+class RecordingListener:
     """The listener's part: admitted and lost connections."""
 
     def __init__(self, admits: bool = True) -> None:
@@ -123,34 +123,34 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 @asynccontextmanager
 async def accepted(
-    open_session: Callable[[StreamConnection], Recorder], desk: Desk, pair: Pair
+    open_session: Callable[[StreamConnection], Recorder], listener: RecordingListener, pair: Pair
 ) -> AsyncIterator[End]:
     """A connection and its far end. Left open, it would keep the loop from closing."""
     near, far = pair()
     far.setblocking(False)
     transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: StreamConnection(open_session, SharedBuffer(), desk.admit, desk.lost), near
+        lambda: StreamConnection(open_session, SharedBuffer(), listener.admit, listener.lost), near
     )
     try:
         yield End(far)
     finally:
         far.close()
         transport.abort()
-        await eventually(lambda: desk.left == desk.entered, "the connection is lost")
+        await eventually(lambda: listener.left == listener.entered, "the connection is lost")
 
 
 @asynccontextmanager
 async def connected(
-    desk: Desk | None = None, pair: Pair = tcp_pair
+    listener: RecordingListener | None = None, pair: Pair = tcp_pair
 ) -> AsyncIterator[tuple[Recorder, End]]:
-    desk = desk or Desk()
+    listener = listener or RecordingListener()
     opened: list[Recorder] = []
 
     def open_session(pipe: StreamConnection) -> Recorder:
         opened.append(Recorder(pipe))
         return opened[-1]
 
-    async with accepted(open_session, desk, pair) as far:
+    async with accepted(open_session, listener, pair) as far:
         yield opened[0], far
 
 
@@ -265,14 +265,14 @@ def test_unconfirmed_bytes_show_progress_of_a_stalled_socket():
 
 def test_close_sends_written_bytes_first():
     async def test() -> None:
-        desk = Desk()
-        async with connected(desk) as (session, far):
+        listener = RecordingListener()
+        async with connected(listener) as (session, far):
             session.pipe.write(bytes(8 << 20))
             session.pipe.close()
             assert len(await far.to_the_end()) == 8 << 20
             await eventually(lambda: "ended" in session.events, "the session has ended")
             assert session.events[-1] == "ended"
-            assert desk.left == desk.entered
+            assert listener.left == listener.entered
 
     run(test)
 
@@ -315,8 +315,8 @@ def test_abort_ends_the_connection_at_once():
 
 def test_slot_is_freed_once_if_the_session_retains_it_after_an_abort():
     async def test() -> None:
-        desk = Desk()
-        async with connected(desk) as (session, _far):
+        listener = RecordingListener()
+        async with connected(listener) as (session, _far):
             ended = asyncio.Event()
 
             def retain() -> None:
@@ -329,7 +329,7 @@ def test_slot_is_freed_once_if_the_session_retains_it_after_an_abort():
             session.pipe.abort()  # a stopping bus does not wait for the session
             session.pipe.retain_slot()
             session.pipe.release_slot()
-        assert len(desk.left) == 1
+        assert len(listener.left) == 1
 
     run(test)
 
@@ -361,8 +361,8 @@ def test_half_close_is_reported_before_the_end():
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_reset_ends_the_session_once(paused: bool):
     async def test() -> None:
-        desk = Desk()
-        async with connected(desk) as (session, far):
+        listener = RecordingListener()
+        async with connected(listener) as (session, far):
             if paused:
                 session.pipe.pause_reading()
             far.reset()
@@ -370,7 +370,7 @@ def test_a_reset_ends_the_session_once(paused: bool):
                 session.pipe.resume_reading()
             await eventually(lambda: "ended" in session.events, "gone")
             assert session.events == ["ended"]
-            assert desk.left == desk.entered
+            assert listener.left == listener.entered
 
     run(test)
 
@@ -400,21 +400,21 @@ def test_calls_after_a_failed_write_are_safe():
 
 def test_connection_over_the_limit_gets_no_session():
     async def test() -> None:
-        desk = Desk(admits=False)
+        listener = RecordingListener(admits=False)
 
         def open_session(pipe: StreamConnection) -> Recorder:
             raise AssertionError("no session for one that is not let in")
 
-        async with accepted(open_session, desk, tcp_pair) as far:
+        async with accepted(open_session, listener, tcp_pair) as far:
             assert await far.to_the_end() == b""
-        assert desk.left == []
+        assert listener.left == []
 
     run(test)
 
 
 def test_failing_session_factory_ends_the_connection():
     async def test() -> None:
-        desk = Desk()
+        listener = RecordingListener()
         loop = asyncio.get_running_loop()
         faults: list[object] = []
         loop.set_exception_handler(lambda _loop, context: faults.append(context["exception"]))
@@ -422,9 +422,9 @@ def test_failing_session_factory_ends_the_connection():
         def open_session(pipe: StreamConnection) -> Recorder:
             raise RuntimeError("no")
 
-        async with accepted(open_session, desk, tcp_pair) as far:
+        async with accepted(open_session, listener, tcp_pair) as far:
             assert await far.to_the_end() == b""
-            await eventually(lambda: desk.left == desk.entered, "its place is free again")
+            await eventually(lambda: listener.left == listener.entered, "its place is free again")
         assert [str(fault) for fault in faults] == ["no"]
 
     run(test)

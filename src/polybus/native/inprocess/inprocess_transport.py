@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from threading import Condition, Event, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from polybus.model.commit import CommitResult
     from polybus.native.client.group_fetch import FetchPart
     from polybus.native.inprocess.inprocess_bus import InProcessBus
+    from polybus.native.port.native_port import NativePort
     from polybus.native.port.produce_stream import ProduceStream
     from polybus.native.protocol.answers import ProducerOpened
     from polybus.native.protocol.requests import ReadTicket
@@ -75,18 +77,28 @@ class InProcessTransport:
         if self.closed.is_set():
             raise ConnectionLost("the client is closed")
 
-    def act_once(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+    @contextmanager
+    def open_port(self) -> Iterator[NativePort]:
+        """Yield the port. Closing the client meanwhile raises `ConnectionLost`, as over Flight."""
         self.check_open()
-        return _round_trip_json(self.bus.port.act(self.caller, name, _encode_request(request)))
+        try:
+            yield self.bus.port
+        except StoreClosed:
+            self.check_open()
+            raise
+
+    def act_once(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        with self.open_port() as port:
+            return _round_trip_json(port.act(self.caller, name, _encode_request(request)))
 
     def retry(self, step: Callable[[], T]) -> T:
         return step()
 
     def stream_fetch(self, request: dict[str, Any]) -> Iterator[FetchPart]:
-        self.check_open()
-        for answer, rows in self.bus.port.stream_fetch(self.caller, _encode_request(request)):
-            self.check_open()
-            yield answer and _round_trip_json(answer), batch_of(rows) if rows.count else None
+        with self.open_port() as port:
+            for answer, rows in port.stream_fetch(self.caller, _encode_request(request)):
+                self.check_open()
+                yield answer and _round_trip_json(answer), batch_of(rows) if rows.count else None
 
     def open_rows(self) -> InProcessRows:
         return InProcessRows(self)
@@ -124,15 +136,15 @@ class InProcessRows:
         return self._cancelled
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
-        self._transport.check_open()
-        reader = self._port.read(self._caller, ticket.encode())
-        schema = read_schema(reader.columns)
-        for rows in reader:
-            batch = batch_of(rows)
-            yield batch if schema is READ_SCHEMA else batch.select(schema.names)
-            if self._cancelled:
-                return
-            self._transport.check_open()
+        with self._transport.open_port() as port:
+            reader = port.read(self._caller, ticket.encode())
+            schema = read_schema(reader.columns)
+            for rows in reader:
+                batch = batch_of(rows)
+                yield batch if schema is READ_SCHEMA else batch.select(schema.names)
+                if self._cancelled:
+                    return
+                self._transport.check_open()
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -147,16 +159,19 @@ class InProcessStageStream:
     ) -> None:
         self.schema = schema
         self._stage = stage
-        self._port = transport.bus.port
-        self._stream = self._port.produce(transport.caller, topic)
+        self._transport = transport
+        with transport.open_port() as port:
+            self._stream = port.produce(transport.caller, topic)
         self._staged: deque[Future[None]] = deque()
 
     def send(self, rows: pa.RecordBatch, stamp: None) -> None:
-        block = block_of(rows, self._port.wall_ns() // 1_000_000)
-        self._staged.append(self._stream.stage(self._stage, block))
+        with self._transport.open_port() as port:
+            block = block_of(rows, port.wall_ns() // 1_000_000)
+            self._staged.append(self._stream.stage(self._stage, block))
 
     def answer(self) -> dict[str, Any]:
-        self._staged.popleft().result()
+        with self._transport.open_port():
+            self._staged.popleft().result()
         return {}
 
     def close(self) -> None:
@@ -194,6 +209,8 @@ class InProcessSender:
             self._store(call.topic, merge_messages([call.messages]), call.future)
         except (Fenced, ConnectionLost):
             raise
+        except StoreClosed:
+            raise ConnectionLost("the bus was closed") from None
         except PolybusError as error:
             call.future.set_exception(error)
 

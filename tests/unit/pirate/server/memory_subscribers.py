@@ -111,8 +111,8 @@ class MemorySubscribers:
         self.bus.tick(self.now_s)
         self.settle()
 
-    def client(self, name: bytes = b"c") -> Talker:
-        return Talker(self, name)
+    def client(self, name: bytes = b"c") -> MemoryClient:
+        return MemoryClient(self, name)
 
     def bodies(self, topic: str) -> list[int]:
         """Return the ids of the stored messages."""
@@ -122,7 +122,7 @@ class MemorySubscribers:
         return list(ids)
 
 
-class Talker:
+class MemoryClient:
     """A client with correct counters."""
 
     def __init__(self, world: MemorySubscribers, name: bytes) -> None:

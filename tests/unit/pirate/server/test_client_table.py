@@ -185,9 +185,9 @@ def test_number_of_clients_is_bounded_and_known_ones_continue():
 def test_client_ids_are_any_bytes_and_never_mixed_up(world):
     ids = [b"a", b"a\0", b"\0", b"a/b", bytes(range(64)), b"\xff" * 64]
     for number, one in enumerate(ids):
-        talker = world.client(one)
-        assert talker.epoch == 1
-        assert talker.sub("t") == 0
+        client = world.client(one)
+        assert client.epoch == 1
+        assert client.sub("t") == 0
         assert len(world.subscriptions()) == number + 1
     again = world.again()
     assert {one.key.client for one in again.subscriptions()} == set(ids)

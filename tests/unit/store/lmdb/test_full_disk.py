@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.errors import StoreFull
+from polybus.errors import LimitReached, PolybusError, StoreFull
 from polybus.model.commit import Commit, RecordChange
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.store.lmdb.write_batch import WriteBatch
@@ -137,20 +137,21 @@ def test_close_raises_if_resolved_commits_are_lost(tmp_path):
     assert elsewhere(LOST, tmp_path) == ["full", ["first"]]
 
 
-def test_interval_refusals_do_not_share_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("failure", [StoreFull("no room"), LimitReached("max_x", "too many x")])
+def test_interval_refusals_do_not_share_an_error(tmp_path, monkeypatch, failure: PolybusError):
     """A shared error would collect the frames of each caller that raises it."""
 
     def fail(_batch: WriteBatch) -> None:
-        raise StoreFull("no room")
+        raise failure
 
     store = LmdbStore(tmp_path, durability="interval", commit_interval_ms=1)
     write = store._txn_writer.write
     monkeypatch.setattr(store._txn_writer, "write", fail)
     change = Commit(changes=(RecordChange(b"k", b"v"),))
     store.commit(change).result(TIMEOUT_S)
-    until(lambda: isinstance(store.commit(change).exception(), StoreFull), "the write failed")
+    until(lambda: store.commit(change).exception() is not None, "the write failed")
     errors = [store.commit(change).exception(TIMEOUT_S) for _ in range(2)]
-    assert isinstance(errors[0], StoreFull)
+    assert [(type(error), str(error)) for error in errors] == [(type(failure), str(failure))] * 2
     assert errors[0] is not errors[1]
     monkeypatch.setattr(store._txn_writer, "write", write)
     store.close()

@@ -7,6 +7,13 @@ waking a thread takes longer; so callers feel the back-pressure of a slow bus. I
 waits for a result, or `linger_s` is long, any response sends the pending batches, and the bus
 sets the pace.
 
+The queue of a producer of the bus (`native/client/produce_queue.py`) merges calls, too, by
+other rules, so the two are separate. It keeps the order of calls over all topics and gives
+each call its own ids and its own outcome: a call can be cancelled, and a refused batch is
+split to find the call at fault. Here a message joins the pending batch of its topic whatever
+came between, all messages of a batch share its outcome, and the bounds and `linger_s` hold
+for all topics together, which several producers of the bus send.
+
     _order   held while sending, so that batches are submitted in the order they were taken
     _state   held for moments only, also by the thread that resolves futures, which must never
              wait for a sender. `add` takes its plain lock, which is faster than the condition
