@@ -32,6 +32,7 @@ VERSIONS = sorted(path.name for path in HERE.glob("v[0-9]*") if path.is_dir())
 
 KEY = "golden"
 TOKEN = "golden-token-0123456789"
+READ_CALLS = f"allow key:{KEY} subscribe gsb.calls"  # a rule; else admins alone read the log
 STOP_TIMEOUT_S = 20.0
 COMMAND_TIMEOUT_S = 60.0
 LISTEN = (

@@ -42,7 +42,15 @@ import polybus
 from polybus import native, pirate
 from polybus.errors import OutcomeUnknown
 from tests.golden import goldenread
-from tests.golden.goldenbus import HERE, GoldenBus, command, copied, plain_environment, wait_until
+from tests.golden.goldenbus import (
+    HERE,
+    READ_CALLS,
+    GoldenBus,
+    command,
+    copied,
+    plain_environment,
+    wait_until,
+)
 
 LONG_DEAD_MS = 3_600_000  # the member is still there when a test opens the folder
 READINGS = 20  # read by the queries and archived; as many again are left unread
@@ -322,6 +330,7 @@ def make_stage(client: native.Client) -> dict[str, Any]:
 def make_calls(bus: GoldenBus, client: native.Client) -> None:
     bus.run("gsb", "call", "sys/ping", '"hello"', "--at", bus.addresses["gsb"])
     bus.run("gsb", "call", "nobody", '"hello"', "--at", bus.addresses["gsb"], code=4)
+    bus.run("acl", "add", *READ_CALLS.split())
     wait_until(lambda: client.topic("gsb.calls")["next_id"] == 3, "the log of calls")
 
 

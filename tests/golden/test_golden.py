@@ -20,6 +20,7 @@ from polybus.errors import Fenced
 from tests.golden import goldenread
 from tests.golden.goldenbus import (
     HERE,
+    READ_CALLS,
     VERSIONS,
     GoldenBus,
     command,
@@ -46,6 +47,7 @@ def bus_on_copy(
 ) -> Iterator[GoldenBus]:
     data = copied(golden / "data", factory.mktemp("golden") / "data")
     with GoldenBus(data, env=settings) as bus:
+        bus.run("acl", "add", *READ_CALLS.split())
         yield bus
         assert bus.stop() == 0
 

@@ -26,7 +26,8 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow.flight as flight
 
-from tests.rig import flight_client, rqueue_client
+from polybus.model.address import Address
+from tests.rig import flight_client, raw_attempts, rqueue_client
 
 
 class Done(NamedTuple):
@@ -67,6 +68,10 @@ class User:
     def polybus(self, *args: str) -> Done:
         """A `polybus` command, run by this user."""
         return Done(*self.ask("polybus", *args))
+
+    def attempt(self, dialect: str, address: Address, verb: str, topic: str) -> str:
+        """One request about a topic by a raw client. Returns its outcome (raw_attempts.py)."""
+        return str(self.ask("attempt", dialect, str(address), verb, topic))
 
     def ask(self, what: str, *args: Any) -> Any:
         assert self._child.stdin is not None
@@ -165,6 +170,9 @@ class _Child:
 
     def close(self, link: int) -> None:
         self._links[link].close()
+
+    def attempt(self, dialect: str, address: str, verb: str, topic: str) -> str:
+        return raw_attempts.attempt(dialect, Address.parse(address), verb, topic)
 
     # the native port's, by Arrow Flight
 

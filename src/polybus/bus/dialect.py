@@ -163,3 +163,6 @@ class Dialect:
     read_subscribers: Callable[[Store, Topic, Bounds], Sequence[Mapping[str, Any]]] | None = None
     # Prefixes of producer names that only this dialect may open, and their owner in error texts.
     reserved_producers: Mapping[str, str] = field(default_factory=dict)
+    # Topics that only the bus itself writes, and their purpose in error texts. They are reserved
+    # on every bus, also while the dialect does not write them, so that no client takes the name.
+    reserved_topics: Mapping[str, str] = field(default_factory=dict)

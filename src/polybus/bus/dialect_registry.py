@@ -43,6 +43,13 @@ class DialectRegistry:
     def commands(self) -> list[Command]:
         return [command for dialect in self for command in dialect.commands]
 
+    @property
+    def reserved_topics(self) -> dict[str, str]:
+        """Return the topics that only the bus writes, with their purposes."""
+        return {
+            topic: purpose for dialect in self for topic, purpose in dialect.reserved_topics.items()
+        }
+
     def read_subscribers(
         self, store: Store, topic: Topic, bounds: Bounds
     ) -> list[Mapping[str, Any]]:

@@ -3,16 +3,28 @@
 For a caller, a verb and a topic, the first line that applies decides:
 
     1  a probe topic                                     allowed, always
-    2  admin, asked by root or the bus's own user        allowed, always
-    3  a deny rule names the caller                      denied
-    4  delete, asked by the topic's creator              allowed
-    5  delete, asked as an admin of the topic            allowed
-    6  an allow rule names the caller                    allowed
-    7  an allow rule speaks of the topic                 denied: it names others
-    8  nothing speaks of it                              the default of the verb
+    2  create or produce, on a reserved topic            denied, always: only the bus does
+    3  admin, asked by root or the bus's own user        allowed, always
+    4  a deny rule names the caller                      denied
+    5  delete, asked by the topic's creator              allowed
+    6  delete, asked as an admin of the topic            allowed
+    7  restricted to admins of the topic: subscribe      allowed to them, and to callers that
+       and delete on a reserved topic, produce to        an allow rule for the topic itself
+       dead letters                                      names; denied to all others
+    8  an allow rule names the caller                    allowed
+    9  an allow rule speaks of the topic                 denied: it names others
+   10  nothing speaks of it                              the default of the verb
 
 By default any caller may create, produce, subscribe and call; delete and admin are limited
-to the callers of lines 2, 4 and 5.
+to the callers of lines 3, 5 and 6.
+
+Reserved topics are written by the bus itself; dialects declare them (`Dialect`).
+
+Dead letters (`orders.dlq`, model/topic_name.py) inherit: a caller that the rules of `orders`
+deny a verb is denied it on `orders.dlq`, too, and a caller that they allow it is allowed, if
+the rules that cover `orders.dlq` do not deny it. An allow rule for the dead letters
+themselves, which has a pattern that ends in `.dlq`, takes the place of the allow rules of
+`orders` for the callers that it names; deny rules of `orders` count always.
 
 Callers that are named by the same rules form one *class*. The fan-out caches a verdict per
 class and topic, so a table of any size costs the hot path one array access. Class 0 is the
@@ -26,7 +38,7 @@ a group for deny rules, not a member for allow rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,6 +61,7 @@ class RuleMatch(NamedTuple):
 
     surely: int
     possibly: int
+    is_admin: bool = False  # root, or the bus's own user
 
 
 NO_MATCH = RuleMatch(0, 0)
@@ -70,11 +83,33 @@ class Decision(NamedTuple):
     words: str
     by: IndexedRule | None = None
 
+    @property
+    def is_deny_rule(self) -> bool:
+        return self.by is not None and self.by.denies
+
 
 _PROBE = Decision(True, "probe topics are free of rules")
 _BORN_ADMIN = Decision(True, "root and the bus's own user are its admins")
 _CREATOR = Decision(True, "the topic's creator may delete it")
 _ADMIN = Decision(True, "an admin of the topic may delete it")
+_BUS_ONLY = Decision(False, "the topic is reserved: only the bus creates and writes it")
+_RESTRICTED_ADMIN = Decision(True, "an admin of the topic may")
+_RESERVED = Decision(
+    False, "the topic is reserved for admins, and callers that an allow rule for it names"
+)
+_RESERVED_VERBS = {
+    CREATE: _BUS_ONLY,
+    PRODUCE: _BUS_ONLY,
+    SUBSCRIBE: _RESERVED,
+    DELETE: _RESERVED,
+}
+_DEAD_LETTERS = Decision(
+    False,
+    "consumer groups write dead letters; others need to be an admin of the topic, or an allow "
+    "rule with a pattern that ends in .dlq",
+)
+_DEAD_LETTER_VERBS = {PRODUCE: _DEAD_LETTERS}
+_NO_VERBS: Mapping[str, Decision] = {}
 _NAMED = "rule {rule} names the caller"
 _CLOSED = "rule {rule} names others, and no rule names this caller"
 _DEFAULTS = {
@@ -93,8 +128,11 @@ class Policy:
         self,
         admins: Iterable[int] = (ROOT_UID,),
         groups_of: Callable[[int], frozenset[int] | None] = lambda uid: frozenset(),
+        reserved: Mapping[str, str] | None = None,
     ) -> None:
+        """`reserved` has the topics that only the bus writes, each with its purpose."""
         self._admins = frozenset(admins)
+        self._reserved = {name.encode(): purpose for name, purpose in (reserved or {}).items()}
         self._groups_of = groups_of
         self._watchers: list[Callable[[], None]] = []
         self._install_rules(())
@@ -118,6 +156,22 @@ class Policy:
 
     def has_rules_for(self, verb: str) -> bool:
         return verb in self._tables
+
+    def can_deny(self, verb: str, topic: bytes) -> bool:
+        """Return False if every caller may, so that no caller has to be checked."""
+        return verb in self._tables or verb not in OPEN_BY_DEFAULT or self.is_restricted(topic)
+
+    def is_restricted(self, topic: bytes) -> bool:
+        """Return whether callers are refused on this topic even if there are no rules."""
+        return bool(self._restrictions(topic))
+
+    def purpose_of(self, topic: bytes) -> str | None:
+        """Return the purpose of a reserved topic, None for any other topic."""
+        return self._reserved.get(topic)
+
+    def is_born_admin(self, identity: Identity) -> bool:
+        """Return whether this is root or the bus's own user: no rule locks them out."""
+        return not identity.key and identity.uid in self._admins
 
     def classify(self, identity: Identity) -> int:
         """Return the class of a caller. It is valid until the rules change."""
@@ -151,9 +205,10 @@ class Policy:
         as_admin: bool = False,
     ) -> bool:
         """Return True if the policy allows it. `as_admin`: admin rights count here."""
-        if verb not in self._tables and verb in OPEN_BY_DEFAULT:
+        if not self.can_deny(verb, topic):
             return True
-        return self._decide(identity, verb, topic, creator, as_admin).allowed
+        named, is_creator = self._match_of(identity), identity.owns(creator)
+        return self._decide(named, verb, topic, is_creator, as_admin).allowed
 
     def decide(
         self,
@@ -165,7 +220,8 @@ class Policy:
         as_admin: bool = False,
     ) -> Verdict:
         """Return the verdict of `allows` with its reason."""
-        ground = self._decide(identity, verb, topic, creator, as_admin)
+        named, is_creator = self._match_of(identity), identity.owns(creator)
+        ground = self._decide(named, verb, topic, is_creator, as_admin)
         by = ground.by.placed if ground.by else None
         return Verdict(ground.allowed, ground.words.format(rule=by), by)
 
@@ -184,7 +240,7 @@ class Policy:
 
     def _match_of(self, identity: Identity) -> RuleMatch:
         if not self._whos:
-            return NO_MATCH
+            return NO_MATCH._replace(is_admin=self.is_born_admin(identity))
         one = identity
         key = (one.uid, one.gid, one.groups, one.service, one.key)  # the fields that rules use
         found = self._remembered.get(key)
@@ -204,7 +260,7 @@ class Policy:
                 surely |= bit
             elif groups is None and who.kind == rules.GROUP:
                 possibly |= bit
-        return RuleMatch(surely, surely | possibly)
+        return RuleMatch(surely, surely | possibly, self.is_born_admin(identity))
 
     def _groups(self, identity: Identity) -> frozenset[int] | None:
         """Return all groups of a caller, None if they are not known yet."""
@@ -217,28 +273,59 @@ class Policy:
         return self._groups_of(identity.uid)
 
     def _class_may(self, identity_class: int, verb: str, topic: bytes) -> bool:
-        table = self._tables.get(verb)
-        if table is None or topic_name.is_probe(topic):
+        if not self.can_deny(verb, topic):
             return True
-        by_rule = _by_rules(table, self._classes[identity_class], topic)
-        return by_rule is None or by_rule.allowed
+        return self._decide(self._classes[identity_class], verb, topic).allowed
 
     def _decide(
-        self, identity: Identity, verb: str, topic: bytes, creator: Identity | None, as_admin: bool
+        self,
+        named: RuleMatch,
+        verb: str,
+        topic: bytes,
+        is_creator: bool = False,
+        as_admin: bool = False,
     ) -> Decision:
         if topic_name.is_probe(topic):
             return _PROBE
-        if verb == ADMIN and not identity.key and identity.uid in self._admins:
+        restriction = self._restrictions(topic).get(verb)
+        if restriction is _BUS_ONLY:
+            return _BUS_ONLY
+        if verb == ADMIN and named.is_admin:
             return _BORN_ADMIN
-        table = self._tables.get(verb)
-        by_rule = _by_rules(table, self._match_of(identity), topic) if table else None
-        if by_rule and by_rule.by and by_rule.by.denies:
+        by_rule = self._by_rules(named, verb, topic)
+        if by_rule and by_rule.is_deny_rule:
             return by_rule
-        if verb == DELETE and identity.owns(creator):
+        if verb == DELETE and is_creator:
             return _CREATOR
-        if verb == DELETE and as_admin and self.allows(identity, ADMIN, topic):
+        if verb == DELETE and as_admin and self._decide(named, ADMIN, topic).allowed:
             return _ADMIN
-        return by_rule or _DEFAULTS[verb]
+        if restriction is None:
+            return by_rule or _DEFAULTS[verb]
+        if by_rule and by_rule.allowed and by_rule.by and by_rule.by.is_for(topic):
+            return by_rule
+        is_admin = self._decide(named, ADMIN, topic).allowed
+        return _RESTRICTED_ADMIN if is_admin else restriction
+
+    def _restrictions(self, topic: bytes) -> Mapping[str, Decision]:
+        """Return the verbs that are not for every caller, each with the refusal of others."""
+        if topic in self._reserved:
+            return _RESERVED_VERBS
+        return _NO_VERBS if topic_name.dead_letter_source(topic) is None else _DEAD_LETTER_VERBS
+
+    def _by_rules(self, named: RuleMatch, verb: str, topic: bytes) -> Decision | None:
+        """Return the verdict of the rules, inherited ones included; None if there are none."""
+        table = self._tables.get(verb)
+        if table is None:
+            return None
+        own = _find_verdict(table, named, topic)
+        source = None if verb == CALL else topic_name.dead_letter_source(topic)
+        if source is None or (own and own.is_deny_rule):
+            return own
+        inherited = _find_verdict(table, named, source)
+        if own is None or inherited is None or inherited.is_deny_rule:
+            return inherited or own
+        takes_over = own.by is not None and own.by.names_topic
+        return inherited if own.allowed and not (inherited.allowed or takes_over) else own
 
 
 def _names(who: Principal, number: int | None, identity: Identity, groups: frozenset[int]) -> bool:
@@ -255,15 +342,19 @@ def _names(who: Principal, number: int | None, identity: Identity, groups: froze
     return number == identity.uid if who.kind == rules.USER else number in groups
 
 
-def _by_rules(table: VerbTable, named: RuleMatch, topic: bytes) -> Decision | None:
-    """Return the verdict of the rules, deny before allow; None if no rule covers the topic."""
+def _find_verdict(table: VerbTable, named: RuleMatch, topic: bytes) -> Decision | None:
+    """Return the verdict of the rules, deny before allow; None if no rule covers the topic.
+
+    Of the allow rules that name the caller, one for the topic itself is preferred.
+    """
     allowing = closing = None
     for speaking in table.find_matching(topic):
         if speaking.denies:
             if speaking.bit & named.possibly:
                 return Decision(False, _NAMED, speaking)
         elif speaking.bit & named.surely:
-            allowing = allowing or speaking
+            if allowing is None or (speaking.names_topic and not allowing.names_topic):
+                allowing = speaking
         else:
             closing = closing or speaking
     if allowing:

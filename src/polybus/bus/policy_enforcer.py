@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from polybus.model.access_rule import PRODUCE, SUBSCRIBE
+from polybus.model.access_rule import PRODUCE
 
 if TYPE_CHECKING:
     from polybus.bus.connection import Connection
@@ -64,8 +64,7 @@ class PolicyEnforcer:
         self._fanout.forget_verdicts()
         self._in_doubt = []
         self.classify(self._connections.values())
-        if self._policy.has_rules_for(SUBSCRIBE):
-            self._revoke()
+        self._revoke()
 
     def _revoke(self) -> None:
         ended = self.topics.end_denied()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from polybus.model.access_rule import DENY, Principal, Rule
 from polybus.model.name_pattern import Pattern
+from polybus.model.topic_name import DEAD_LETTER_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,21 @@ class PlacedRule:
 
 
 class IndexedRule(NamedTuple):
-    """A rule in a table; `bit` is the bit of its principal."""
+    """A rule in a table; `bit` is the bit of its principal.
+
+    `names_topic`: it speaks of the topics that it covers as such, not by a wide pattern that
+    covers them by chance. Its pattern is a name, or ends in `.dlq` and covers dead letters.
+    """
 
     placed: PlacedRule
     pattern: Pattern
     bit: int
     denies: bool
+    names_topic: bool
+
+    def is_for(self, topic: bytes) -> bool:
+        """Return whether this is a rule for the topic itself, or for dead letters and it is one."""
+        return self.names_topic and self.pattern.matches(topic)
 
 
 class VerbTable:
@@ -53,7 +63,8 @@ class VerbTable:
 
     def add(self, placed: PlacedRule, bit: int) -> None:
         pattern = Pattern(placed.rule.pattern)
-        speaking = IndexedRule(placed, pattern, bit, placed.rule.effect == DENY)
+        names_topic = pattern.is_exact or placed.rule.pattern.endswith(DEAD_LETTER_SUFFIX)
+        speaking = IndexedRule(placed, pattern, bit, placed.rule.effect == DENY, names_topic)
         if pattern.is_exact:
             self._exact.setdefault(pattern.prefix, []).append(speaking)
             return

@@ -10,16 +10,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from polybus.bus.alarms import Alarms
 from polybus.bus.dialect_registry import installed_dialects
 from polybus.durable.query_progress import list_query_progress
 from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import DoesNotExist
 from polybus.groups.coordinator import Coordinator
+from polybus.groups.dead_letter_queue import DeadLetterTargets
 from polybus.groups.group_state import GroupContext
 from polybus.groups.shard_ends import ShardEnds
 from polybus.model.arrow import batch_of
 from polybus.model.name_pattern import Pattern
 from polybus.model.topic import ALL
+from polybus.native.inprocess.inprocess_bus import StdlibLog
 from polybus.native.port.topic_actions import describe_topic
 from polybus.native.port.topic_statistics import compose_topic_stats, list_group_infos
 
@@ -122,12 +125,13 @@ class StoreSource:
 
 def _coordinator(store: Store) -> Coordinator:
     """Return a coordinator for queries: it wakes no member and writes no dead letters."""
+    alarms = Alarms(time.time_ns, StdlibLog("polybus.cli"))
     context = GroupContext(
         DurableTopics(store),
         ShardEnds(store),
         clock=time.monotonic,
         wall_ns=time.time_ns,
         wake=lambda _topic: None,
-        dead_letters=lambda topic: topic,
+        dead_letters=DeadLetterTargets(lambda topic: topic, alarms, time.monotonic),
     )
     return Coordinator(context)

@@ -29,11 +29,11 @@ CREATOR = "creator"  # the setting of a topic that names its creator
 
 
 class NameReservation:
-    """A reserved name, and the future of its topic."""
+    """A reserved name, the creator of its topic for the record, and the future of the topic."""
 
-    def __init__(self, name: str, caller: Identity) -> None:
+    def __init__(self, name: str, owner: Identity) -> None:
         self.name = name
-        self.caller = caller
+        self.owner = owner
         self.outcome: Future[Topic] = Future()
 
 
@@ -74,7 +74,9 @@ class TopicNames:
         """Raise `Denied` unless the policy allows the caller the verb on the topic."""
         raw = topic_name.check_topic_name(name)
         if not self._policy.allows(caller, verb, raw, self.creator_of(raw), as_admin=True):
-            raise Denied(f"the policy does not let {caller.name} {verb} {name}")
+            purpose = self._policy.purpose_of(raw)
+            why = f": it is reserved for {purpose}" if purpose else ""
+            raise Denied(f"the policy does not let {caller.name} {verb} {name}{why}")
 
     def check_all_allowed(self, caller: Identity, verb: str, topics: Iterable[str]) -> None:
         for name in topics:
@@ -95,20 +97,43 @@ class TopicNames:
         return any(self._policy.allows(caller, verb, raw, creator) for verb in verbs)
 
     def reserve(self, caller: Identity, name: str) -> tuple[Topic | NameReservation, bool]:
-        """Return the topic, or a reservation and whether the caller must complete it."""
-        raw = topic_name.check_topic_name(name)
+        """Return the topic, or a reservation and whether the caller must complete it.
+
+        Dead letters of an existing topic belong to the creator of that topic, not to the caller:
+        else any reader of them could take the name that consumer groups need.
+        """
+        if self._durable.find(name) is None:
+            self.check_allowed(caller, CREATE, name)
+        source = topic_name.dead_letter_source(topic_name.check_topic_name(name))
+        creator = None if source is None else self.creator_of(source)
+        return self.reserve_for_bus(caller if creator is None else creator, name)
+
+    def reserve_for_bus(self, owner: Identity, name: str) -> tuple[Topic | NameReservation, bool]:
+        """As `reserve`, for the bus itself: no rule is asked."""
         topic = self._durable.find(name)
         if topic is not None:
             return topic, False
-        if self._is_ephemeral(raw):
+        if self._is_ephemeral(topic_name.check_topic_name(name)):
             raise WrongKind(f"{name} is an ephemeral topic: it cannot be durable, too")
-        self.check_allowed(caller, CREATE, name)
         if name in self._reserved:
             return self._reserved[name], False
-        if not self._quotas.charge(caller, TOPICS, 1):
+        if not self._quotas.charge(owner, TOPICS, 1):
             raise LimitReached(TOPICS)
-        reservation = self._reserved[name] = NameReservation(name, caller)
+        reservation = self._reserved[name] = NameReservation(name, owner)
         return reservation, True
+
+    def check_dead_letters(self, topic: Topic, source: Topic) -> None:
+        """Raise `Denied` if dead letters of `source` must not be written to `topic`.
+
+        It must belong to the same user as `source`, or to an admin: another user could read
+        and delete them.
+        """
+        owner, creator = creator_of(topic), creator_of(source)
+        if owner.account != creator.account and not self._policy.is_born_admin(owner):
+            raise Denied(
+                f"{topic.name} belongs to {owner.name} and {source.name} to {creator.name};"
+                f" remove {topic.name}, and the bus creates it again"
+            )
 
     def complete(self, reservation: NameReservation, topic: Topic, next_id: int) -> None:
         """Register the new topic of a reservation and call `on_bound`."""
@@ -123,7 +148,7 @@ class TopicNames:
 
     def abort(self, reservation: NameReservation, error: Exception) -> None:
         del self._reserved[reservation.name]
-        self._quotas.release(reservation.caller, TOPICS, 1)
+        self._quotas.release(reservation.owner, TOPICS, 1)
         reservation.outcome.set_exception(error)
 
     def claim(self, caller: Identity, name: str) -> Topic:

@@ -178,10 +178,12 @@ class Coordinator:
         """Forget a dropped topic. It is quick and may be called on any thread."""
         self._context.ends.remove_topic(topic.number)
         self._registry.mark_topic_dropped(topic)
+        self._context.dead_letters.clear(topic)
 
     def tick(self) -> None:
         """Expire members, rebalance groups that need it, remove groups of dropped topics."""
         self._registry.remove_dropped()
+        self._context.dead_letters.recheck(self._context.durable)
         for group in self._registry.loaded():
             try:
                 dead = self._membership.expire(group)

@@ -2,31 +2,97 @@
 
 Key, body and headers are unchanged. Additional headers name the origin of the message and the
 reason. A topic that is a dead letter queue itself has none. If the dead letter cannot be
-written (its topic cannot be created, or the commit has too many of them), the message is not
-acked and is delivered again, unless it was trimmed.
+written (its topic belongs to another user, cannot be created or is full, or the commit has too
+many of them), the message is not acked and is delivered again, unless it was trimmed.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Final
 
-from polybus.errors import InvalidTopic, PolybusError, Trimmed, Unavailable
+from polybus.errors import InvalidTopic, PolybusError, StoreClosed, Trimmed, Unavailable
 from polybus.groups import shard_progress
 from polybus.groups.group_state import Group, GroupContext, GroupUpdate
 from polybus.groups.message_block import OutputMessage, build_block, read_messages
 from polybus.groups.shard_progress import ExhaustedMessage
 from polybus.model.topic import Topic
+from polybus.model.topic_name import DEAD_LETTER_SUFFIX as SUFFIX
 from polybus.model.topic_name import MAX_NAME_BYTES
 
-_log = logging.getLogger("polybus.groups")
+if TYPE_CHECKING:
+    from polybus.bus.alarms import Alarms
+    from polybus.durable.topic_registry import DurableTopics
 
-SUFFIX: Final = ".dlq"
+ALARM: Final = "dead_letters_blocked"
+RECHECK_S: Final = 1.0  # how often a blocked dead letter topic is tried again
 PREFIX: Final = "polybus."
 MAX_REASON_BYTES: Final = 1024  # the text of an exception; tracebacks are in the consumer's log
 MAX_DEAD_LETTERS: Final = 1024  # per commit
 MAX_BYTES: Final = 64 << 20  # per commit, except for the last; a block may have four times that
+
+
+class DeadLetterTargets:
+    """The dead letter topics of all groups, and an alarm for each one that cannot be written.
+
+    `open_topic` returns the dead letter topic of a topic, or raises why there is none. Any
+    thread may call the methods.
+    """
+
+    def __init__(
+        self,
+        open_topic: Callable[[Topic], Topic],
+        alarms: Alarms,
+        clock: Callable[[], float],
+    ) -> None:
+        self._open_topic = open_topic
+        self._alarms = alarms
+        self._clock = clock
+        self._lock = Lock()
+        self._unopened: dict[int, Topic] = {}  # topics whose target could not be opened
+        self._next_check_s = 0.0
+
+    def open(self, source: Topic) -> Topic:
+        """Return the dead letter topic of `source`. Raises why it must not be written."""
+        try:
+            return self._open_topic(source)
+        except Unavailable:
+            raise
+        except PolybusError:
+            with self._lock:
+                self._unopened[source.number] = source
+            raise
+
+    def block(self, source: Topic, error: PolybusError) -> None:
+        """Raise the alarm: dead letters of `source` cannot be written."""
+        target = source.name + SUFFIX
+        text = f"dead letters of {source.name} cannot be written to {target}: {error}"
+        self._alarms.raise_alarm(ALARM, source.name, text)
+
+    def clear(self, source: Topic) -> None:
+        """Clear the alarm: dead letters of `source` can be written, or it was dropped."""
+        with self._lock:
+            self._unopened.pop(source.number, None)
+        self._alarms.clear_alarm(ALARM, source.name)
+
+    def recheck(self, durable: DurableTopics) -> None:
+        """Try to open the blocked targets again; a message's next run may be far away."""
+        now_s = self._clock()
+        if not self._unopened or now_s < self._next_check_s:
+            return
+        self._next_check_s = now_s + RECHECK_S
+        with self._lock:
+            sources = list(self._unopened.values())
+        for source in sources:
+            try:
+                if durable.find_by_number(source.number) is not None:
+                    self._open_topic(source)
+            except StoreClosed:
+                raise
+            except PolybusError:
+                continue
+            self.clear(source)
 
 
 def has_dead_letter_topic(topic: Topic) -> bool:
@@ -64,14 +130,16 @@ def append_dead_letters(
             size += len(letter.body)
     if not letters:
         return set()
+    targets = context.dead_letters
     try:
-        target = context.dead_letters(topic)
-        update.appends += context.durable.build_appends(target, build_block(letters.values()))
+        appends = context.durable.build_appends(targets.open(topic), build_block(letters.values()))
     except Unavailable:
         raise
     except PolybusError as error:
-        _log.warning("cannot write dead letters to %s%s: %s", topic.name, SUFFIX, error)
+        targets.block(topic, error)
         return set()
+    targets.clear(topic)
+    update.appends += appends
     for shard in update.shards:
         gone = [offset for number, offset in letters if number == shard.number]
         if gone:
@@ -92,7 +160,6 @@ def _read_dead_letter(
     except Trimmed:
         return None
     for message_id, message in read_messages(rows):
-        reason = exhausted.reason.encode(errors="replace")[:MAX_REASON_BYTES]
         fields: dict[str, object] = {
             "topic": topic.name,
             "shard": exhausted.shard,
@@ -100,7 +167,7 @@ def _read_dead_letter(
             "id": message_id,
             "group": group.name,
             "deliveries": exhausted.deliveries,
-            "reason": reason.decode(errors="ignore"),
+            "reason": _escape_reason(exhausted.reason),
         }
         added = [(PREFIX + name, str(value).encode()) for name, value in fields.items()]
         # A requeued message has these headers from its last time: replace them.
@@ -108,3 +175,15 @@ def _read_dead_letter(
         kept = [header for header in message.headers or () if header[0] not in names]
         return message._replace(headers=kept + added)
     return None
+
+
+def _escape_reason(reason: str) -> str:
+    """Return the reason in printable characters, of at most MAX_REASON_BYTES.
+
+    A consumer chooses it, and people read it in terminals and pages.
+    """
+    shown = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in reason[:MAX_REASON_BYTES]
+    )
+    return shown.encode()[:MAX_REASON_BYTES].decode(errors="ignore")

@@ -30,6 +30,7 @@ from polybus.model.topic import Topic
 
 if TYPE_CHECKING:
     from polybus.durable.topic_registry import DurableTopics
+    from polybus.groups.dead_letter_queue import DeadLetterTargets
     from polybus.groups.shard_ends import ShardEnds
 
 
@@ -42,7 +43,7 @@ class GroupContext:
     clock: Callable[[], float]
     wall_ns: Callable[[], int]
     wake: Callable[[int], None]
-    dead_letters: Callable[[Topic], Topic]  # gets or creates the dead letter queue
+    dead_letters: DeadLetterTargets
 
     def commit_time_ns(self, topic: Topic, shard: int, offset: int) -> int | None:
         """Return the commit time of a message, or None if it was trimmed or is damaged."""

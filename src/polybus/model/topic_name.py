@@ -13,6 +13,8 @@ from polybus.errors import InvalidTopic
 MAX_NAME_BYTES = 255  # rqueue has one byte for the length, so this bounds all dialects
 PROBE_PREFIX = b"_probe/"  # private topics on which a client waits for its own echo
 PROBE_RANDOM_BYTES = 16  # enough that two clients never collide
+DEAD_LETTER_SUFFIX = ".dlq"  # `orders.dlq` has the dead letters of `orders`
+_SUFFIX = DEAD_LETTER_SUFFIX.encode()
 
 
 def check_topic_name(name: object) -> bytes:
@@ -37,6 +39,18 @@ def is_shared(raw: bytes) -> bool:
 def is_probe(raw: bytes) -> bool:
     """Return whether this is a client's private probe topic, exempt from policy and limits."""
     return raw.startswith(PROBE_PREFIX) and len(raw) == len(PROBE_PREFIX) + PROBE_RANDOM_BYTES
+
+
+def dead_letter_source(raw: bytes) -> bytes | None:
+    """Return the topic whose dead letters a topic of this name has; None for any other name.
+
+    `a.dlq` and `a.dlq.dlq` have those of `a`. The bus never writes the second, but a client
+    might, and it must not be less protected than the first.
+    """
+    source = raw
+    while source.endswith(_SUFFIX):
+        source = source[: -len(_SUFFIX)]
+    return source if source and source != raw else None
 
 
 def _problem(name: str, raw: bytes) -> str | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polybus.model.limits import KIB, MIB, NativeLimits
+from polybus.model.topic import MAX_SHARDS
 
 UNBOUNDED = float("inf")
 
@@ -32,7 +33,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "max_connections": (1, 1_000_000),
     "max_waits": (1, 65_536),
     "max_wait_s": (0, 3600),
-    "default_shards": (1, 512),
+    "default_shards": (1, MAX_SHARDS),
     "max_groups": (1, 65_536),
     "max_user_groups": (1, 65_536),
     "max_members": (1, 1024),  # a roster is one record

@@ -10,8 +10,9 @@ Rights to change rules:
     an admin of the whole bus (root, its own user,     every rule
     and callers with an `admin` rule on `*`)
     an admin of a pattern                              rules within it, `admin` aside
-    a topic's creator                                  produce, subscribe and delete of
-                                                       that topic; rules of creators only
+    a topic's creator                                  produce, subscribe and delete of that
+                                                       topic and its dead letters; rules of
+                                                       creators only
 
 So a creator cannot remove a rule that an admin has set. Every caller may test.
 
@@ -30,6 +31,7 @@ from polybus.bus.admin_verb import AdminError, AdminVerb, Request
 from polybus.bus.policy import ANY_TOPIC, Policy
 from polybus.bus.rule_table import PlacedRule
 from polybus.errors import ConfigError, InvalidRule
+from polybus.model import topic_name
 from polybus.model.access_rule import ADMIN, DELETE, PRODUCE, SUBSCRIBE, Rule
 from polybus.model.identity import Identity
 from polybus.model.name_pattern import Pattern
@@ -186,7 +188,11 @@ class AclAdmin:
         within = rule.pattern.encode()
         if ADMIN not in rule.verbs and self._policy.allows(identity, ADMIN, within):
             return None
-        if not rule.is_exact or not identity.owns(self._creator_of(within)):
+        # Those of dead letters are for the creator of their topic. Else a user could create
+        # `orders.dlq` before there is `orders`, and leave a rule that opens it.
+        source = topic_name.dead_letter_source(within)
+        owner = self._creator_of(within if source is None else source)
+        if not rule.is_exact or not identity.owns(owner):
             self._log.warning("denied", dialect="admin", user=identity.name, rule=str(rule))
             raise AdminError("denied", f"rules for {rule.pattern!r} are for admins and its creator")
         if not CREATORS_VERBS.issuperset(rule.verbs):

@@ -94,7 +94,11 @@ class App:
             loop.call_soon,
             self._log,
             wall_ns=time.time_ns,
-            policy=Policy((ROOT_UID, self._program.uid), directory.groups_of),
+            policy=Policy(
+                (ROOT_UID, self._program.uid),
+                directory.groups_of,
+                installed_dialects().reserved_topics,
+            ),
         )
         self._broker.quotas.describe = directory.describe
         data = self._program.data

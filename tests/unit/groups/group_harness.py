@@ -8,8 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from polybus.bus.alarms import Alarms
 from polybus.durable.topic_registry import DurableTopics
 from polybus.groups.coordinator import Coordinator
+from polybus.groups.dead_letter_queue import DeadLetterTargets
 from polybus.groups.group_records import Member
 from polybus.groups.group_state import GroupContext
 from polybus.groups.member_fetch import FetchResult, HeldPosition
@@ -17,6 +19,7 @@ from polybus.groups.message_block import OutputMessage, build_block, read_messag
 from polybus.groups.shard_ends import ShardEnds
 from polybus.groups.shard_progress import FailureReport, ShardReport
 from polybus.model.topic import Topic
+from polybus.native.inprocess.inprocess_bus import StdlibLog
 from polybus.store.contract import Store
 
 ASKED = Member(0, 3, 2000, 5000)
@@ -33,6 +36,7 @@ class GroupHarness:
         self.wall_ns: Callable[[], int] = lambda: SECOND_NS
         self.woken: list[int] = []
         self.limits = limits
+        self.alarms = Alarms(lambda: self.wall_ns(), StdlibLog("tests"))
         self.open()
 
     def open(self) -> None:
@@ -44,7 +48,9 @@ class GroupHarness:
             lambda: self.now,
             lambda: self.wall_ns(),
             self.woken.append,
-            self._dead_letters,
+            DeadLetterTargets(
+                lambda topic: self._dead_letters(topic), self.alarms, lambda: self.now
+            ),
         )
         self.groups = Coordinator(context, **self.limits)
 

@@ -81,8 +81,51 @@ def test_message_without_a_dead_letter_topic_is_redelivered(harness, member, mon
         harness.open()
         response = member.ack(1, (0, 2), failed=tuple(FailureReport(4) for _ in range(3)))
     assert response == {"shard": 1, "low": 2, "attempts": {"4": 3}, "dead": [], "error": None}
+    (alarm,) = harness.alarms.to_json(with_names=True)
+    assert (alarm["kind"], alarm["object"]) == ("dead_letters_blocked", "t")
+    assert alarm["text"] == "dead letters of t cannot be written to t.dlq: not this"
     harness.open()
     assert member.fail(1, 4, 3)["dead"] == [4]
+    assert harness.alarms.to_json(with_names=True) == []
+
+
+def test_blocked_topic_is_tried_again_without_another_failure(harness, member, monkeypatch):
+    def denied(topic):
+        raise Denied("not this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness, "_dead_letters", denied)
+        member.ack(1, failed=tuple(FailureReport(4) for _ in range(3)))
+        harness.groups.tick()
+        assert harness.alarms.is_raised("dead_letters_blocked", "t")
+    harness.groups.tick()
+    assert harness.alarms.is_raised("dead_letters_blocked", "t")  # at most once per second
+    harness.now += 1
+    harness.groups.tick()
+    assert not harness.alarms.is_raised("dead_letters_blocked", "t")
+
+
+def test_alarm_ends_with_its_topic(harness, member, monkeypatch):
+    def denied(topic):
+        raise Denied("not this")
+
+    monkeypatch.setattr(harness, "_dead_letters", denied)
+    member.ack(1, failed=tuple(FailureReport(4) for _ in range(3)))
+    assert harness.alarms.is_raised("dead_letters_blocked", "t")
+    harness.groups.drop(harness.topic())
+    assert not harness.alarms.is_raised("dead_letters_blocked", "t")
+
+
+def test_full_dead_letter_topic_raises_the_alarm(harness, member):
+    harness.durable.register(harness.store.create("t.dlq", 1, {"max_bytes": 1}))
+    assert member.ack(1, failed=tuple(FailureReport(4) for _ in range(3)))["dead"] == []
+    assert harness.alarms.is_raised("dead_letters_blocked", "t")
+    harness.now += 1
+    harness.groups.tick()
+    assert harness.alarms.is_raised("dead_letters_blocked", "t")
+    harness.durable.register(harness.store.configure("t.dlq", {}))
+    assert member.fail(1, 4, 3)["dead"] == [4]
+    assert not harness.alarms.is_raised("dead_letters_blocked", "t")
 
 
 def test_unavailable_store_fails_the_call(harness, member, monkeypatch):
@@ -133,6 +176,22 @@ def test_headers_are_replaced_and_reasons_truncated(harness, member):
     assert [name for name, _ in letter.headers].count("polybus.topic") == 1
     assert (headers["polybus.topic"], headers["x"]) == (b"t", b"1")
     assert headers["polybus.reason"].decode() == "ä" * 512
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("a\x1b[2Jb", "a\\x1b[2Jb"),
+        ("two\nlines\tand a tab", "two\\nlines\\tand a tab"),
+        ("\x7f\x9b\u202e\ud800", "\\x7f\\x9b\\u202e\\ud800"),
+        ("é 日本", "é 日本"),
+        ("\x00" * 5000, "\\x00" * 256),
+    ],
+)
+def test_reason_is_printable_and_bounded(harness, member, reason, shown):
+    member.ack(1, failed=tuple(FailureReport(4, reason) for _ in range(3)))
+    (letter,) = harness.letters()
+    assert dict(letter.headers)["polybus.reason"].decode() == shown
 
 
 def test_runs_of_a_dead_consumer_have_failed(harness):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from polybus.bus.alarms import Alarms
 from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
 from polybus.bus.quotas import Quotas
@@ -37,7 +38,7 @@ from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
 from tests.unit.groups.group_harness import encoded
 
-ALICE, BOB = Identity(uid=4242), Identity(uid=4343)
+ALICE, BOB, ROOT = Identity(uid=4242), Identity(uid=4343), Identity(uid=0)
 LONG_MS = 30_000
 
 
@@ -58,7 +59,10 @@ class World:
         quotas = Quotas(QuotaLimits(), Counters(), Silent())
         binding = TopicNames(durable, self.policy, quotas, lambda name: False)
         access = TopicAccess(durable, binding, self.policy, lambda fn, *args: fn(*args))
-        self.port = NativePort(access, limits, time.monotonic, dict, _no_rules, time.time_ns)
+        self.alarms = Alarms(time.time_ns, Silent())
+        self.port = NativePort(
+            access, limits, time.monotonic, dict, _no_rules, time.time_ns, self.alarms
+        )
         self.gone = False
         self.alice = self.port.new_caller(ALICE, lambda: self.gone)
         self.bob = self.port.new_caller(BOB, lambda: False)
@@ -378,6 +382,78 @@ def test_dead_letter_needs_no_right_of_the_consumer(world):
     assert response["dead"] == [0]
     assert world.act("topic.info", topic="t.dlq")["creator"] == "uid:4242"
     assert world.act("topic.info", topic="t.dlq")["shards"] == 2
+
+
+def fail_one(world: World) -> list[int]:
+    """Let alice's only run of a message fail. Returns the offsets of new dead letters."""
+    joined = world.act("group.join", topic="t", consumer="a", max_deliver=1)
+    me = {"topic": "t", "consumer": "a", "epoch": joined["epoch"]}
+    answer, _ = world.fetch(**me)
+    (place,) = answer["rows"]
+    epochs = {one["shard"]: one["epoch"] for one in answer["assigned"]}
+    shard = place["shard"]
+    failed = [{"offset": place["from"], "reason": "x"}]
+    entry = {"shard": shard, "epoch": epochs[shard], "failed": failed}
+    (response,) = world.act("group.ack", **me, shards=[entry])["shards"]
+    assert response["error"] is None
+    return list(response["dead"])
+
+
+@pytest.mark.parametrize("creator", ["alice", "bob", "root"])
+def test_dead_letters_go_to_topics_of_the_same_user_or_an_admin(world, creator):
+    world.act("topic.drop", topic="t")
+    root = world.port.new_caller(ROOT, lambda: False)
+    callers = {"alice": world.alice, "bob": world.bob, "root": root}
+    world.port.act(callers[creator], "topic.create", {"topic": "t.dlq", "shards": 1})
+    world.act("topic.create", topic="t", shards=2)
+    world.produce(1)
+    assert fail_one(world) == ([] if creator == "bob" else [0])
+    assert world.alarms.is_raised("dead_letters_blocked", "t") is (creator == "bob")
+    if creator != "bob":
+        return
+    shards = world.act("group.info", topic="t")["shards"]
+    assert [shard["acked"] for shard in shards] == [0, 0]
+    (alarm,) = world.alarms.to_json(with_names=True)
+    assert alarm["text"] == (
+        "dead letters of t cannot be written to t.dlq: t.dlq belongs to uid:4343 and t to"
+        " uid:4242; remove t.dlq, and the bus creates it again"
+    )
+    world.port.act(world.bob, "topic.drop", {"topic": "t.dlq"})
+    until(lambda: not world.alarms.is_raised("dead_letters_blocked", "t"), "the alarm is cleared")
+    assert world.act("topic.info", topic="t.dlq")["creator"] == "uid:4242"
+    assert fail_one(world) == [0]
+
+
+def test_dead_letter_topic_created_by_a_reader_belongs_to_the_topics_creator(world):
+    world.port.act(world.bob, "topic.create", {"topic": "t.dlq", "shards": 1})
+    assert world.act("topic.info", topic="t.dlq")["creator"] == "uid:4242"
+    with pytest.raises(Denied):
+        world.port.act(world.bob, "topic.drop", {"topic": "t.dlq"})
+    world.produce(1)
+    assert fail_one(world) == [0]
+
+
+def test_rules_do_not_keep_the_bus_from_creating_dead_letters(world):
+    world.rules("deny everyone create *")
+    world.produce(1)
+    assert fail_one(world) == [0]
+
+
+def test_client_cannot_forge_dead_letters(world):
+    world.produce(1)
+    with pytest.raises(Denied):
+        world.port.produce(world.alice, "t.dlq")
+    joined = world.act("group.join", topic="t", consumer="a")
+    (shard,) = [n for n, one in enumerate(world.act("bounds", topic="t")["shards"]) if one["end"]]
+    with pytest.raises(Denied):
+        world.act(
+            "group.commit",
+            topic="t",
+            consumer="a",
+            epoch=joined["epoch"],
+            **{**PLACE, "shard": shard},
+            messages=[{**MESSAGE, "topic": "t.dlq"}],
+        )
 
 
 # --- waiting

@@ -218,6 +218,16 @@ def test_creator_cannot_remove_an_admins_rule(bench):
     assert wrong(bench.rm, HERS, ALICE)[0] == "denied"
 
 
+def test_rules_of_dead_letters_are_for_the_creator_of_their_topic(bench):
+    bench.creators[b"hers.dlq"] = bench.creators[b"to-come.dlq"] = BOB
+    assert bench.add("allow user:1001 subscribe hers.dlq", ALICE)["changed"] is True
+    assert bench.rm("allow user:1001 subscribe hers.dlq", ALICE)["changed"] is True
+    for topic in ("hers.dlq", "to-come.dlq"):
+        code, _ = wrong(bench.add, f"allow user:1001 subscribe {topic}", BOB)
+        assert code == "denied"
+    assert bench.rules == []
+
+
 def test_next_creator_of_a_name_may_remove_former_rules(bench, tmp_path):
     bench.add(HERS, ALICE)
     bench.creators[b"hers"] = BOB

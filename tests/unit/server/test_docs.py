@@ -10,7 +10,7 @@ import pytest
 
 from polybus.bus.dialect_registry import installed_dialects
 from polybus.cli.exit_status import EXIT_CODES
-from polybus.server.config import load, setting_keys
+from polybus.server.config import load, setting_bounds, setting_keys
 
 DOCS = Path(__file__).parents[3] / "docs"
 DEFAULTS = {key.dotted: value for key, value, _ in load().rows()}
@@ -36,6 +36,20 @@ def test_page_lists_every_setting_and_no_other():
 )
 def test_page_has_the_defaults_of_the_code(dotted):
     assert json.loads(documented()[dotted]) == json.loads(json.dumps(DEFAULTS[dotted]))
+
+
+def test_page_has_the_bounds_of_the_code():
+    """Of every row that states them, as `1 to 512` or `At least 65536`."""
+    page, section, differing = (DOCS / "configuration.md").read_text(), "", []
+    for line in page.splitlines():
+        if heading := re.match(r"### (?:`\[(\w+)\]`)?", line):
+            section = heading[1] or ""
+        elif row := re.match(r"\| `(\w+)` \| [^|]+ \| (?:(\d+) to (\d+)|At least (\d+))\b", line):
+            dotted = f"{section}.{row[1]}".lstrip(".")
+            stated = float(row[2] or row[4]), float(row[3] or "inf")
+            if stated != setting_bounds().get(dotted):
+                differing.append((dotted, stated, setting_bounds().get(dotted)))
+    assert differing == []
 
 
 def test_page_lists_dialects_and_exit_codes():

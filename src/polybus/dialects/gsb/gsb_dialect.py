@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polybus.bus.dialect import RUNTIME, Command, Dialect
-from polybus.dialects.gsb.limits import BOUNDS, GsbLimits
+from polybus.dialects.gsb.limits import BOUNDS, CALL_LOG_TOPIC, GsbLimits
 
 if TYPE_CHECKING:
     from polybus.bus.dialect import DialectServer, ServerContext
@@ -39,4 +39,5 @@ DIALECT = Dialect(
         ),
     ),
     open_server=open_server,
+    reserved_topics={CALL_LOG_TOPIC: "the log of GSB calls"},
 )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from polybus.model.limits import KIB, MIB
 
+CALL_LOG_TOPIC = "gsb.calls"
+
 
 @dataclass(frozen=True, slots=True)
 class GsbLimits:

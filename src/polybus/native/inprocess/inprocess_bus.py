@@ -24,7 +24,9 @@ from queue import SimpleQueue
 from threading import RLock, Thread, current_thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from polybus.bus.alarms import Alarms
 from polybus.bus.counters import Counters
+from polybus.bus.dialect_registry import installed_dialects
 from polybus.bus.policy import ROOT_UID, Policy
 from polybus.bus.quotas import Quotas
 from polybus.durable.topic_names import TopicNames
@@ -103,16 +105,21 @@ class InProcessBus:
             self.answers.close()
 
     def _open_port(self, store: Store) -> NativePort:
-        quotas = Quotas(
-            QuotaLimits(quota_topics=Limits().max_topics),
-            self._counters,
-            StdlibLog("polybus.native.inprocess"),
-        )
-        policy = Policy((ROOT_UID, os.getuid()))
+        log = StdlibLog("polybus.native.inprocess")
+        quotas = Quotas(QuotaLimits(quota_topics=Limits().max_topics), self._counters, log)
+        policy = Policy((ROOT_UID, os.getuid()), reserved=installed_dialects().reserved_topics)
         durable = DurableTopics(store)
         binding = TopicNames(durable, policy, quotas, is_ephemeral=lambda name: False)
         access = TopicAccess(durable, binding, policy, LoopLock())
-        return NativePort(access, self.limits, time.monotonic, self._stats, _no_rules, time.time_ns)
+        return NativePort(
+            access,
+            self.limits,
+            time.monotonic,
+            self._stats,
+            _no_rules,
+            time.time_ns,
+            Alarms(time.time_ns, log),
+        )
 
     def _stats(self) -> dict[str, Any]:
         families = {family: self._counters.family(family) for family in ("refused", "faults")}

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from polybus.durable.topic_names import creator_of
 from polybus.errors import Denied, MalformedRequest
 from polybus.groups.coordinator import Coordinator
-from polybus.groups.dead_letter_queue import SUFFIX, check_dead_letter_name
+from polybus.groups.dead_letter_queue import DeadLetterTargets, check_dead_letter_name
 from polybus.groups.group_records import Member, check_name
 from polybus.groups.group_registry import STARTS
 from polybus.groups.group_state import GroupContext
@@ -43,6 +42,7 @@ from polybus.native.protocol.requests import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from polybus.bus.alarms import Alarms
     from polybus.groups.member_fetch import FetchResult
     from polybus.groups.shard_ends import ShardEnds
     from polybus.model.commit import Append
@@ -81,18 +81,15 @@ def open_coordinator(
     limits: NativeLimits,
     clock: Callable[[], float],
     wall_ns: Callable[[], int],
+    alarms: Alarms,
 ) -> Coordinator:
     """Return a coordinator of all groups in the store."""
-
-    def open_dead_letters(topic: Topic) -> Topic:
-        """Return the dead letter topic, created for the creator of `topic` if missing."""
-        shards = len(topic.open_shards)
-        return access.get_or_create(creator_of(topic), topic.name + SUFFIX, shards)
 
     def wake(number: int) -> None:
         waits.wake(number, GROUP_CHANGES)
 
-    context = GroupContext(access.durable, ends, clock, wall_ns, wake, open_dead_letters)
+    dead_letters = DeadLetterTargets(access.open_dead_letters, alarms, clock)
+    context = GroupContext(access.durable, ends, clock, wall_ns, wake, dead_letters)
     return Coordinator(context, limits.max_groups, limits.max_user_groups, limits.max_members)
 
 

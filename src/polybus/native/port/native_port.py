@@ -17,6 +17,7 @@ from polybus.native.port.topic_reader import TopicReader
 from polybus.native.protocol.requests import GroupFetch
 
 if TYPE_CHECKING:
+    from polybus.bus.alarms import Alarms
     from polybus.model.commit import CommitResult
     from polybus.model.identity import Identity
     from polybus.model.limits import NativeLimits
@@ -40,6 +41,7 @@ class NativePort:
         stats: Callable[[], Answer],
         rules: Callable[[str, Mapping[str, object], Identity], Any],
         wall_ns: Callable[[], int],
+        alarms: Alarms,
     ) -> None:
         """`rules` executes the commands of `polybus acl`. Members expire until `close`."""
         self.access = access
@@ -53,7 +55,7 @@ class NativePort:
         self.budget = UncommittedBudget(limits.max_uncommitted_bytes)
         self.stats = stats  # for the event loop
         self.groups = group_actions.open_coordinator(
-            access, ends, self.waits, limits, clock, wall_ns
+            access, ends, self.waits, limits, clock, wall_ns, alarms
         )
         self._expiry_thread = CoordinatorTimer(self.groups, clock)
         access.add_drop_listener(self.waits.on_topic_dropped)

@@ -44,7 +44,13 @@ class PortServer:
         access = TopicAccess(durable.topics, durable.names, policy, context.run_on_loop)
         rules = RuleRequests(context.rule_verbs, asyncio.get_running_loop())
         self._port = NativePort(
-            access, context.section, time.monotonic, context.stats, rules, time.time_ns
+            access,
+            context.section,
+            time.monotonic,
+            context.stats,
+            rules,
+            time.time_ns,
+            context.broker.alarms,
         )
         self._reloads: list[Callable[[], None]] = []
 

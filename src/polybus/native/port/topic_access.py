@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
+from polybus.durable.topic_names import CREATOR, NameReservation, creator_of, creator_record
 from polybus.durable.topic_registry import WITH_SUBSCRIBERS
 from polybus.errors import DoesNotExist, Unavailable
+from polybus.model.topic_name import DEAD_LETTER_SUFFIX
 
 if TYPE_CHECKING:
     from polybus.bus.dialect import RunOnLoop
@@ -83,18 +84,23 @@ class TopicAccess:
     ) -> tuple[Topic, bool]:
         """Return the topic of this name and whether this call created it."""
         found, is_mine = self.on_loop(self._binding.reserve, caller, name)
-        if not isinstance(found, NameReservation):
-            return found, False
-        if is_mine:
-            return self._create_topic(found, shards, settings), True
-        try:  # another caller creates it
-            return found.outcome.result(BIND_TIMEOUT_S), False
-        except TimeoutError:
-            raise Unavailable(f"topic {name} is still being created; retry") from None
+        return self._complete(found, is_mine, shards, settings)
 
     def get_or_create(self, caller: Identity, name: str, shards: int) -> Topic:
         """Return the topic of this name, created without settings if it is missing."""
         return self.durable.find(name) or self.find_or_create(caller, name, shards, {})[0]
+
+    def open_dead_letters(self, source: Topic) -> Topic:
+        """Return the dead letter topic of `source`, created if it is missing.
+
+        The bus asks, not a client, so no rule is asked. Raises `Denied` if the topic belongs to
+        another user than `source`.
+        """
+        name, shards = source.name + DEAD_LETTER_SUFFIX, len(source.open_shards)
+        found, is_mine = self.on_loop(self._binding.reserve_for_bus, creator_of(source), name)
+        topic, _ = self._complete(found, is_mine, shards, {})
+        self._binding.check_dead_letters(topic, source)
+        return topic
 
     def drop(self, caller: Identity, name: str) -> None:
         with self._exclusive_topic(caller, name) as topic:
@@ -125,10 +131,27 @@ class TopicAccess:
         finally:
             self.on_loop(self._binding.release, topic)
 
+    def _complete(
+        self,
+        found: Topic | NameReservation,
+        is_mine: bool,
+        shards: int,
+        settings: Mapping[str, object],
+    ) -> tuple[Topic, bool]:
+        """Return the topic of a name, created by this call or by another, and which it was."""
+        if not isinstance(found, NameReservation):
+            return found, False
+        if is_mine:
+            return self._create_topic(found, shards, settings), True
+        try:  # another caller creates it
+            return found.outcome.result(BIND_TIMEOUT_S), False
+        except TimeoutError:
+            raise Unavailable(f"topic {found.name} is still being created; retry") from None
+
     def _create_topic(
         self, reservation: NameReservation, shards: int, settings: Mapping[str, object]
     ) -> Topic:
-        own = {**settings, CREATOR: creator_record(reservation.caller)}
+        own = {**settings, CREATOR: creator_record(reservation.owner)}
         try:
             topic = self.durable.store.create(reservation.name, shards, own)
             next_id = self.durable.store.bounds(topic.number).next_id

@@ -39,6 +39,7 @@ from polybus.dialects.freud.server.topic_lifecycle import (
 from polybus.dialects.freud.server.unread_queue import Chunk, Range
 from polybus.durable.durable_bus import durable_bus
 from polybus.durable.topic_names import creator_of
+from polybus.model import topic_name
 from polybus.model.access_rule import PRODUCE
 
 if TYPE_CHECKING:
@@ -132,10 +133,14 @@ class EphemeralTopics:
             return NOTHING_HAPPENED
         if self._lifecycle.find_action(TopicEvent.CREATE, topic) is TopicAction.NOTHING:
             return NOTHING_HAPPENED
+        source = topic_name.dead_letter_source(name)
+        if source is not None and self.is_durable(source):
+            return NO  # consumer groups need the name for a durable topic
         if not self._policy.allows(caller, "create", name):
             return NO
         if not self._quotas.charge(caller, TOPICS, 1):
             return over_quota(TOPICS)
+        topic.is_restricted = self._policy.is_restricted(name)
         self._lifecycle.apply(TopicEvent.CREATE, topic, caller)
         return OK
 
@@ -207,7 +212,8 @@ class EphemeralTopics:
             return ProduceResult(NO)
         # The fast path calls no Python for a verdict: cache it once the rules were asked.
         identity = connection.source.identity
-        if self._policy.has_rules_for(PRODUCE) and self._fanout.verdict(identity, name) is None:
+        can_deny = self._policy.can_deny(PRODUCE, name)
+        if can_deny and self._fanout.verdict(identity, name) is None:
             allowed = self._policy.may_produce(identity, name)
             self._fanout.remember_verdict(identity, name, allowed)
         if action is TopicAction.BUFFER:

@@ -32,6 +32,7 @@ class TopicBase:
     state: int
     current: Any
     marked: list[Any]
+    is_restricted: bool
     def __init__(self, name: bytes, /) -> None: ...
     @property
     def name(self) -> bytes: ...

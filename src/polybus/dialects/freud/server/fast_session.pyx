@@ -91,6 +91,7 @@ cdef class TopicBase:
     cdef public int state
     cdef public IncarnationBase current
     cdef readonly list marked
+    cdef public bint is_restricted  # not everyone may produce, even if there are no rules
 
     def __cinit__(self, bytes name not None, *args, **kwargs):
         self.name = name
@@ -139,7 +140,7 @@ cdef class FastPath:
         if len(current.readers) != 1 or size >= GATHERED:
             return False
         entry = self.subscribers.table.find(name, len(name))
-        if entry is NULL or entry.subscribers != 0 or not self.may_produce(source, entry):
+        if entry is NULL or entry.subscribers != 0 or not self.may_produce(source, topic, entry):
             return False
         reader = only_reader(current)
         if not self.has_room(reader, size):
@@ -155,12 +156,12 @@ cdef class FastPath:
             (<object>reader).wake()
         return True
 
-    cdef bint may_produce(self, object source, const Topic* entry) except -1:
+    cdef bint may_produce(self, object source, TopicBase topic, const Topic* entry) except -1:
         """Without rules for producing, everyone may; else the verdict that the fan-out cached."""
         # While a buffer is being routed, its generation and verdicts may be changing.
         if self.subscribers.routing:
             return False
-        if not self.subscribers.has_produce_rules:
+        if not self.subscribers.has_produce_rules and not topic.is_restricted:
             return True
         return self.subscribers.table.verdict(entry, source.identity, self.subscribers.generation) == ALLOW
 

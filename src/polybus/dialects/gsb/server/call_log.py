@@ -8,6 +8,9 @@ A message is one JSON object, so that Spark and other readers need no schema of 
 `code` is 0, 500 for a failure of the service, or the code of the bus. Ended calls are committed
 in batches, a few times per second. Calls that cannot be stored are dropped and counted, because
 a slow disk must not slow down calls.
+
+The topic is reserved (bus/policy.py): no client writes it, and admins read, trim and remove it.
+A topic that was removed is created again, so that an admin cannot end the log by mistake.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ from array import array
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from polybus.dialects.gsb.limits import CALL_LOG_TOPIC
 from polybus.dialects.gsb.service_address import MAX_LOGGED_ADDRESS_BYTES
 from polybus.durable.durable_bus import durable_bus
-from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
-from polybus.errors import PolybusError
+from polybus.durable.topic_names import CREATOR, NameReservation, creator_of, creator_record
+from polybus.errors import ConfigError, PolybusError
 from polybus.model.block import Block
 
 if TYPE_CHECKING:
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic
 
-TOPIC = "gsb.calls"
 BATCH = 1024  # per commit: some milliseconds of the loop
 # Collected or in flight, some 300 bytes each. More are dropped.
 MAX_PENDING = 262_144
@@ -66,6 +69,8 @@ class CallLog:
         self._topic: Topic | None = None
         self._is_flush_scheduled = False
         self._open_topic()
+        if self._durable is not None:
+            self._durable.names.on_removed.append(self._on_topic_removed)
 
     def add(
         self,
@@ -165,24 +170,35 @@ class CallLog:
                 self._count_lost(count, error)
 
     def _open_topic(self) -> None:
-        """Open the topic, or create it on a worker thread."""
+        """Open the topic, or create it on a worker thread.
+
+        Raises `ConfigError` if a client created it, before the name was reserved: that user
+        could remove it, and its messages may be forged.
+        """
         durable = self._durable
         if durable is None:
             self._broker.log.warning("calls are not logged", reason="the bus has no store")
             return
         try:
-            topic, _ = durable.names.reserve(self._owner, TOPIC)
+            topic, _ = durable.names.reserve_for_bus(self._owner, CALL_LOG_TOPIC)
         except PolybusError as error:
             self._broker.log.warning("calls are not logged", reason=str(error))
             return
         if not isinstance(topic, NameReservation):
+            creator = creator_of(topic)
+            if not self._broker.policy.is_born_admin(creator):
+                raise ConfigError(
+                    f"gsb.audit: topic {CALL_LOG_TOPIC} was created by {creator.name}, not by the"
+                    f" bus; start once with audit = false, run `polybus topic rm {CALL_LOG_TOPIC}`"
+                    " as an admin, and start again"
+                )
             self._topic = topic
             return
         settings: dict[str, object] = {CREATOR: creator_record(self._owner)}
         store = durable.topics.store
 
         def create() -> tuple[Topic, int]:
-            created = store.create(TOPIC, 1, settings)
+            created = store.create(CALL_LOG_TOPIC, 1, settings)
             return created, store.bounds(created.number).next_id
 
         durable.run_blocking(create, lambda done: self._on_topic_created(topic, done))
@@ -198,6 +214,11 @@ class CallLog:
             return
         self._topic, next_id = done.result()
         self._durable.names.complete(reservation, self._topic, next_id)
+
+    def _on_topic_removed(self, removed: Topic) -> None:
+        if self._topic is not None and removed.number == self._topic.number:
+            self._topic = None
+            self._open_topic()
 
     def _count_lost(self, count: int, error: BaseException) -> None:
         self._broker.counters.count("dropped", "audit_not_kept", count)

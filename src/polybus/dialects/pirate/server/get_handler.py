@@ -84,7 +84,7 @@ class GetHandler:
         if topic is None or subscription is None:
             then(DoesNotExist(f"not subscribed to {request.topic!r}; send SUB first"))
             return
-        if context.policy.has_rules_for(SUBSCRIBE):
+        if context.policy.can_deny(SUBSCRIBE, request.topic.encode()):
             try:
                 context.binding.check_allowed(caller, SUBSCRIBE, request.topic)
             except Denied as error:

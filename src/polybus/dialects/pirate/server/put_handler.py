@@ -191,7 +191,7 @@ class PutHandler:
 
     def _refusal(self, caller: Identity, name: str, topic: Topic | None) -> PolybusError | None:
         """Return the error of a PUT that is refused. The refusal is stored as its answer."""
-        if self._context.policy.has_rules_for(PRODUCE):
+        if self._context.policy.can_deny(PRODUCE, name.encode()):
             try:
                 self._context.binding.check_allowed(caller, PRODUCE, name)
             except Denied as error:
@@ -205,7 +205,7 @@ class PutHandler:
     def _is_open(self, topic: Topic) -> bool:
         """Return True if the fast path may take PUTs to this topic: `_refusal` would be None."""
         return (
-            not self._context.policy.has_rules_for(PRODUCE)
+            not self._context.policy.can_deny(PRODUCE, topic.name.encode())
             and self._durable.find(topic.name) is topic
             and topic.number not in self._topics_in_removal
         )

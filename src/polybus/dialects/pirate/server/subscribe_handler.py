@@ -84,7 +84,7 @@ class SubscribeHandler:
             self.topics_in_removal[topic.number].append(again)
             return
         try:
-            if self._context.policy.has_rules_for(SUBSCRIBE):
+            if self._context.policy.can_deny(SUBSCRIBE, request.topic.encode()):
                 self._context.binding.check_allowed(caller, SUBSCRIBE, request.topic)
             if topic is None:
                 failed = partial(self._finish, client, then)
@@ -111,7 +111,8 @@ class SubscribeHandler:
         store = self._context.durable.store
 
         def create() -> tuple[Topic, int]:
-            topic = store.create(name, 1, {**SETTINGS, CREATOR: creator_record(caller)})
+            settings = {**SETTINGS, CREATOR: creator_record(reservation.owner)}
+            topic = store.create(name, 1, settings)
             # The ids of an earlier topic with this name continue.
             return topic, store.bounds(topic.number).next_id
 
