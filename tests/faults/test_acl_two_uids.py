@@ -241,6 +241,17 @@ def test_admin_rule_makes_an_admin(bus, alice):
     assert added == (0, "added: deny anonymous produce x\n", "")
 
 
+def test_revoked_admin_is_denied(bus, alice):
+    """Also on a connection that it made as an admin."""
+    add(bus, f"allow user:{ALICE} admin *")
+    link = alice.connect(Address("unix", path=str(bus.admin_path)))
+    until(lambda: alice.polybus("connections", "--admin", str(bus.admin_path)).code == 0, "admin")
+    ask(bus.admin_path, "acl_rm", rule=f"allow user:{ALICE} admin *")
+    link.send(b'{"verb": "connections"}\n')
+    refusal = b'{"error":{"code":"denied"'
+    assert link.receive(len(refusal)) == refusal
+
+
 # --- rules that stay
 
 

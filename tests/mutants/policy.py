@@ -52,7 +52,18 @@ POLICY = mutants(
     ("classes without end", "if len(self._classes) >= MAX_CLASSES:", "if False:"),
     ("doubt does not deny", "speaking.bit & named.possibly", "speaking.bit & named.surely"),
     ("doubt allows", "speaking.bit & named.surely", "speaking.bit & named.possibly"),
-    ("doubt is remembered", "if found.surely == found.possibly:", "if True:"),
+    (
+        "doubt is remembered",
+        "if found.surely == found.possibly or one.is_in_doubt:",
+        "if True:",
+    ),
+    (
+        "in doubt is anonymous",
+        "is_user = identity.is_in_doubt and _may_name_local(who, number)",
+        "is_user = identity.is_in_doubt and who.kind == rules.ANONYMOUS",
+    ),
+    ("in doubt is every key", "return who.kind != rules.KEY and not", "return not"),
+    ("in doubt is a ghost", "who.kind != rules.KEY and not is_unknown_here", "True"),
     ("the main group does not count", "identity.groups | {identity.gid}", "identity.groups"),
     ("a key keeps its user's rules", "if who.kind == rules.KEY or identity.key:", "if False:"),
     ("unknown names name all", "if number is None or identity.uid is None:", "if False:"),
@@ -80,7 +91,8 @@ PATTERNS = mutants(
 
 IDENTITY = mutants(
     "model/identity.py",
-    ("anonymous owns", "self.is_anonymous or self.key", "self.key"),
+    ("anonymous owns", "self.account is None or self.key", "self.key"),
+    ("in doubt is anonymous, too", " and not self.is_in_doubt", ""),
     ("services do not matter", "(self.uid, self.service) ==", "(self.uid, creator.service) =="),
     ("keys do not matter", " or self.key != creator.key", ""),
 )
@@ -88,6 +100,7 @@ IDENTITY = mutants(
 JUDGING = mutants(
     "bus/policy_enforcer.py",
     ("old verdicts stay", "self._fanout.forget_verdicts()", "pass"),
+    ("in doubt forever", " and not identity.is_in_doubt", ""),
     ("no peer is reclassified", "connection.source.reclassify(", "str("),
     ("what no peer reads is not judged", "= self._policy.has_rules_for(PRODUCE)", "= False"),
     ("subscriptions stay", "lost = self._subscriptions.end_denied(connection, may)", "lost = []"),
@@ -114,8 +127,9 @@ QUOTAS = mutants(
 
 PEER = mutants(
     "transports/peer_identity.py",
-    ("a successor is taken for the peer", "if state in (ESTABLISHED, CLOSE_WAIT) else None", ""),
-    ("asked beyond loopback", "if not (is_loopback(far) and is_loopback(near)):", "if False:"),
+    ("a successor is taken for the peer", " or state not in (ESTABLISHED, CLOSE_WAIT)", ""),
+    ("asked beyond this machine", "if not is_own_address(far.ip):", "if False:"),
+    ("own addresses are foreign", "return packed(probe.getsockname()[0]) == ip", "return False"),
     ("netlink is trusted blindly", "if _can_find_own_socket(diag):", "if True:"),
 )
 

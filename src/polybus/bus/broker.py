@@ -145,6 +145,8 @@ class Broker:
         outbox.connection = connection
         self._connections[connection.id] = connection
         self._enforcer.classify([connection])
+        if pipe.identity.is_in_doubt:
+            self.counters.count("in_doubt", dialect)
         self.log.debug("connection opened", dialect=dialect, peer=pipe.peer, id=connection.id)
         return connection
 

@@ -1,7 +1,8 @@
 """Counters with reasons: nothing is dropped, refused or closed without one.
 
 A counter is (family, reason). Families are fixed here, reasons are the stable
-words that logs use too. The counts of the fan-out stay in the kernel and are
+words that logs use too. The reasons of `in_doubt` are dialects: it counts callers whose
+user is not known (`model.identity`). The counts of the fan-out stay in the kernel and are
 added when statistics are read.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-FAMILIES = ("dropped", "refused", "closed", "faults")
+FAMILIES = ("dropped", "refused", "closed", "faults", "in_doubt")
 
 
 class Counters:

@@ -60,6 +60,7 @@ class Overview:
                 "accepted": accepted,
                 "waiting": self._delivery.waiting,
                 "closed": self._counters.family("closed"),
+                "in_doubt": self._counters.family("in_doubt"),
             },
             "dropped": self._dropped(),
             "refused": self._counters.family("refused"),

@@ -31,9 +31,15 @@ class and topic, so a table of any size costs the hot path one array access. Cla
 overflow: if there are more classes than the fan-out has room for, further callers belong to
 it, and it gets every deny and no allow.
 
-Over TCP the kernel reports a uid without groups. `groups_of` then asks the host's user
-database, which may not answer in time. Until it does, the caller is *in doubt*: a member of
-a group for deny rules, not a member for allow rules.
+A caller may be *in doubt*: it is not known whether a rule names it. A deny rule that possibly
+names it counts, an allow rule counts only if it surely names it.
+
+    its groups are unknown    Over TCP the kernel reports a uid without groups. `groups_of` asks
+                              the host's user database, which may not answer in time. Until it
+                              does, the caller is possibly a member of every group.
+    its user is unknown       A local peer that has hung up (`model.identity`). It possibly is
+                              any user, in any group and service, or anonymous. `everyone`
+                              surely names it. No `key:` does, because a peer proves its key.
 """
 
 from __future__ import annotations
@@ -111,6 +117,7 @@ _DEAD_LETTERS = Decision(
 _DEAD_LETTER_VERBS = {PRODUCE: _DEAD_LETTERS}
 _NO_VERBS: Mapping[str, Decision] = {}
 _NAMED = "rule {rule} names the caller"
+_MAY_NAME = "rule {rule} may name the caller, which is in doubt"
 _CLOSED = "rule {rule} names others, and no rule names this caller"
 _DEFAULTS = {
     verb: Decision(True, f"no rule speaks of it, and any caller may {verb}")
@@ -185,7 +192,7 @@ class Policy:
         return number
 
     def is_in_doubt(self, identity_class: int) -> bool:
-        """Return True if the class may change once the groups of its callers are known."""
+        """Return True if rules possibly name its callers. Groups that become known end it."""
         named = self._classes[identity_class]
         return identity_class != OVERFLOW and named.surely != named.possibly
 
@@ -242,13 +249,14 @@ class Policy:
         if not self._whos:
             return NO_MATCH._replace(is_admin=self.is_born_admin(identity))
         one = identity
-        key = (one.uid, one.gid, one.groups, one.service, one.key)  # the fields that rules use
+        # The fields that rules use.
+        key = (one.uid, one.gid, one.groups, one.service, one.key, one.is_in_doubt)
         found = self._remembered.get(key)
         if found is None:
             found = self._match_rules(identity)
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
-            if found.surely == found.possibly:
+            if found.surely == found.possibly or one.is_in_doubt:
                 self._remembered[key] = found
         return found
 
@@ -258,8 +266,11 @@ class Policy:
         for who, number, bit in self._whos:
             if _names(who, number, identity, groups or frozenset()):
                 surely |= bit
-            elif groups is None and who.kind == rules.GROUP:
-                possibly |= bit
+            else:
+                is_member = groups is None and who.kind == rules.GROUP
+                is_user = identity.is_in_doubt and _may_name_local(who, number)
+                if is_member or is_user:
+                    possibly |= bit
         return RuleMatch(surely, surely | possibly, self.is_born_admin(identity))
 
     def _groups(self, identity: Identity) -> frozenset[int] | None:
@@ -342,6 +353,12 @@ def _names(who: Principal, number: int | None, identity: Identity, groups: froze
     return number == identity.uid if who.kind == rules.USER else number in groups
 
 
+def _may_name_local(who: Principal, number: int | None) -> bool:
+    """Return whether a rule may name a local caller of an unknown user, who showed no key."""
+    is_unknown_here = number is None and who.kind in (rules.USER, rules.GROUP)
+    return who.kind != rules.KEY and not is_unknown_here
+
+
 def _find_verdict(table: VerbTable, named: RuleMatch, topic: bytes) -> Decision | None:
     """Return the verdict of the rules, deny before allow; None if no rule covers the topic.
 
@@ -351,7 +368,8 @@ def _find_verdict(table: VerbTable, named: RuleMatch, topic: bytes) -> Decision 
     for speaking in table.find_matching(topic):
         if speaking.denies:
             if speaking.bit & named.possibly:
-                return Decision(False, _NAMED, speaking)
+                is_sure = named.surely & speaking.bit
+                return Decision(False, _NAMED if is_sure else _MAY_NAME, speaking)
         elif speaking.bit & named.surely:
             if allowing is None or (speaking.names_topic and not allowing.names_topic):
                 allowing = speaking

@@ -6,7 +6,8 @@ classified again, and subscriptions that are no longer allowed end. Clients do n
 reconnect.
 
 A connection whose groups have not been looked up yet is *in doubt*: it is classified again
-at every tick until the groups are known.
+at every tick until the groups are known. A peer whose user is in doubt stays in its class: it
+has hung up, and its user will not become known.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ class PolicyEnforcer:
 
     def classify(self, connections: Iterable[Connection]) -> None:
         for connection in connections:
-            number = self._policy.classify(connection.pipe.identity)
+            identity = connection.pipe.identity
+            number = self._policy.classify(identity)
             connection.source.reclassify(number)
-            if self._policy.is_in_doubt(number):
+            if self._policy.is_in_doubt(number) and not identity.is_in_doubt:
                 self._in_doubt.append(connection)
 
     def tick(self) -> None:

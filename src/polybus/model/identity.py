@@ -2,8 +2,13 @@
 
 The host's kernel vouches for local callers (uid, groups, process), a verified key for
 others. A key takes precedence over the uid: a caller that presents one is that key,
-wherever it connects from. A caller without either is anonymous. All anonymous callers are
-one identity, and none of them owns anything.
+wherever it connects from. A caller from another machine without a key is anonymous.
+
+A caller of this machine whose user the kernel does not know, because it has hung up already,
+is *in doubt*. It may be any user, so the policy applies every deny rule to it and no allow
+rule (bus/policy.py). It is not anonymous: else any user could escape the rules that name it.
+
+Callers that are anonymous or in doubt share one account, and none of them owns anything.
 """
 
 from __future__ import annotations
@@ -24,10 +29,12 @@ class Identity:
     service: str = ""
     # A CURVE key, the name in a TLS certificate, or the name of a token.
     key: str = ""
+    # A local caller of an unknown user: no other field is set.
+    is_in_doubt: bool = False
 
     @property
     def is_anonymous(self) -> bool:
-        return self.uid is None and not self.key
+        return self.uid is None and not self.key and not self.is_in_doubt
 
     @property
     def account(self) -> int | str | None:
@@ -38,13 +45,21 @@ class Identity:
     def name(self) -> str:
         if self.key:
             return f"key:{self.key}"
+        if self.is_in_doubt:
+            return "in-doubt"
         return "anonymous" if self.uid is None else f"uid:{self.uid}"
+
+    @property
+    def account_name(self) -> str:
+        """Return the name of the account for limits per user that are kept by name."""
+        return ANONYMOUS.name if self.is_in_doubt else self.name
 
     def owns(self, creator: Identity | None) -> bool:
         """Return whether both are the same owner: equal keys, or equal uid and service."""
-        if creator is None or self.is_anonymous or self.key != creator.key:
+        if creator is None or self.account is None or self.key != creator.key:
             return False
         return bool(self.key) or (self.uid, self.service) == (creator.uid, creator.service)
 
 
 ANONYMOUS = Identity()
+IN_DOUBT = Identity(is_in_doubt=True)

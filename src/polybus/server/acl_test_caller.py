@@ -4,6 +4,7 @@ user:alice                           alice, with the groups that the host gives 
 user:alice,service:backup.service    the same, running as that unit
 group:staff                          a member of staff that no rule names
 service:/usr/bin/x  key:K  anonymous
+in-doubt                             a local TCP peer that has hung up: any user
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from polybus.model.access_rule import (
     VERBS,
     Principal,
 )
-from polybus.model.identity import ANONYMOUS, Identity
+from polybus.model.identity import ANONYMOUS, IN_DOUBT, Identity
 from polybus.server.rule_set import look_up_number, unknown_name_text
 from polybus.server.user_directory import account_of
 
@@ -30,6 +31,8 @@ UNUSED_UID = MAX_NUMBER  # a uid that no host gives to anyone
 
 def parse_caller(text: str) -> Identity:
     """Blocks, for the host's user database is asked."""
+    if text.strip() == IN_DOUBT.name:  # not a principal: no rule can name it
+        return IN_DOUBT
     parts = [_who(part) for part in text.split(",")]
     kinds = [part.kind for part in parts]
     if kinds == [ANONYMOUS_KIND]:

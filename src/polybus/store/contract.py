@@ -149,6 +149,10 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def staged_topics(self, stages: Sequence[str]) -> frozenset[int]:
+        """Return the topics that stages have blocks for. A stage that is gone has none."""
+
+    @abstractmethod
     def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
         """Restart the lease. Raises `StageGone` if the stage no longer exists."""
 

@@ -10,7 +10,7 @@ import struct
 import termios
 from typing import Protocol
 
-from polybus.model.identity import ANONYMOUS, Identity
+from polybus.model.identity import ANONYMOUS, IN_DOUBT, Identity
 from polybus.transports.proc_net_table import ProcNetSocketTable, packed
 from polybus.transports.socket_table import NetlinkSocketTable, SocketEnd, SocketTable
 from polybus.transports.unix_credentials import of_unix_peer
@@ -22,8 +22,12 @@ KEEPALIVE_INTERVAL_S = 15
 
 IPV4_LOOPBACK = 127  # the first byte
 IPV6_LOOPBACK = bytes(15) + b"\x01"
+DISCARD_PORT = 9  # any port would do
 # TCP_ESTABLISHED, in the first byte of TCP_INFO.
 ESTABLISHED, CLOSE_WAIT = 1, 8
+
+
+SocketName = tuple[str, int] | tuple[str, int, int, int]
 
 
 class SocketLike(Protocol):
@@ -32,23 +36,26 @@ class SocketLike(Protocol):
     @property
     def family(self) -> int: ...
     def fileno(self) -> int: ...
-    def getpeername(self) -> tuple[str, int] | tuple[str, int, int, int]: ...
-    def getsockname(self) -> tuple[str, int] | tuple[str, int, int, int]: ...
+    def getpeername(self) -> SocketName: ...
+    def getsockname(self) -> SocketName: ...
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
 
-def identify_peer(sock: SocketLike | None) -> Identity:
-    """Return the identity of the peer as far as the kernel vouches for it. Never blocks."""
+def identify_peer(sock: SocketLike | None, far: object = None) -> Identity:
+    """Return the identity of the peer as far as the kernel vouches for it. Never blocks.
+
+    `far` is the peer's address if the caller knows it: the socket forgets it when the peer
+    resets the connection. A peer that may be on this machine is in doubt without an owner.
+    """
     try:
         if sock is None:
-            return ANONYMOUS
+            return IN_DOUBT
         if sock.family == socket.AF_UNIX:
             return of_unix_peer(sock)
-        uid = _tcp_owner(sock, socket_table())
-    except OSError:  # the peer has hung up
-        return ANONYMOUS
-    return ANONYMOUS if uid is None else Identity(uid=uid)
+        return _identify_tcp_peer(sock, far if isinstance(far, tuple) else sock.getpeername())
+    except OSError:  # the peer has hung up, and its address is unknown
+        return IN_DOUBT
 
 
 @functools.cache
@@ -69,23 +76,42 @@ def open_socket_table() -> SocketTable:
     return ProcNetSocketTable()
 
 
-def _tcp_owner(sock: SocketLike, table: SocketTable) -> int | None:
-    far, near = _end(sock.getpeername()), _end(sock.getsockname())
-    if not (is_loopback(far) and is_loopback(near)):
-        return None
-    uid = table.owner(far, near)
+def _identify_tcp_peer(sock: SocketLike, peername: SocketName) -> Identity:
+    far, near = _end(peername), _end(sock.getsockname())
+    if not is_own_address(far.ip):
+        return ANONYMOUS
+    uid = socket_table().owner(far, near)
     # After a reset by the peer another process may have the same two addresses, and the uid
     # would be that of the other process. Our end is closed then, so check it last.
     state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    return uid if state in (ESTABLISHED, CLOSE_WAIT) else None
+    if uid is None or state not in (ESTABLISHED, CLOSE_WAIT):
+        return IN_DOUBT
+    return Identity(uid=uid)
 
 
-def _end(name: tuple[str, int] | tuple[str, int, int, int]) -> SocketEnd:
+def _end(name: SocketName) -> SocketEnd:
     return SocketEnd(packed(name[0]), name[1])
 
 
-def is_loopback(end: SocketEnd) -> bool:
-    return end.ip[0] == IPV4_LOOPBACK if len(end.ip) == 4 else end.ip == IPV6_LOOPBACK
+def is_own_address(ip: bytes) -> bool:
+    """Return whether an address is one of this machine, so that its peers are local.
+
+    A user of this machine chooses which of its addresses it connects from.
+    """
+    if len(ip) == 4:
+        family, is_loopback = socket.AF_INET, ip[0] == IPV4_LOOPBACK
+    else:
+        family, is_loopback = socket.AF_INET6, ip == IPV6_LOOPBACK
+    if is_loopback:
+        return True
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # Sends nothing: the kernel chooses the route, and to reach an address of its own it
+            # takes the same address as the source.
+            probe.connect((socket.inet_ntop(family, ip), DISCARD_PORT))
+            return packed(probe.getsockname()[0]) == ip
+    except OSError:  # no route
+        return False
 
 
 def _can_find_own_socket(table: SocketTable) -> bool:

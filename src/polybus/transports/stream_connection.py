@@ -222,9 +222,11 @@ class StreamConnection(StreamIO, asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         self.attach(sock.fileno(), self._transport)
-        self.identity = identify_peer(sock)
+        peername = transport.get_extra_info("peername")
+        # Here and not later: the kernel forgets the user of a peer that hangs up.
+        self.identity = identify_peer(sock, peername)
         self.is_unix = sock.family == socket.AF_UNIX
-        self.peer = describe_peer(transport.get_extra_info("peername"), self.identity)
+        self.peer = describe_peer(peername, self.identity)
         if not self._admit(self):
             self.abort()
             return False

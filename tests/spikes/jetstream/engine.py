@@ -111,6 +111,13 @@ class JetStreamSpike(Store):
 
         return self._work.submit(self.batches.change, staged)
 
+    def staged_topics(self, stages: Sequence[str]) -> frozenset[int]:
+        heads = self._look(lambda draft: [draft.head(subjects.lease(one)).json() for one in stages])
+        places = [
+            place for head in heads if head and head["state"] == "open" for place in head["holds"]
+        ]
+        return frozenset(int(place.partition(" ")[0]) for place in places)
+
     def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
         request_checks.lease(lease_s)
 

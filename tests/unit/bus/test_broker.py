@@ -39,7 +39,7 @@ def test_an_idle_bus_counts_nothing():
         "messages": {"received": 0, "received_bytes": 0, "delivered": 0, "delivered_bytes": 0},
         "topics": 0,
         "subscriptions": 0,
-        "connections": {"open": 0, "accepted": 0, "waiting": 0, "closed": {}},
+        "connections": {"open": 0, "accepted": 0, "waiting": 0, "closed": {}, "in_doubt": {}},
         "dropped": {},
         "refused": {},
         "faults": {},
@@ -150,6 +150,7 @@ def test_bad_frame_is_logged_once_with_peer_and_reason():
         "accepted": 1,
         "waiting": 0,
         "closed": {"unknown_type": 1},
+        "in_doubt": {},
     }
 
 

@@ -15,7 +15,7 @@ from polybus.bus.quotas import SUBSCRIPTIONS
 from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.freud.server.pull_reader import PullReader
 from polybus.model.access_rule import VERBS, Rule
-from polybus.model.identity import ANONYMOUS, Identity
+from polybus.model.identity import ANONYMOUS, IN_DOUBT, Identity
 from tests.rig.memory_bus import MemoryBus
 from tests.rig.rqueue_client import notification, publish, subscribe
 
@@ -222,6 +222,51 @@ def test_user_database_is_asked_for_group_rules_only():
     assert asked == [2, 2]
 
 
+@pytest.mark.parametrize(
+    ("who", "denied"),
+    [
+        ("user:1", True),
+        ("user:0", True),
+        ("group:20", True),
+        ("service:alice.service", True),
+        ("anonymous", True),
+        ("everyone", True),
+        ("key:k1", False),  # a peer proves its key
+    ],
+)
+def test_caller_in_doubt_gets_every_deny_and_only_the_allow_for_everyone(who: str, denied: bool):
+    one = policy(f"deny {who} produce t", f"allow {who} subscribe t", f"allow {who} delete t")
+    assert may(one, IN_DOUBT, "produce") is not denied
+    assert may(one, IN_DOUBT, "subscribe") is (who == "everyone")
+    assert not may(one, IN_DOUBT, "delete", creator=IN_DOUBT) or who == "everyone"
+    assert may(one, IN_DOUBT, "produce", b"other")
+    number = one.classify(IN_DOUBT)
+    assert one.may_produce(number, b"t") is not denied
+    assert one.may_subscribe(number, b"t") is (who == "everyone")
+
+
+def test_caller_in_doubt_is_not_named_by_a_user_unknown_to_the_host():
+    one = Policy()
+    for line in ("deny user:ghost produce t", "deny group:ghosts produce t"):
+        one.replace([PlacedRule(Rule.parse(line), "test", None)])
+        assert may(one, IN_DOUBT, "produce")
+
+
+def test_caller_in_doubt_is_not_an_admin_and_owns_nothing():
+    one = Policy()
+    assert not may(one, IN_DOUBT, "admin")
+    for creator in (IN_DOUBT, ANONYMOUS, ROOT):
+        assert not may(one, IN_DOUBT, "delete", creator=creator)
+    one.replace(placed("allow anonymous admin *"))
+    assert not may(one, IN_DOUBT, "admin")
+
+
+def test_verdict_says_that_the_caller_is_in_doubt():
+    verdict = policy("deny user:1 produce t").decide(IN_DOUBT, "produce", b"t")
+    rule = 'rule "deny user:1 produce t" (test)'
+    assert verdict.why == f"{rule} may name the caller, which is in doubt"
+
+
 # --- classes
 
 
@@ -264,7 +309,7 @@ def test_watchers_are_called_after_a_change():
 
 NAMES = ["a", "b", "ab", "ba", "aab"]
 PATTERNS = ["*", "a", "a*", "*b", "ab", "*a*", "a*b"]
-PEOPLE = [ALICE, BOB, ROOT, KEYED, ANONYMOUS]
+PEOPLE = [ALICE, BOB, ROOT, KEYED, ANONYMOUS, IN_DOUBT]
 WHOS = ["user:1", "user:2", "user:0", "group:10", "group:20", "key:k1", "anonymous", "everyone"]
 WHOS += ["service:alice.service"]
 LINES = st.builds(
@@ -292,9 +337,11 @@ def plainly(lines: list[str], who: Identity, verb: str, topic: str, creator: Ide
     words = [line.split() for line in lines]
     about = [w for w in words if verb in w[2].split(",") and fnmatch.fnmatchcase(topic, w[3])]
     naming = {w[0] for w in about if NAMED[w[1]](who)}
+    if who is IN_DOUBT:  # every deny but those of keys counts
+        naming |= {w[0] for w in about if w[0] == "deny" and not w[1].startswith("key:")}
     if "deny" in naming:
         return False
-    if verb == "delete" and who is creator and who is not ANONYMOUS:
+    if verb == "delete" and who is creator and who not in (ANONYMOUS, IN_DOUBT):
         return True
     if any(w[0] == "allow" for w in about):
         return "allow" in naming
@@ -435,3 +482,28 @@ def test_connection_in_doubt_is_classified_again():
         bus.pass_time(0.25)
     assert reader.taken == notification(b"t", b"3") + notification(b"t", b"4")
     assert bus.stats("dropped") == {"denied": 2}
+
+
+def test_peer_in_doubt_stays_in_its_class():
+    """Its user will not become known, unlike groups: it is not classified at every tick."""
+    classified: list[Identity] = []
+
+    class Counting(Policy):
+        def classify(self, identity: Identity) -> int:
+            classified.append(identity)
+            return super().classify(identity)
+
+    bus = MemoryBus(policy=Counting())
+    bus.broker.policy.replace(placed("deny user:1 produce,subscribe t"))
+    reader, writer = bus.connect(identity=BOB), bus.connect(identity=IN_DOUBT)
+    reader.deliver(subscribe(b"t") + subscribe(b"open"))
+    writer.deliver(publish(b"t", b"1") + publish(b"open", b"2") + subscribe(b"t"))
+    for _ in range(10):
+        bus.pass_time(0.25)
+    assert reader.taken == notification(b"open", b"2")
+    assert classified.count(IN_DOUBT) == 1
+    assert bus.stats("refused") == {"subscribe_denied": 1}
+    assert bus.stats("connections")["in_doubt"] == {"rqueue": 1}
+    bus.broker.policy.replace(placed())
+    writer.deliver(publish(b"t", b"3"))
+    assert reader.taken.endswith(notification(b"t", b"3"))

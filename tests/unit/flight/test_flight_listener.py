@@ -40,6 +40,7 @@ def listener(tmp_path: Path) -> Iterator[FlightListener]:
         SimpleNamespace(info=lambda text, **fields: None),
         lambda error: None,
         lambda reason: None,
+        lambda: None,
     )
     yield made
     asyncio.run(made.drain(5.0))

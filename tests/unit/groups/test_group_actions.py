@@ -516,6 +516,14 @@ def test_expired_member_does_not_wait(world, me, waiting, end, error):
         waiting.result(10)
 
 
+def test_revoked_right_ends_a_waiting_fetch(world, waiting):
+    world.rules("deny user:9 subscribe t")  # of another user: the wait goes on
+    assert not waiting.done()
+    world.rules("deny user:4242 subscribe t")
+    with pytest.raises(Denied):
+        waiting.result(20)
+
+
 def test_disconnected_client_does_not_wait(world, waiting):
     world.gone = True
     world.port.waits.check_callers()

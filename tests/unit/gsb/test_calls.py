@@ -402,16 +402,41 @@ def test_rule_denies_one_method(bus):
     assert service.called().address == "greeter/open"
 
 
-def test_changed_rules_apply_to_the_next_call(bus):
+def test_changed_rules_end_open_calls_and_deny_the_next(bus):
     bus = ruled()
-    service, bob = MemoryPeer(bus), MemoryPeer(bus, identity=BOB)
+    service = MemoryPeer(bus)
+    alice, bob = MemoryPeer(bus, identity=ALICE), MemoryPeer(bus, identity=BOB)
     service.register("greeter")
     bob.call("greeter", "1")
+    alice.call("greeter", "1")
     set_rules(bus, "deny user:2 call *")
+    assert bob.failure() == ("1", 403)
     bob.call("greeter", "2")
     assert bob.failure() == ("2", 403)
-    service.reply(service.called().request_id)
-    assert bob.replies() == [Reply("1", 0, FULL, b"")]
+    of_bob, of_alice = service.called().request_id, service.called().request_id
+    service.reply(of_bob)  # too late
+    service.reply(of_alice)
+    assert bob.replies() == []
+    assert alice.replies() == [Reply("1", 0, FULL, b"")]
+    assert bus.stats("refused", "call_revoked") == 1
+
+
+def test_service_that_may_no_longer_register_its_name_loses_it(bus):
+    bus = ruled()
+    service, caller = MemoryPeer(bus, identity=ALICE), MemoryPeer(bus, identity=BOB)
+    for name in ("lost", "kept"):
+        service.register(name)
+    caller.call("lost", "1")
+    caller.call("kept", "2")
+    set_rules(bus, "deny user:1 create lost")
+    assert caller.failure() == ("1", 503)
+    caller.call("lost", "3")
+    assert caller.failure() == ("3", 404)
+    lost, kept = service.called().request_id, service.called().request_id
+    service.reply(lost)
+    service.reply(kept)
+    assert caller.replies() == [Reply("2", 0, FULL, b"")]
+    assert bus.stats("refused", "service_revoked") == 1
 
 
 def test_rule_denies_a_registration():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from polybus.errors import InvalidRule
 from polybus.model.access_rule import VERBS, Principal, Rule
-from polybus.model.identity import ANONYMOUS, Identity
+from polybus.model.identity import ANONYMOUS, IN_DOUBT, Identity
 from polybus.model.name_pattern import Pattern
 
 # --- rules
@@ -173,6 +173,9 @@ def test_a_pattern_of_many_stars_does_not_go_astray():
 
 def test_names_and_accounts():
     assert (ANONYMOUS.name, ANONYMOUS.account) == ("anonymous", None)
+    assert (IN_DOUBT.name, IN_DOUBT.account) == ("in-doubt", None)
+    assert (IN_DOUBT.account_name, Identity(5).account_name) == ("anonymous", "uid:5")
+    assert not IN_DOUBT.is_anonymous
     assert (Identity(5).name, Identity(5).account) == ("uid:5", 5)
     assert Identity(0).account == 0
     assert (Identity(5, key="k").name, Identity(5, key="k").account) == ("key:k", "k")
@@ -190,6 +193,8 @@ def test_names_and_accounts():
         (Identity(5, service="a"), Identity(5), False),
         (Identity(0), Identity(5), False),
         (ANONYMOUS, ANONYMOUS, False),
+        (IN_DOUBT, IN_DOUBT, False),
+        (IN_DOUBT, ANONYMOUS, False),
         (Identity(5), ANONYMOUS, False),
         (Identity(5), None, False),
         (Identity(5, key="k"), Identity(6, service="x", key="k"), True),

@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from polybus.errors import DoesNotExist, LimitReached, StoreClosed
+from polybus.errors import Denied, DoesNotExist, LimitReached, StoreClosed
 from polybus.model.commit import Append, Commit
 from polybus.native.port import shard_waits as module
 from polybus.native.port.shard_waits import ShardWaits
@@ -149,3 +149,37 @@ def test_closed_waits_refuse_new_ones(store, waits, pool):
     assert waiting.result(10) == {}
     with pytest.raises(StoreClosed):
         waits.wait({(topic, 0): 0}, LONG_S)
+
+
+def test_wait_whose_access_is_revoked_ends(store, waits, pool):
+    topic = store.create("t", 1, {}).number
+    is_denied = Event()
+
+    def check_access() -> None:
+        if is_denied.is_set():
+            raise Denied("no")
+
+    waiting = [
+        pool.submit(waits.wait, {(topic, 0): 0}, LONG_S, lambda: False, check)
+        for check in (check_access, lambda: None)
+    ]
+    until(lambda: waits.count == 2, "they wait")
+    waits.wake_all()
+    is_denied.set()
+    waits.wake_all()
+    with pytest.raises(Denied):
+        waiting[0].result(20)
+    append(store, topic)
+    assert waiting[1].result(20) == {(topic, 0): 1}
+
+
+def test_access_is_checked_before_the_first_sleep(store, waits):
+    """The rules may have changed just before the wait was entered, and woken no one."""
+
+    def deny() -> None:
+        raise Denied("no")
+
+    topic = store.create("t", 1, {}).number
+    with pytest.raises(Denied):
+        waits.wait({(topic, 0): 0}, LONG_S, lambda: False, deny)
+    assert waits.count == 0

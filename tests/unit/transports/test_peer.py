@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.model.identity import ANONYMOUS, Identity
+from polybus.model.identity import ANONYMOUS, IN_DOUBT, Identity
 from polybus.transports import peer_identity, unix_credentials
 from polybus.transports.peer_identity import (
     describe_peer,
@@ -226,11 +226,38 @@ def test_owner_is_the_uid_in_the_socket_table(table, host: str, far_host: str):
         assert identify_peer(near) == Identity(uid=OTHER_UID)
 
 
-def test_closed_peer_is_anonymous_and_not_root(table):
+@pytest.mark.parametrize(("host", "far_host"), [(V4, V4), (V6, V6), ("::", MAPPED)])
+def test_closed_peer_is_in_doubt_and_not_root(table, host: str, far_host: str):
     """The table says uid 0 of a socket that no process holds."""
-    with connected() as (near, far):
+    with connected(host, far_host) as (near, far):
         far.close()
-        assert identify_peer(near) == ANONYMOUS
+        assert identify_peer(near) == IN_DOUBT
+
+
+def own_address() -> str:
+    """Return an address of this machine that is not a loopback one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no other address")
+        name: str = probe.getsockname()[0]
+        return name
+
+
+@pytest.mark.parametrize("from_own", [True, False])
+@pytest.mark.parametrize("to_own", [True, False])
+def test_peer_is_identified_whichever_own_address_it_uses(table, from_own: bool, to_own: bool):
+    """A user must not become anonymous by choosing another address of this machine."""
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        target = (own_address() if to_own else V4, server.getsockname()[1])
+        source = (own_address() if from_own else V4, 0)
+        far = socket.create_connection(target, timeout=20, source_address=source)
+        near, _ = server.accept()
+        with near, far:
+            assert identify_peer(near) == Identity(uid=os.getuid())
+            far.close()
+            assert identify_peer(near) == IN_DOUBT
 
 
 def test_half_closed_peer_is_identified(table):
@@ -283,8 +310,9 @@ def test_reset_peer_is_not_identified_as_its_successor(table):
         with near, second:
             assert far == place
             assert near.recv(10) == b"forged"
-            assert identify_peer(near) == ANONYMOUS
-            assert identify_peer(Remembering(near, far)) == ANONYMOUS
+            assert identify_peer(near) == IN_DOUBT
+            assert identify_peer(near, far) == IN_DOUBT
+            assert identify_peer(Remembering(near, far)) == IN_DOUBT
             (other, _) = server.accept()
             with other:
                 assert identify_peer(other) == Identity(uid=os.getuid())
@@ -312,10 +340,15 @@ def test_remote_peer_is_anonymous(monkeypatch: pytest.MonkeyPatch):
     assert identify_peer(Elsewhere()) == ANONYMOUS  # type: ignore[arg-type]
 
 
-def test_unconnected_socket_is_anonymous():
+def test_remote_peer_that_has_reset_is_anonymous():
     with socket.socket() as sock:
-        assert identify_peer(sock) == ANONYMOUS
-    assert identify_peer(None) == ANONYMOUS
+        assert identify_peer(sock, ("192.0.2.1", 5)) == ANONYMOUS
+
+
+def test_unconnected_socket_is_in_doubt():
+    with socket.socket() as sock:
+        assert identify_peer(sock) == IN_DOUBT
+    assert identify_peer(None) == IN_DOUBT
 
 
 def question(sequence: int, far: SocketEnd, near: SocketEnd) -> bytes:

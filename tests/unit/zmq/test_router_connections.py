@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from polybus.model.identity import ANONYMOUS
+from polybus.model.identity import IN_DOUBT
 from polybus.transports.zmq.router_connections import (
     REMEMBERED_S,
     RouterConnection,
@@ -81,11 +81,11 @@ def test_connections_have_their_own_identity(monitor):
     assert len({one.peer_text for one in found}) == 3
 
 
-def test_messages_of_a_reused_descriptor_are_anonymous(monitor):
+def test_messages_of_a_reused_descriptor_are_in_doubt(monitor):
     fd = in_doubt(monitor)
     # They may be the old one's or the new one's, whichever comes first and however many.
     for routing in (b"old or new", b"old or new", b"the other"):
-        assert monitor.connections.find(routing, fd).identity == ANONYMOUS
+        assert monitor.connections.find(routing, fd).identity == IN_DOUBT
 
 
 def test_new_connection_is_identified_after_the_socket_was_empty(monitor):
@@ -105,7 +105,7 @@ def test_connection_accepted_during_the_read_stays_ambiguous(monitor):
     monitor.report(fd, True)
     monitor.connections.read_events()
     monitor.connections.resolve_ambiguous(newest)
-    assert monitor.connections.find(b"one of two", fd).identity == ANONYMOUS
+    assert monitor.connections.find(b"one of two", fd).identity == IN_DOUBT
     monitor.connections.resolve_ambiguous(monitor.connections.ambiguous())
     assert monitor.connections.find(b"new", fd).identity.uid == os.getuid()
 
@@ -143,9 +143,9 @@ def test_messages_read_after_the_end_belong_to_the_connection(monitor):
     assert monitor.connections.open() == []
 
 
-def test_message_of_an_unknown_descriptor_is_anonymous(monitor):
+def test_sender_of_an_unknown_descriptor_is_in_doubt(monitor):
     stranger = monitor.connections.find(b"x", 10_000)
-    assert stranger.identity == ANONYMOUS
+    assert stranger.identity == IN_DOUBT
     assert monitor.connections.find(b"x", 10_000) is not stranger
 
 

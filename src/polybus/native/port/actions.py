@@ -49,7 +49,15 @@ def _wait(port: NativePort, caller: Caller, request: ShardsWait) -> WaitResult:
             if not is_count(position[key]):
                 raise MalformedRequest(f"position.{key} must be an integer >= 0")
     names = {position["topic"] for position in positions}
+    generation = port.access.generation
     topics_by_name = port.access.get_topics(caller.identity, SUBSCRIBE, names)
+
+    def check_access() -> None:
+        nonlocal generation
+        if generation != port.access.generation:
+            generation = port.access.generation
+            port.access.get_topics(caller.identity, SUBSCRIBE, names)
+
     offsets: dict[tuple[int, int], int] = {}
     for position in positions:
         topic = topics_by_name[position["topic"]]
@@ -57,7 +65,7 @@ def _wait(port: NativePort, caller: Caller, request: ShardsWait) -> WaitResult:
             raise MalformedRequest(f"topic {topic.name} has no shard {position['shard']}")
         offsets[topic.number, position["shard"]] = position["offset"]
     timeout_s = min(request.timeout_ms / 1000, port.limits.max_wait_s)
-    ends = port.waits.wait(offsets, timeout_s, caller.is_gone)
+    ends = port.waits.wait(offsets, timeout_s, caller.is_gone, check_access)
     name_of = {topic.number: name for name, topic in topics_by_name.items()}
     return {
         "news": [

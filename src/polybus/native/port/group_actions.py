@@ -1,7 +1,7 @@
 """Actions on consumer groups: join, fetch, ack, and administration.
 
-Every action requires the right to subscribe to the topic. Output messages of `group.commit`
-also require the right to produce to their topics.
+Every action requires the right to subscribe to the topic. Output messages and stages of
+`group.commit` also require the right to produce to their topics.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _join(port: NativePort, caller: Caller, request: GroupJoin) -> GroupJoined:
         raise MalformedRequest("heartbeat_ms must be >= 1 and less than dead_ms")
     member = Member(0, request.max_deliver, request.heartbeat_ms, request.dead_ms)
     joined = port.groups.join(
-        topic, request.group, request.consumer, member, request.start, caller.identity.name
+        topic, request.group, request.consumer, member, request.start, caller.identity.account_name
     )
     return {
         "epoch": joined.epoch,
@@ -171,7 +171,10 @@ def stream_fetch(port: NativePort, caller: Caller, request: GroupFetch) -> Itera
         # Poll again: news before the wait was registered did not wake it.
         result = fetch.poll()
         while True:
-            while not result and waiting.sleep():
+            while not result:
+                _get_group_topic(port, caller, request)  # a change of the rules wakes the wait
+                if not waiting.sleep():
+                    break
                 result = fetch.poll()
             _get_group_topic(port, caller, request)  # access rules may have changed meanwhile
             yield _fetch_part(port, result, request.follow)
@@ -212,13 +215,13 @@ def _commit(port: NativePort, caller: Caller, request: GroupCommit) -> Committed
         access.check_allowed(caller.identity, PRODUCE, name)
         target = access.get_or_create(caller.identity, name, port.limits.default_shards)
         appends += access.durable.build_appends(target, build_block(messages))
+    stages = tuple(request.stages or ())
+    access.check_staged(caller.identity, stages)
     position = request.shard, request.shard_epoch, request.offset, request.attempt
     member = request.consumer, request.epoch
     size = sum(append.block.size_bytes for append in appends)
     with port.budget.reserve(size):
-        done = port.groups.commit(
-            topic, request.group, member, position, appends, tuple(request.stages or ())
-        )
+        done = port.groups.commit(topic, request.group, member, position, appends, stages)
     if done is None:  # the message was acked already
         return {"duplicate": True, "spans": [], "timestamp_ns": 0}
     access.durable.traffic.receive(sum(append.block.count for append in appends), size)

@@ -58,6 +58,7 @@ class NativePort:
             access, ends, self.waits, limits, clock, wall_ns, alarms
         )
         self._expiry_thread = CoordinatorTimer(self.groups, clock)
+        access.on_rules_changed.append(self.waits.wake_all)
         access.add_drop_listener(self.waits.on_topic_dropped)
         access.add_drop_listener(self.groups.drop)
         self._expiry_thread.start()

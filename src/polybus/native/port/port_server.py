@@ -84,7 +84,8 @@ class PortServer:
             lambda: time.time_ns() // 1_000_000,
             context.log,
             lambda error: self._call_on_loop(lambda: self._on_error(error)),
-            lambda reason: self._call_on_loop(lambda: self._count_closed(reason)),
+            lambda reason: self._call_on_loop(lambda: self._count("closed", reason)),
+            lambda: self._call_on_loop(lambda: self._count("in_doubt", "native")),
         )
         self._reloads.append(listener.reload)
         return listener
@@ -93,8 +94,8 @@ class PortServer:
         assert self._context.call_on_loop is not None
         self._context.call_on_loop(step)
 
-    def _count_closed(self, reason: str) -> None:
-        self._context.broker.counters.count("closed", reason)
+    def _count(self, family: str, reason: str) -> None:
+        self._context.broker.counters.count(family, reason)
 
     def _on_error(self, error: Exception) -> None:
         """Count an error that a client got. An error outside the tree is a fault of the bus."""

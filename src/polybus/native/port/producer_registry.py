@@ -1,9 +1,9 @@
 """Owners of producers, and the expiry of producers without a name.
 
 A producer belongs to the identity that opened it first; only its owner can use or fence it.
-All anonymous callers share one identity and therefore their producers. The owner is a record
-next to the producer. Streams check it with every batch, so it is cached until the producer
-is closed.
+All anonymous callers share one identity and therefore their producers. A caller in doubt owns
+none. The owner is a record next to the producer. Streams check it with every batch, so it is
+cached until the producer is closed.
 
 A producer without a name is known to its client alone, which may crash before it closes it.
 Such producers expire a week after their last use. The time of the last use is a record,
@@ -72,6 +72,8 @@ class ProducerRegistry:
 
     def claim(self, caller: Identity, producer: str) -> None:
         """Make the caller the owner; raise `Denied` if the producer has another owner."""
+        if caller.is_in_doubt:
+            raise Denied(f"producer {producer!r} needs an owner: the caller's user is not known")
         change = RecordChange(owner_key(producer), caller.name.encode(), expected=0)
         try:
             changes = (change, *self._anonymous.use_change(producer))

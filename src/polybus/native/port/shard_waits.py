@@ -2,8 +2,9 @@
 
 Each caller waits on its own thread, so the number of waits is limited for the whole bus, and
 so is the number of positions in all waits. A wait ends with news, at its timeout, when its
-client disconnects, when its topic is dropped, or when the bus stops. One thread checks all
-clients, because a thousand waiting threads that wake every second would keep a core busy.
+client disconnects or may no longer read, when its topic is dropped, or when the bus stops. One
+thread checks all clients, because a thousand waiting threads that wake every second would keep
+a core busy.
 """
 
 from __future__ import annotations
@@ -102,11 +103,17 @@ class ShardWaits:
         wanted: Mapping[Place, int],
         timeout_s: float,
         is_gone: Callable[[], bool] = lambda: False,
+        check_access: Callable[[], object] = lambda: None,
     ) -> dict[Place, int]:
-        """Return the ends of shards that are beyond their offset; {} after the timeout."""
+        """Return the ends of shards that are beyond their offset; {} after the timeout.
+
+        `check_access` is called after each wake-up and raises `Denied` to end the wait.
+        """
         topics = {topic for topic, _ in wanted}
         with self.open_wait(wanted, timeout_s, is_gone) as waiting:
             while True:
+                # Also before the first sleep: a change before `enter` did not wake this wait.
+                check_access()
                 bounds = {topic: self._store.bounds(topic) for topic in topics}
                 ends = {place: bounds[place[0]].shards[place[1]].end for place in wanted}
                 advanced = {place: end for place, end in ends.items() if end > wanted[place]}
@@ -127,6 +134,12 @@ class ShardWaits:
         with self._lock:
             self._wake((topic, shard))
 
+    def wake_all(self) -> None:
+        """Wake all waits, which then check their access again."""
+        with self._lock:
+            for wait in self._waits:
+                wait.event.set()
+
     def on_topic_dropped(self, topic: Topic) -> None:
         """Wake the waits for a dropped topic, which then see its error."""
         with self._lock:
@@ -136,9 +149,7 @@ class ShardWaits:
     def close(self) -> None:
         self._end_watch()
         self._closed.set()
-        with self._lock:
-            for wait in self._waits:
-                wait.event.set()
+        self.wake_all()
 
     def enter(self, wait: ShardWait) -> None:
         with self._lock:

@@ -35,6 +35,7 @@ def _check_lease(lease_s: float) -> float:
 
 def _publish(port: NativePort, caller: Caller, request: StagePublish) -> Committed:
     durable = port.access.durable
+    port.access.check_staged(caller.identity, request.stages)
     if not request.run:
         stamp = Stamp.parse(request.stamp) if request.stamp else None
         if stamp is not None:

@@ -1,18 +1,19 @@
 """Access of the port's threads to state of the event loop: the policy and topic names.
 
 Actions run on their own threads. Policy checks and bindings of names run on the loop while
-the thread waits. A stream checks once, and again after the rules have changed.
+the thread waits. A stream or a wait checks once, and again after the rules have changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from polybus.durable.topic_names import CREATOR, NameReservation, creator_of, creator_record
 from polybus.durable.topic_registry import WITH_SUBSCRIBERS
 from polybus.errors import DoesNotExist, Unavailable
+from polybus.model.access_rule import PRODUCE
 from polybus.model.topic_name import DEAD_LETTER_SUFFIX
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class TopicAccess:
         self.on_loop = on_loop
         self._binding = binding
         self.generation = 0  # incremented when the rules change
+        self.on_rules_changed: list[Callable[[], None]] = []  # called on the loop
         self._allowed_generation: dict[tuple[Identity, str, str], int] = {}
         policy.on_change(self._rules_changed)
 
@@ -65,6 +67,16 @@ class TopicAccess:
         """Return several topics by name, with one check."""
         self.on_loop(self._binding.check_all_allowed, caller, verb, names)
         return {name: self.durable.get(name) for name in names}
+
+    def check_staged(self, caller: Identity, stages: Sequence[str]) -> None:
+        """Raise `Denied` unless the caller may produce to all topics of these stages.
+
+        The rules may have changed since the stages were filled.
+        """
+        numbers = self.durable.store.staged_topics(stages)
+        topics = filter(None, map(self.durable.find_by_number, numbers))
+        names = [topic.name for topic in topics]  # a dropped topic is the commit's error
+        self.on_loop(self._binding.check_all_allowed, caller, PRODUCE, names)
 
     def list_visible(self, caller: Identity) -> list[Topic]:
         """Return the topics that are visible to the caller."""
@@ -163,3 +175,5 @@ class TopicAccess:
 
     def _rules_changed(self) -> None:
         self.generation += 1
+        for listener in self.on_rules_changed:
+            listener()

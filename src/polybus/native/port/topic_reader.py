@@ -62,9 +62,13 @@ class TopicReader:
         self._generation = access.generation
         return access.get_topic(self._caller.identity, SUBSCRIBE, self._ticket.topic)
 
-    def _chunk(self, rows_left: int, bytes_left: int) -> Rows | None:
+    def _check_access_again(self) -> None:
+        """Raise `Denied` if the rules have changed and no longer allow the read."""
         if self._generation != self._port.access.generation:
             self._check_access()
+
+    def _chunk(self, rows_left: int, bytes_left: int) -> Rows | None:
+        self._check_access_again()
         rows = self._port.store.read(
             self._topic.number,
             self._shard,
@@ -101,4 +105,8 @@ class TopicReader:
             return False
         shards = self._topic.shards if self._shard == ALL else (self._shard,)
         wanted = {(self._topic.number, shard): bounds.shards[shard].end for shard in shards}
-        return bool(self._port.waits.wait(wanted, self._wait_s, self._caller.is_gone))
+        return bool(
+            self._port.waits.wait(
+                wanted, self._wait_s, self._caller.is_gone, self._check_access_again
+            )
+        )

@@ -195,6 +195,12 @@ class LmdbStore(Store):
         except PolybusError as error:
             return _failed_future(error)
 
+    def staged_topics(self, stages: Sequence[str]) -> frozenset[int]:
+        topics: frozenset[int] = self._execute(
+            lambda writer: staged_blocks.staged_topics(writer, stages)
+        )
+        return topics
+
     def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
         request_checks.lease(lease_s)
         self._execute(lambda writer: staged_blocks.renew(writer, stage, lease_s))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 
 from polybus.errors import StageGone
 from polybus.model.commit import Append
@@ -44,6 +45,15 @@ def add_blocks(writer: WriterState, name: str, appends: Sequence[Append]) -> Non
         held = stage.holds[topic, shard] = count + block.count, charged + size
         raw = stored_values.STAGE_SHARD.pack(*held)
         writer.batch.put(store_keys.stage_shard(number, topic, shard), raw)
+
+
+def staged_topics(writer: WriterState, names: Sequence[str]) -> frozenset[int]:
+    topics: set[int] = set()
+    for name in names:
+        with suppress(StageGone):
+            holds = find_stage(writer, stage_number(name), name).holds
+            topics.update(topic for topic, _ in holds)
+    return frozenset(topics)
 
 
 def renew(writer: WriterState, name: str, lease_s: float) -> None:

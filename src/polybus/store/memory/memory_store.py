@@ -155,6 +155,9 @@ class MemoryStore(Store):
         except PolybusError as error:
             return _failed_future(error)
 
+    def staged_topics(self, stages: Sequence[str]) -> frozenset[int]:
+        return self._write(self._names.staged_topics, tuple(stages))
+
     def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
         self._write(self._names.renew, stage, request_checks.lease(lease_s))
 

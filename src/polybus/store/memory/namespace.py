@@ -171,6 +171,11 @@ class Namespace:
             request_checks.open_shard(self.log(append.topic).topic, append.shard)
         stage.appends += appends
 
+    def staged_topics(self, names: Sequence[str]) -> frozenset[int]:
+        self._collect()
+        stages = [self._stages[name] for name in names if name in self._stages]
+        return frozenset(append.topic for stage in stages for append in stage.appends)
+
     def renew(self, name: str, lease_s: float) -> None:
         self._stage(name).deadline_s = self._clock_s() + lease_s
 

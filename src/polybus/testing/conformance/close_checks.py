@@ -27,6 +27,7 @@ def _calls(store: Store, topic: Topic, stage: str) -> list[Callable[[], object]]
         lambda: store.close_producer("p", 1),
         store.open_stage,
         lambda: store.stage(stage, []).result(TIMEOUT_S),
+        lambda: store.staged_topics([stage]),
         lambda: store.renew(stage),
         lambda: store.discard(stage),
         lambda: store.trim(topic.number, {}),

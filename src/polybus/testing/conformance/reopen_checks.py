@@ -101,6 +101,7 @@ def check_stages_survive_reopening(engine: Engine) -> None:
         for gone in (done, thrown):
             with refused(StageGone, store):
                 put(store, stages=[gone])
+        assert store.staged_topics([kept, done, thrown]) == {topic.number}
         store.renew(kept)
         put(store, stages=[kept])
         assert all_bodies(store, topic) == [b"c", b"b", b"a"]

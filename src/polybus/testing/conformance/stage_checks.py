@@ -83,6 +83,19 @@ def check_a_stage_is_published_once(engine: Engine) -> None:
         assert bodies(store, topic) == [b"a"]
 
 
+def check_topics_of_stages(engine: Engine) -> None:
+    with engine.fresh() as store:
+        first, second, third = (store.create(name, 2, {}) for name in ("t", "u", "v"))
+        one = stage(store, append(first, 0, b"a"), append(first, 1, b"b"), append(second, 0, b"c"))
+        other, empty = stage(store, append(third, 1, b"d")), store.open_stage()
+        assert store.staged_topics([one, empty]) == {first.number, second.number}
+        assert store.staged_topics([other, one]) == {first.number, second.number, third.number}
+        store.discard(other)
+        put(store, stages=[one])
+        assert store.staged_topics([one, other, empty, "never there"]) == frozenset()
+        assert store.staged_topics([]) == frozenset()
+
+
 def check_a_discarded_stage_is_gone(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})

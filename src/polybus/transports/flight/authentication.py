@@ -1,4 +1,6 @@
-"""Identity of a caller: a token or a certificate if given, else the user of a loopback peer.
+"""Identity of a caller: a token or a certificate if given, else the user of a local peer.
+
+A local peer whose user the kernel does not know is in doubt, any other one is anonymous.
 
 An invalid or expired token is an error, not an anonymous call. Tokens are lines of a file
 that only its owner may read, `NAME TOKEN [EXPIRES]`, with times such as 2027-01-31T12:00:00Z.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import socket
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +22,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from polybus.errors import ConfigError
-from polybus.model.identity import ANONYMOUS, Identity
+from polybus.model.identity import ANONYMOUS, IN_DOUBT, Identity
 from polybus.transports.flight.flight_status import Unauthenticated
-from polybus.transports.peer_identity import is_loopback, open_socket_table
+from polybus.transports.peer_identity import is_own_address, open_socket_table
 from polybus.transports.proc_net_table import packed
 from polybus.transports.socket_table import SocketEnd
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from polybus.kernel.flight_port import FlightCall
 
 BEARER = "Bearer "
+ANY_HOST = ("0.0.0.0", "::")
+LOOPBACK = (packed("127.0.0.1"), packed("::1"))
 MIN_TOKEN_CHARACTERS = 16  # shorter tokens could be guessed
 MAX_TOKENS_CHARACTERS = 1 << 20  # each call is compared with all tokens
 
@@ -102,10 +107,14 @@ def _token(path: Path, number: int, line: str) -> Token:
 
 
 class CallIdentifier:
-    """Identifies the callers of a listener at `host`:`port`."""
+    """Identifies the callers of a listener at `host`:`port`.
 
-    def __init__(self, host: str, tokens: TokenFile) -> None:
-        self._host = host
+    `on_in_doubt` is called for each call whose caller is in doubt.
+    """
+
+    def __init__(self, host: str, tokens: TokenFile, on_in_doubt: Callable[[], None]) -> None:
+        self._own_ips = _own_ips(host)  # empty: the listener has all addresses of this machine
+        self._on_in_doubt = on_in_doubt
         self._tokens = tokens
         self._table = open_socket_table()
         self._lock = Lock()  # the socket table is not thread-safe
@@ -115,26 +124,31 @@ class CallIdentifier:
             return Identity(key=self._tokens.find_name(call.authorization))
         if call.identity:
             return Identity(key=call.identity.decode("utf-8", "replace"))
-        uid = self._uid(call.peer, port)
-        if uid is None or call.is_cancelled():  # then another process may have the port
+        far = parse_peer(call.peer)
+        if far is not None and not is_own_address(far.ip):
             return ANONYMOUS
+        uid = None if far is None else self._find_owner(far, port)
+        if uid is None or call.is_cancelled():  # then another process may have the port
+            self._on_in_doubt()
+            return IN_DOUBT
         return Identity(uid=uid)
 
-    def _uid(self, peer: str, port: int) -> int | None:
-        far = parse_peer(peer)
-        if far is None or not is_loopback(far):
-            return None
-        near = [SocketEnd(far.ip, port)]
-        if len(far.ip) == 4 and self._host not in ("0.0.0.0", "::"):
-            near.insert(
-                0, SocketEnd(packed("127.0.0.1" if self._host == "localhost" else self._host), port)
-            )
-        with self._lock:
-            for end in near:
-                uid = self._table.owner(far, end)
+    def _find_owner(self, far: SocketEnd, port: int) -> int | None:
+        # gRPC does not report our end of the connection, so try those that a peer may use.
+        for ip in self._own_ips or (far.ip, *LOOPBACK):
+            if len(ip) == len(far.ip):
+                with self._lock:
+                    uid = self._table.owner(far, SocketEnd(ip, port))
                 if uid is not None:
                     return uid
         return None
+
+
+def _own_ips(host: str) -> tuple[bytes, ...]:
+    if host in ANY_HOST:
+        return ()
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(packed(str(address[0])) for *_, address in found))
 
 
 @lru_cache(4096)

@@ -2,7 +2,8 @@
 
 gRPC reads its certificate only when a service is created, so a new certificate needs a new
 service on the same port. The old service is shut down: it releases the port at once and ends
-when its calls have ended, so that open streams go on.
+when its calls have ended, so that open streams go on. If the authorities for client certificates
+have changed, its connections are cut: their certificates may no longer be valid.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class FlightListener:
         log: Any,
         on_error: Callable[[Exception], None],
         on_cut: Callable[[str], None],
+        on_in_doubt: Callable[[], None],
     ) -> None:
         self._log = log
         self._on_cut = on_cut
@@ -91,16 +93,16 @@ class FlightListener:
         self._calls = CallTracker()
         self._max_connections = limits.max_connections
         self._tls = _tls(address, security)
+        _check_address_free(address)
         self._open = partial(
             FlightHandler,
             verbs=verbs,
             limits=limits,
             calls=self._calls,
             queue=self._queue,
-            identify=CallIdentifier(address.host, security.tokens).identify,
+            identify=CallIdentifier(address.host, security.tokens, on_in_doubt).identify,
             on_error=on_error,
         )
-        _check_address_free(address)
         self._serving = Lock()  # held while the service is opened or replaced
         self._service: FlightHandler | None = self._serve(address, self._tls)
         self.address = address.with_port(self._service.port)
@@ -132,17 +134,26 @@ class FlightListener:
         with self._serving:
             if tls == self._tls or self._closing.is_set():
                 return
+            must_cut = tls.get("client_authorities") != self._tls.get("client_authorities")
             self._tls = tls
             self._retire()
             self._service = None
-            until_s = time.monotonic() + STOP_TIMEOUT_S
-            while self._service is None:
-                try:
-                    self._serve_again()
-                except (AddressError, AddressInUse) as error:
-                    if time.monotonic() > until_s:
-                        raise ConfigError(str(error)) from None
-                    time.sleep(RETRY_S)
+            try:
+                self._reopen()
+            finally:
+                if must_cut:
+                    self._cut_all("certificates_changed")
+
+    def _reopen(self) -> None:
+        """Open a service as soon as the old one has released the port."""
+        until_s = time.monotonic() + STOP_TIMEOUT_S
+        while self._service is None:
+            try:
+                self._serve_again()
+            except (AddressError, AddressInUse) as error:
+                if time.monotonic() > until_s:
+                    raise ConfigError(str(error)) from None
+                time.sleep(RETRY_S)
 
     def _serve_again(self) -> None:
         """Open a new service on the same port, under the lock."""
@@ -213,12 +224,16 @@ class FlightListener:
 
     def _close_surplus(self) -> None:
         closed = grpc_sockets.close_surplus(self.address.port, self._max_connections)
+        self._report_closed(closed, "max_connections")
+
+    def _cut_all(self, reason: str) -> None:
+        self._report_closed(grpc_sockets.close_all(self.address.port), reason)
+
+    def _report_closed(self, closed: int, reason: str) -> None:
         for _ in range(closed):
-            self._on_cut("max_connections")
+            self._on_cut(reason)
         if closed:
-            self._log.warning(
-                "connections ended", dialect="native", count=closed, reason="max_connections"
-            )
+            self._log.warning("connections ended", dialect="native", count=closed, reason=reason)
 
     def _confirmed_bytes(self, peer: str) -> int | None:
         far = parse_peer(peer)

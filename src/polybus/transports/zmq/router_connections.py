@@ -3,7 +3,8 @@
 libzmq owns the connections and reports them in two ways: its monitor reports accepted and closed
 descriptors, and each message has the descriptor that it came from. The kernel knows the peer of
 a descriptor. Descriptors are reused, so a message belongs to a connection only if no other
-connection with that descriptor can have sent it. Otherwise it is anonymous.
+connection with that descriptor can have sent it. Otherwise its sender is in doubt, as is that of
+a connection that ended before the kernel was asked (`model.identity`).
 
 A connection may end before its last messages are read, so it is remembered for REMEMBERED_S.
 When a new connection gets the descriptor of earlier ones, all their messages have arrived; once
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from polybus.model import tcp_info
-from polybus.model.identity import ANONYMOUS
+from polybus.model.identity import IN_DOUBT
 from polybus.transports.peer_identity import describe_peer, identify_peer, unsent_bytes
 
 REMEMBERED_S: Final = 1.0  # an ended connection may still have unread messages
@@ -41,7 +42,7 @@ class RouterConnection:
         self.fd = fd
         self.number = number
         self.since_s = since_s
-        self.identity = ANONYMOUS
+        self.identity = IN_DOUBT
         self.key: bytes | None = None
         self.peer_text = "gone"
         self.address: object = None
@@ -166,7 +167,7 @@ class RouterConnections:
         candidates = self._unclaimed.get(fd, ())
         if len(candidates) == 1:
             (connection,) = self._unclaimed.pop(fd)
-        else:  # of none or of one of several connections: it stays anonymous
+        else:  # of none or of one of several connections: its sender is in doubt
             connection = RouterConnection(fd, self._clock())
         connection.routing = routing
         self._attach(connection)
@@ -202,7 +203,7 @@ class RouterConnections:
                     connection.identify_peer()
         for connection in new:
             if connection.ended_s is not None:
-                connection.identity = ANONYMOUS
+                connection.identity = IN_DOUBT
                 continue
             connection.admitted = self._gate.enter(connection.peer_text)
             if not connection.admitted:

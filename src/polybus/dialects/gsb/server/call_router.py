@@ -6,7 +6,8 @@
       │ ◀─────────────────────── FULL: closed ◀──────────────── │
 
 The bus ends a call if its caller cancels it (499), its service disconnects (503) or is too slow
-(504), or a reply is too large (413). The service then gets a cancel, if it is still connected,
+(504), a reply is too large (413), or a change of the rules revokes the right to call (403) or to
+the service's name (503). The service then gets a cancel, if it is still connected,
 and its later replies are counted and dropped. A caller that disconnects cancels all its calls.
 
 The bus itself serves the names under `sys/`:
@@ -111,6 +112,7 @@ CODES = frozenset(StatusCode)  # any other code of a service is counted as a fai
 class CallRouter:
     def __init__(self, broker: Broker, limits: GsbLimits, timers: Timers, owner: Identity) -> None:
         """`owner` is the identity of the bus, which owns the topic of the call log."""
+        self._broker = broker
         self._limits = limits
         self._clock = broker.now_s
         self.counters = broker.counters
@@ -134,6 +136,7 @@ class CallRouter:
         }
         self.audit = CallLog(broker, table, owner) if limits.audit else None
         self._ended_by_code: Counter[int] = Counter()
+        broker.policy.on_change(self._end_denied)
         broker.on_tick += [self.pings.tick, self._stuck.tick]
         broker.overview.sections["gsb"] = self.stats
         if self.audit is not None:
@@ -220,6 +223,22 @@ class CallRouter:
         if self.audit is not None:
             self.audit.add(caller, address, size, status.code)
         caller.send_failure(request_id, status.code, status.message)
+
+    def _end_denied(self) -> None:
+        """Release names and end open calls that the rules no longer allow."""
+        for service in self.services.find_denied():
+            endpoint = service.endpoint
+            self.services.unregister(endpoint, service.id)
+            self._broker.count_refusal(endpoint.connection, "service_revoked", service.id.encode())
+            text = "the service may no longer use its name"
+            for call in [one for one in endpoint.serving.values() if one.service is service]:
+                self._fail(call, StatusCode.UNAVAILABLE, text, cancel=True)
+        for call in [call for peer in self.peers for call in peer.calls.values()]:
+            # It may have ended with an earlier one of the list.
+            is_open = call.caller.calls.get(call.request_id) is call
+            if is_open and not self.services.may_call(call):
+                self._broker.count_refusal(call.caller.connection, "call_revoked", call.address)
+                self._fail(call, StatusCode.DENIED, "not allowed to call any longer", cancel=True)
 
     # --- requests of services
 

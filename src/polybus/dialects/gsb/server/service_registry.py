@@ -22,7 +22,7 @@ from polybus.model.access_rule import CALL, CREATE
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.dialects.gsb.limits import GsbLimits
-    from polybus.dialects.gsb.server.call_table import CallTable
+    from polybus.dialects.gsb.server.call_table import CallTable, OpenCall
     from polybus.dialects.gsb.server.session import GsbSession
 
 MAX_ROUTES = 1024  # cached per caller; the cache is cleared when it is full
@@ -102,6 +102,21 @@ class ServiceRegistry:
         if peer.services:
             peer.services.clear()
             self._invalidate_routes()
+
+    def find_denied(self) -> list[Service]:
+        """Return the services whose connections may no longer register their names."""
+        allows = self._broker.policy.allows
+        return [
+            service
+            for service in self._by_name.values()
+            if not allows(service.endpoint.connection.pipe.identity, CREATE, service.id.encode())
+        ]
+
+    def may_call(self, call: OpenCall) -> bool:
+        """Return whether the rules still allow an open call."""
+        identity, allows = call.caller.connection.pipe.identity, self._broker.policy.allows
+        judged = {call.address, call.service.id.encode()}
+        return all(allows(identity, CALL, name) for name in judged)
 
     def route(self, peer: GsbSession, address: bytes) -> Route | ServiceStatus | str:
         """Resolve an address: a route, a refusal, or the name of a built-in service."""

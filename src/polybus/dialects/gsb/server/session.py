@@ -104,8 +104,8 @@ class GsbSession(CallEndpoint):
         self.senders = server.senders
         self._call_soon = server.timers.call_soon
         self._pipe = pipe
-        uid = pipe.identity.uid
-        self.caller_name = b"local:anonymous" if uid is None else b"local:%d" % uid
+        identity = pipe.identity
+        self.caller_name = f"local:{identity.name.removeprefix('uid:')}".encode()
         max_bytes, full_bytes = server.calls.max_outbox_bytes, limits.outbox_full_bytes
         free_bytes = min(full_bytes, limits.outbox_free_bytes)
         self._outbox = Outbox(pipe, broker.turn, self, full_bytes, max_bytes, free_bytes)

@@ -29,6 +29,7 @@ from polybus.dialects.pirate.server.subscriber_context import (
     OnResult,
     SubscriberContext,
     error_from_future,
+    unknown_user_error,
 )
 from polybus.dialects.pirate.server.subscription_table import Subscription, SubscriptionTable
 from polybus.errors import Denied, DoesNotExist, MalformedRequest, PolybusError
@@ -88,7 +89,7 @@ class GetHandler:
             try:
                 context.binding.check_allowed(caller, SUBSCRIBE, request.topic)
             except Denied as error:
-                then(error)
+                then(unknown_user_error() if caller.is_in_doubt else error)
                 return
         newest = context.durable.next_id(topic) - 1
         if request.last > newest:

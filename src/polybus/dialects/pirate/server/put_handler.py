@@ -28,6 +28,7 @@ from polybus.dialects.pirate.server.subscriber_context import (
     OnResult,
     SubscriberContext,
     error_from_future,
+    unknown_user_error,
 )
 from polybus.durable.topic_registry import MAX_BYTES
 from polybus.errors import Denied, DoesNotExist, LimitReached, PolybusError, Stale, UnknownProducer
@@ -161,6 +162,9 @@ class PutHandler:
         put = Put(client, request.counter, request.topic, then, stamp, block)
         topic = self._durable.find(request.topic)
         refusal = self._refusal(caller, request.topic, topic)
+        if caller.is_in_doubt and isinstance(refusal, Denied):
+            then(unknown_user_error())
+            return
         if topic is None or refusal is not None:
             assert refusal is not None
             self._enqueue(put, _refusal_commit(stamp, refusal))

@@ -189,6 +189,8 @@ class RouterListener:
     def _attach(self, connection: RouterConnection) -> None:
         connection.send = partial(self._send, connection)
         connection.is_full = partial(self._watch.is_full, connection)
+        if self._curve is None and connection.identity.is_in_doubt:
+            self._count("in_doubt", "pirate")
 
     def _send(
         self, connection: RouterConnection, envelope: list[bytes], frames: list[bytes]

@@ -24,6 +24,7 @@ from polybus.dialects.pirate.server.subscriber_context import (
     OnResult,
     SubscriberContext,
     error_from_future,
+    unknown_user_error,
 )
 from polybus.dialects.pirate.server.subscriber_records import (
     SUBSCRIPTIONS,
@@ -91,7 +92,10 @@ class SubscribeHandler:
                 self._create_topic(caller, request.topic, again, failed)
                 return
         except (Denied, WrongKind) as error:
-            self._commit_counter(client, request, encode_refusal(error), then)
+            if caller.is_in_doubt and isinstance(error, Denied):
+                self._finish(client, then, unknown_user_error())
+            else:
+                self._commit_counter(client, request, encode_refusal(error), then)
         except PolybusError as error:  # a retry may succeed, so the counter is not used
             self._finish(client, then, error)
         else:
@@ -144,7 +148,7 @@ class SubscribeHandler:
         key = SubscriptionKey(topic.number, client.id)
         try:
             # In the table before the commit, so that retention keeps all messages after `newest`.
-            new = self._table.add(key, caller.name, newest, self._context.clock())
+            new = self._table.add(key, caller.account_name, newest, self._context.clock())
         except PolybusError as error:
             self._finish(client, then, error)
             return
@@ -155,7 +159,7 @@ class SubscribeHandler:
             elif self._context.durable.find_by_number(topic.number) is None:
                 self.remove_records(topic.number)  # dropped while the commit was in flight
 
-        account = caller.name.encode("utf-8", "backslashreplace")
+        account = caller.account_name.encode("utf-8", "backslashreplace")
         changes = (
             RecordChange(subscriber_records.record_key(SUBSCRIPTIONS, key), account),
             subscriber_records.last_change(key, newest),

@@ -16,7 +16,7 @@ from polybus.durable.publisher import CallOnLoop
 from polybus.durable.push_readers import BlockingWorkRunner
 from polybus.durable.topic_names import TopicNames
 from polybus.durable.topic_registry import DurableTopics
-from polybus.errors import PolybusError, StoreFault
+from polybus.errors import PolybusError, StoreFault, Unavailable
 from polybus.model.commit import Commit, CommitResult
 
 # Called on the loop with the result of a request, or with its error.
@@ -43,6 +43,15 @@ class SubscriberContext:
         # The store resolves the future on a thread of its own.
         future = self.durable.commit(commit)
         future.add_done_callback(lambda done: self.run_on_loop(partial(then, done)))
+
+
+def unknown_user_error() -> Unavailable:
+    """Return the answer to a denied request of a caller in doubt.
+
+    It is not `Denied`, and it is not stored: the same client may repeat the request on a
+    connection whose user is known.
+    """
+    return Unavailable("the user of this connection is not known; connect again and retry")
 
 
 def error_from_future(future: Future[Any]) -> PolybusError | None:
