@@ -130,6 +130,14 @@ class Policy:
             self._classes.append(named)
         return number
 
+    def is_born_admin(self, identity: Identity) -> bool:
+        """Return True for root and the bus's own user, whatever the rules. Thread-safe."""
+        return not identity.key and identity.uid in self._admins
+
+    def is_admin(self, identity: Identity) -> bool:
+        """Return True for an admin of the whole bus."""
+        return self.allows(identity, ADMIN, ANY_TOPIC)
+
     def is_in_doubt(self, identity_class: int) -> bool:
         """Return True if the class may change once the groups of its callers are known."""
         named = self._classes[identity_class]
@@ -228,7 +236,7 @@ class Policy:
     ) -> Decision:
         if topic_name.is_probe(topic):
             return _PROBE
-        if verb == ADMIN and not identity.key and identity.uid in self._admins:
+        if verb == ADMIN and self.is_born_admin(identity):
             return _BORN_ADMIN
         table = self._tables.get(verb)
         by_rule = _by_rules(table, self._match_of(identity), topic) if table else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from polybus.bus.shares import unshared_table
 from polybus.durable.topic_registry import DurableTopics
 from polybus.groups.coordinator import Coordinator
 from polybus.groups.group_records import Member
@@ -46,7 +47,9 @@ class GroupHarness:
             self.woken.append,
             self._dead_letters,
         )
-        self.groups = Coordinator(context, **self.limits)
+        max_groups = self.limits.get("max_groups", 1024)
+        shares = unshared_table("max_groups", max_groups)
+        self.groups = Coordinator(context, shares, self.limits.get("max_members", 1024))
 
     def topic(self, name: str = "t", shards: int = 4) -> Topic:
         topic = self.durable.find(name)

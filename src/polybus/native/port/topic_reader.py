@@ -101,4 +101,6 @@ class TopicReader:
             return False
         shards = self._topic.shards if self._shard == ALL else (self._shard,)
         wanted = {(self._topic.number, shard): bounds.shards[shard].end for shard in shards}
-        return bool(self._port.waits.wait(wanted, self._wait_s, self._caller.is_gone))
+        return bool(
+            self._port.waits.wait(wanted, self._wait_s, self._caller.is_gone, self._caller.identity)
+        )
