@@ -62,6 +62,7 @@ check: setup ## lint, formatting, types, import contracts, words
 	@$(BIN)/mypy
 	@$(PYTHON_IN_VENV) .ci/imports.py
 	@$(PYTHON_IN_VENV) .ci/words.py
+	@$(PYTHON_IN_VENV) .ci/guarantees.py --check
 	@$(PYTHON_IN_VENV) .ci/proto.py --check
 
 bench: setup ## the short benchmarks, beside their peers

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from polybus.bus.alarms import Alarms
 from polybus.bus.connection import Connection
 from polybus.bus.counters import Counters
 from polybus.bus.delivery import Delivery
@@ -62,6 +63,7 @@ class Broker:
         self.wall_ns = wall_ns
         self._clock = clock
         counters = self.counters = Counters()
+        self.alarms = Alarms(wall_ns, log)
         policy = self.policy = policy or Policy()
         self.quotas = Quotas(quotas or QuotaLimits(), counters, log)
         self.shares = Shares(limits, policy.is_admin)
@@ -81,7 +83,14 @@ class Broker:
         )
         self._stalls = StallMonitor(limits, self.cut)
         self.overview = Overview(
-            fanout, delivery, self.topics, subscriptions, counters, self._connections, clock
+            fanout,
+            delivery,
+            self.topics,
+            subscriptions,
+            counters,
+            self.alarms,
+            self._connections,
+            clock,
         )
         self.on_tick: list[Callable[[float], None]] = []  # called with the time, in seconds
         # Called per batch: bound here to save one call.

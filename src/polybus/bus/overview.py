@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.traffic import LoopTraffic, TrafficTotals
 
 if TYPE_CHECKING:
+    from polybus.bus.alarms import Alarms
     from polybus.bus.connection import Connection
     from polybus.bus.counters import Counters
     from polybus.bus.delivery import Delivery
@@ -29,6 +30,7 @@ class Overview:
         topics: PullTopics,
         subscriptions: Subscriptions,
         counters: Counters,
+        alarms: Alarms,
         connections: Mapping[int, Connection],
         clock: Callable[[], float],
     ) -> None:
@@ -37,6 +39,7 @@ class Overview:
         self.topics = topics
         self._subscriptions = subscriptions
         self._counters = counters
+        self._alarms = alarms
         self._connections = connections
         self._clock = clock
         self._started_s = clock()
@@ -61,6 +64,8 @@ class Overview:
             "dropped": self._dropped(),
             "refused": self._counters.family("refused"),
             "faults": self._counters.family("faults"),
+            # Any caller may read statistics; the admin socket adds names for admins.
+            "alarms": self._alarms.to_json(with_names=False),
             **{name: section() for name, section in self.sections.items()},
         }
 

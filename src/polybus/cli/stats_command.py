@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import typer
@@ -22,7 +23,14 @@ def stats(as_json: flags.Json = False, admin: flags.Admin = None) -> None:
     if as_json:
         print(json.dumps(answer, indent=2))
     else:
+        alarms = answer.pop("alarms")
         print_table(("counter", "value"), list(_rows(answer)))
+        if alarms:
+            print()
+            rows = [
+                (one["kind"], _time(one["since"]), one["object"], one["text"]) for one in alarms
+            ]
+            print_table(("alarm", "since", "object", "text"), rows)
 
 
 def _rows(counters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -32,3 +40,7 @@ def _rows(counters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _rows(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -193,7 +193,10 @@ class App:
         }
         return AdminServer(
             {
-                "stats": AdminVerb(lambda *_: self._stats(), for_everyone=True),
+                "stats": AdminVerb(
+                    lambda _, identity: self._stats() | self._alarms(identity), for_everyone=True
+                ),
+                "alarms": AdminVerb(lambda _, identity: self._alarms(identity)),
                 "connections": AdminVerb(lambda *_: self._broker.connections()),
                 "store_compact": AdminVerb(self._compact, keys=frozenset({"folder"})),
                 **self._acl.verbs(),
@@ -219,6 +222,10 @@ class App:
     def _stats(self) -> dict[str, Any]:
         own = {"version": __version__, "pid": os.getpid(), "log_lines_lost": self._logs.dropped}
         return {"server": own, **self._broker.stats()}
+
+    def _alarms(self, identity: Identity) -> dict[str, Any]:
+        with_names = self._admin.is_admin(identity)
+        return {"alarms": self._broker.alarms.to_json(with_names=with_names)}
 
     def _announce(self) -> None:
         process_tuning.freeze_heap()

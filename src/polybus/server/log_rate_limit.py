@@ -26,7 +26,7 @@ TRACEBACK_WINDOW_S = 60.0
 MAX_KINDS = 200
 SUMMARY = "repeated"
 # Fields that distinguish two events of the same name.
-DISTINGUISHING_FIELDS = ("reason", "quota", "user")
+DISTINGUISHING_FIELDS = ("reason", "quota", "user", "kind")
 
 
 class EventKind(NamedTuple):

@@ -43,6 +43,7 @@ def test_an_idle_bus_counts_nothing():
         "dropped": {},
         "refused": {},
         "faults": {},
+        "alarms": [],
         "gsb": {
             "connections": 0,
             "services": 0,
