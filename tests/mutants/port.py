@@ -22,13 +22,16 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 WAITS = mutants(
     "native/port/shard_waits.py",
-    ("waits without end", "if len(self._waits) >= self._max_waits:", "if False:"),
     (
         "shards without end",
-        "if self._places + len(wait.places) > MAX_TOTAL_POSITIONS:",
-        "if False:",
+        "self._position_shares.take(wait.identity, len(wait.places))",
+        "self._position_shares.take(wait.identity, 0)",
     ),
-    ("places are not given back", "self._places -= len(wait.places)", "pass"),
+    (
+        "places are not given back",
+        "self._position_shares.release(wait.identity.name, len(wait.places))",
+        "pass",
+    ),
     (
         "news wakes no peer",
         "                self._wake((end.topic, end.shard))",

@@ -17,6 +17,7 @@ from polybus.bus.policy import OVERFLOW, Policy
 from polybus.bus.policy_enforcer import PolicyEnforcer
 from polybus.bus.pull_topics import NoPullTopics, PullTopics
 from polybus.bus.quotas import Quotas
+from polybus.bus.shares import Shares
 from polybus.bus.stall_monitor import StallMonitor
 from polybus.bus.subscriptions import SubscribeResult, Subscriptions
 from polybus.kernel.fanout import Fanout, Source
@@ -65,6 +66,7 @@ class Broker:
         self.alarms = Alarms(wall_ns, log)
         policy = self.policy = policy or Policy()
         self.quotas = Quotas(quotas or QuotaLimits(), counters, log)
+        self.shares = Shares(limits, policy.is_admin)
         self.turn = LoopTurn(call_soon)
         self._connections: dict[int, Connection] = {}
         self._accepted_count = 0
@@ -72,7 +74,8 @@ class Broker:
         fanout = self.fanout = Fanout(self._may_produce)
         delivery = self.delivery = Delivery(fanout, self.turn, limits, self.cut)
         delivery.on_collected = self._on_collected
-        subscriptions = self._subscriptions = Subscriptions(fanout, policy, limits)
+        topic_shares = self.shares.new_table("max_topics", limits.max_topics)
+        subscriptions = self._subscriptions = Subscriptions(fanout, policy, limits, topic_shares)
         self.topics: PullTopics = NoPullTopics()
         self.durable: DurableHooks = NoDurableTopics()
         self._enforcer = PolicyEnforcer(
@@ -140,6 +143,7 @@ class Broker:
             encoding=encoding,
             number=number,
             since_s=self._clock(),
+            identity=pipe.identity,
             on_resume=pipe.resume_reading,
         )
         outbox.connection = connection

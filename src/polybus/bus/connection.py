@@ -70,6 +70,7 @@ class Connection:
     encoding: Encoding
     number: int
     since_s: float
+    identity: Identity  # when it joined: shares are released from the same account
     on_resume: Callable[[], None]  # continues reading after back-pressure
     blocked_by: Outbox | None = None
     free_probes: set[bytes] = field(default_factory=set)

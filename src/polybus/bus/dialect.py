@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.connection import ConnectionIO
     from polybus.model.address import Address
+    from polybus.model.identity import Identity
     from polybus.model.topic import Bounds, Topic
     from polybus.store.contract import Store
 
@@ -62,10 +63,11 @@ class DialectServer(Protocol):
 class ConnectionCount(Protocol):
     """The bound on the connections of all dialects together."""
 
-    def enter(self, peer: str) -> bool:
-        """Count one connection. Returns False if the bound is reached."""
+    def enter(self, peer: str, identity: Identity) -> bool:
+        """Count one connection. Returns False if the bound or the caller's share is reached."""
 
-    def leave(self) -> None: ...
+    def leave(self, identity: Identity) -> None:
+        """Uncount a connection; `identity` is the one that it entered with."""
 
 
 class RunBlocking(Protocol):

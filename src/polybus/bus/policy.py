@@ -176,10 +176,6 @@ class Policy:
         """Return the purpose of a reserved topic, None for any other topic."""
         return self._reserved.get(topic)
 
-    def is_born_admin(self, identity: Identity) -> bool:
-        """Return whether this is root or the bus's own user: no rule locks them out."""
-        return not identity.key and identity.uid in self._admins
-
     def classify(self, identity: Identity) -> int:
         """Return the class of a caller. It is valid until the rules change."""
         named = self._match_of(identity)
@@ -190,6 +186,14 @@ class Policy:
             number = self._numbers[named] = len(self._classes)
             self._classes.append(named)
         return number
+
+    def is_born_admin(self, identity: Identity) -> bool:
+        """Return True for root and the bus's own user: no rule locks them out. Thread-safe."""
+        return not identity.key and identity.uid in self._admins
+
+    def is_admin(self, identity: Identity) -> bool:
+        """Return True for an admin of the whole bus."""
+        return self.allows(identity, ADMIN, ANY_TOPIC)
 
     def is_in_doubt(self, identity_class: int) -> bool:
         """Return True if rules possibly name its callers. Groups that become known end it."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from polybus.bus.alarms import Alarms
 from polybus.bus.dialect_registry import installed_dialects
+from polybus.bus.shares import unshared_table
 from polybus.durable.query_progress import list_query_progress
 from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import DoesNotExist
@@ -134,4 +135,4 @@ def _coordinator(store: Store) -> Coordinator:
         wake=lambda _topic: None,
         dead_letters=DeadLetterTargets(lambda topic: topic, alarms, time.monotonic),
     )
-    return Coordinator(context)
+    return Coordinator(context, unshared_table("max_groups", 0))

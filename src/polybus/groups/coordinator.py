@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
 from typing import Any, Final
 
+from polybus.bus.shares import ShareTable
 from polybus.errors import Expired, PolybusError, StoreClosed
 from polybus.groups import acks, group_info, group_reset
 from polybus.groups.group_records import Member
@@ -25,6 +26,7 @@ from polybus.groups.member_fetch import HeldPosition, MemberFetch
 from polybus.groups.membership import Membership
 from polybus.groups.shard_progress import ShardReport
 from polybus.model.commit import Append, CommitResult
+from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.start_point import EARLIEST
 from polybus.model.topic import Topic
 
@@ -38,12 +40,11 @@ class Coordinator:
     def __init__(
         self,
         context: GroupContext,
-        max_groups: int = 1024,
-        max_user_groups: int = 1024,
+        group_shares: ShareTable,
         max_members: int = 1024,
     ) -> None:
         self._context = context
-        self._registry = GroupRegistry(context, max_groups, max_user_groups)
+        self._registry = GroupRegistry(context, group_shares)
         self._membership = Membership(context, self._registry, max_members)
 
     # --- members
@@ -55,7 +56,7 @@ class Coordinator:
         consumer: str,
         requested: Member,
         start: str = EARLIEST,
-        creator: str = "",
+        creator: Identity = ANONYMOUS,
     ) -> Member:
         """Add a member and return it with its epoch. A new group counts against `creator`."""
         return self._membership.join(topic, group, consumer, requested, start, creator)

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator
 from threading import Lock, RLock
 from typing import Final
 
-from polybus.errors import Damaged, DoesNotExist, LimitReached
+from polybus.bus.shares import ShareTable
+from polybus.errors import Damaged, DoesNotExist
 from polybus.groups import group_records
 from polybus.groups.group_records import Roster, ShardProgress
 from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
 from polybus.model.commit import Commit, RecordChange, StoredRecord
+from polybus.model.identity import Identity
 from polybus.model.start_point import EARLIEST, LATEST
 from polybus.model.topic import Topic
 
@@ -29,10 +31,10 @@ Key = tuple[int, str]  # a topic's number, and the group's name
 
 
 class GroupRegistry:
-    def __init__(self, context: GroupContext, max_groups: int, max_user_groups: int) -> None:
+    def __init__(self, context: GroupContext, shares: ShareTable) -> None:
+        """`shares` counts the groups by their creators."""
         self._context = context
-        self._max_groups = max_groups
-        self._max_user_groups = max_user_groups
+        self._shares = shares
         self._store = context.durable.store
         self._lock = RLock()
         self._known: dict[Key, str] = {}  # all groups, with their creators
@@ -48,14 +50,16 @@ class GroupRegistry:
                 return
             for record in self._scan(group_records.ROSTERS):
                 number, name = group_records.read_roster_key(record.key)
-                topic, self._known[number, name] = self._find_topic(number), ""
+                topic, creator = self._find_topic(number), ""
                 try:
                     roster = group_records.decode_roster(record.value)
-                    self._known[number, name] = roster.creator
+                    creator = roster.creator
                     if topic is not None and roster.members:
                         self._loaded[number, name] = self._load(topic, name)
                 except Damaged:  # calls for this group will raise; other groups continue
                     _log.exception("group %r of topic number %s", name, number)
+                self._known[number, name] = creator
+                self._shares.restore(creator)
             # A topic whose groups are all removed may have left a mark.
             for record in self._scan(group_records.MARKS):
                 self._find_topic(int(record.key[len(group_records.MARKS) :], 16))
@@ -96,25 +100,24 @@ class GroupRegistry:
                 self._loaded[key] = self._load(topic, name)
             return self._loaded.get(key)
 
-    def get_or_create(self, topic: Topic, name: str, start: str, creator: str) -> Group:
+    def get_or_create(self, topic: Topic, name: str, start: str, creator: Identity) -> Group:
         """Return the group. A new one is written together with its first member."""
         group = self.find(topic, name)
         if group is not None:
             return group
-        with self._lock:
-            key = topic.number, name
-            if key not in self._loaded:
-                if len(self._known) >= self._max_groups:
-                    text = f"the bus has {self._max_groups} groups already; remove some"
-                    raise LimitReached("max_groups", text)
-                created = sum(other == creator for other in self._known.values())
-                if created >= self._max_user_groups:
-                    most = self._max_user_groups
-                    text = f"{creator} has created {most} groups already; remove some"
-                    raise LimitReached("max_user_groups", text)
-                self._loaded[key] = self._new(topic, name, start, creator)
-                self._known[key] = creator
-            return self._loaded[key]
+        self._shares.take(creator)  # before the lock, because it may wait for the event loop
+        try:
+            with self._lock:
+                key = topic.number, name
+                if key not in self._loaded:
+                    group = self._loaded[key] = self._new(topic, name, start, creator.name)
+                    self._known[key] = creator.name
+                    return group
+        except BaseException:
+            self._shares.release(creator.name)
+            raise
+        self._shares.release(creator.name)  # another caller has created it meanwhile
+        return self._loaded[key]
 
     def discard(self, group: Group) -> None:
         """Forget a group that was removed or never written."""
@@ -123,7 +126,7 @@ class GroupRegistry:
             key = group.topic.number, group.name
             if self._loaded.get(key) is group:
                 del self._loaded[key]
-                self._known.pop(key, None)
+                self._forget(key)
 
     def remove(self, group: Group) -> None:
         """Remove a group and its records. The mark keeps its epochs from being used again."""
@@ -175,7 +178,7 @@ class GroupRegistry:
             else:
                 self._remove_records(*key, None)
                 with self._lock:
-                    self._known.pop(key, None)
+                    self._forget(key)
         if self._store.get(group_records.mark_key(number)):
             self._store.commit(
                 Commit(changes=(RecordChange(group_records.mark_key(number), None),))
@@ -196,6 +199,11 @@ class GroupRegistry:
             self._store.commit(Commit(changes=chunk)).result()
 
     # --- under the lock
+
+    def _forget(self, key: Key) -> None:
+        creator = self._known.pop(key, None)
+        if creator is not None:
+            self._shares.release(creator)
 
     def _find_topic(self, number: int) -> Topic | None:
         """Return the topic, or mark its number as dropped and return None."""

@@ -19,6 +19,7 @@ from polybus.groups.dead_letter_queue import append_dead_letters
 from polybus.groups.group_records import Member, Roster
 from polybus.groups.group_registry import MAX_RECORDS_PER_COMMIT, GroupRegistry, split_shards
 from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
+from polybus.model.identity import Identity
 from polybus.model.topic import Topic
 
 # Shards of dead members per commit. Their dead letters may touch all shards of the .dlq topic.
@@ -33,7 +34,13 @@ class Membership:
         self._max_members = max_members
 
     def join(
-        self, topic: Topic, name: str, consumer: str, requested: Member, start: str, creator: str
+        self,
+        topic: Topic,
+        name: str,
+        consumer: str,
+        requested: Member,
+        start: str,
+        creator: Identity,
     ) -> Member:
         """Add a member with a new epoch. It replaces one of the same name, as if that had died."""
         while True:

@@ -244,6 +244,8 @@ class FlightCall {
   const std::string& peer() const { return handover_->peer; }
   const std::string& identity() const { return context_->peer_identity(); }
   bool is_cancelled() const { return context_->is_cancelled(); }
+  // The Python object that begin_call returned for this call.
+  void* caller() const;
   bool is_authorized() const { return context_->incoming_headers().count("authorization") != 0; }
   std::string authorization() const {
     auto found = context_->incoming_headers().find("authorization");
@@ -378,6 +380,10 @@ struct Hooks {
   // Checks access. Sets `put->owner`, or the refusal.
   void (*open_put)(void* python, FlightCall*, PutStream*, Refusal*) = nullptr;
   void (*close_put)(void* python, PutStream*) = nullptr;
+  // Identifies and counts the caller of a call: returns a reference for end_call, or sets the
+  // refusal.
+  void* (*begin_call)(void* python, FlightCall*, Refusal*) = nullptr;
+  void (*end_call)(void* python, void* caller) = nullptr;
   // Sets the refusal for a call beyond max_calls.
   void (*on_too_many_calls)(void* python, Refusal*) = nullptr;
   // Sets the refusal for a stream that is not Arrow data.
@@ -462,36 +468,56 @@ class Results : public arrow::flight::ResultStream {
   size_t next_ = 0;
 };
 
+constexpr char kCallLimiter[] = "polybus-call-limiter";
+
 // Counts calls from their first byte. gRPC gives a call its thread before the first message, and
 // Arrow blocks in reading that message, so this is the only place that sees a silent call.
+// The caller is identified here, too, because silent calls count against its share.
 class CallLimiter : public arrow::flight::ServerMiddlewareFactory {
  public:
   CallLimiter(std::shared_ptr<BatchQueue> queue, const Hooks& hooks) : queue_(std::move(queue)), hooks_(hooks) {}
 
-  Status StartCall(const arrow::flight::CallInfo&, const arrow::flight::ServerCallContext&,
+  Status StartCall(const arrow::flight::CallInfo&, const arrow::flight::ServerCallContext& context,
                    std::shared_ptr<arrow::flight::ServerMiddleware>* middleware) override {
-    if (queue_->AddCall()) {
-      *middleware = std::make_shared<CountedCall>(queue_);
-      return Status::OK();
-    }
     Refusal refusal;
-    hooks_.on_too_many_calls(hooks_.python, &refusal);
+    if (queue_->AddCall()) {
+      FlightCall call(context, queue_);
+      void* caller = hooks_.begin_call(hooks_.python, &call, &refusal);
+      if (caller != nullptr) {
+        *middleware = std::make_shared<CountedCall>(queue_, hooks_, caller);
+        return Status::OK();
+      }
+      queue_->RemoveCall();
+    } else {
+      hooks_.on_too_many_calls(hooks_.python, &refusal);
+    }
     return refusal.ToStatus();
   }
 
- private:
   struct CountedCall : arrow::flight::ServerMiddleware {
-    explicit CountedCall(std::shared_ptr<BatchQueue> queue) : queue_(std::move(queue)) {}
-    ~CountedCall() override { queue_->RemoveCall(); }
-    std::string name() const override { return "polybus-call-limiter"; }
+    CountedCall(std::shared_ptr<BatchQueue> queue, const Hooks& hooks, void* caller)
+        : queue_(std::move(queue)), hooks_(hooks), caller(caller) {}
+    ~CountedCall() override {
+      hooks_.end_call(hooks_.python, caller);
+      queue_->RemoveCall();
+    }
+    std::string name() const override { return kCallLimiter; }
     void SendingHeaders(arrow::flight::AddCallHeaders*) override {}
     void CallCompleted(const Status&) override {}
     std::shared_ptr<BatchQueue> queue_;
+    const Hooks hooks_;
+    void* caller;
   };
 
+ private:
   std::shared_ptr<BatchQueue> queue_;
   const Hooks hooks_;
 };
+
+inline void* FlightCall::caller() const {
+  auto* counted = static_cast<CallLimiter::CountedCall*>(context_->GetMiddleware(kCallLimiter));
+  return counted == nullptr ? nullptr : counted->caller;
+}
 
 class Service : public arrow::flight::FlightServerBase {
  public:
@@ -501,7 +527,7 @@ class Service : public arrow::flight::FlightServerBase {
         max_batches_(max_batches), max_bytes_(max_bytes) {}
 
   Status Open(arrow::flight::FlightServerOptions& options) {
-    options.middleware.emplace_back("polybus-call-limiter", std::make_shared<CallLimiter>(queue_, hooks_));
+    options.middleware.emplace_back(kCallLimiter, std::make_shared<CallLimiter>(queue_, hooks_));
     return Init(options);
   }
 

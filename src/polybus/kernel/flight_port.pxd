@@ -89,6 +89,7 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         const string& peer()
         const string& identity()
         cbool is_cancelled()
+        void* caller()
         cbool is_authorized()
         string authorization()
 
@@ -128,6 +129,8 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         void* python
         void (*open_put)(void*, CCall*, CPutStream*, Refusal*) noexcept
         void (*close_put)(void*, CPutStream*) noexcept
+        void* (*begin_call)(void*, CCall*, Refusal*) noexcept
+        void (*end_call)(void*, void*) noexcept
         void (*on_too_many_calls)(void*, Refusal*) noexcept
         void (*on_malformed)(void*, const string&, Refusal*) noexcept
         void (*run_action)(void*, CCall*, const string&, const shared_ptr[CBuffer]&,

@@ -8,6 +8,8 @@ event loop. Here the service reads, checks, holds back and answers batches witho
 
 `FlightPort` calls a handler object with these methods, on gRPC's threads:
 
+    begin_call(call) → caller                `call.caller` in the calls below; raises to refuse it
+    end_call(caller)
     open_put(call, path, schema) → owner     the owner of a stream's batches; raises to refuse it
     close_put(owner)
     on_malformed(text) → an exception
@@ -169,6 +171,7 @@ cdef class FlightCall:
     cdef readonly str peer
     cdef readonly bytes identity  # of the client's certificate; empty if it sent none
     cdef readonly object authorization  # the header, or None
+    cdef readonly object caller  # the value that `begin_call` returned
 
     cdef close(self):
         self.call = NULL
@@ -185,6 +188,8 @@ cdef FlightCall open_call(CCall* call):
     flight_call.authorization = None
     if call.is_authorized():
         flight_call.authorization = call.authorization().decode("utf-8", "surrogateescape")
+    if call.caller() != NULL:
+        flight_call.caller = <object>call.caller()
     return flight_call
 
 
@@ -223,6 +228,30 @@ cdef void close_put(void* python, CPutStream* put) noexcept with gil:
         (<object>python).close_put(owner)
     except BaseException:
         pass
+
+
+cdef void* begin_call(void* python, CCall* call, Refusal* refusal) noexcept with gil:
+    handler = <object>python
+    cdef FlightCall flight_call = None
+    try:
+        flight_call = open_call(call)
+        caller = handler.begin_call(flight_call)
+        Py_INCREF(caller)
+        return <void*>caller
+    except BaseException as error:
+        refuse(handler, error, refusal)
+    finally:
+        if flight_call is not None:
+            flight_call.close()
+    return NULL
+
+
+cdef void end_call(void* python, void* caller) noexcept with gil:
+    try:
+        (<object>python).end_call(<object>caller)
+    except BaseException:
+        pass
+    Py_DECREF(<object>caller)
 
 
 cdef void on_too_many_calls(void* python, Refusal* refusal) noexcept with gil:
@@ -377,6 +406,7 @@ cdef class FlightPort:
             on_action_end,
         )
         hooks.list_actions, hooks.on_too_many_calls = list_actions, on_too_many_calls
+        hooks.begin_call, hooks.end_call = begin_call, end_call
         hooks.open_get, hooks.next_rows, hooks.close_get = open_get, next_rows, close_get
         cdef shared_ptr[CSchema] schema = unwrap_schema(rows_schema).ValueUnsafe()
         self.service.reset(new CService(queue.queue, hooks, schema, max_batches, max_bytes))

@@ -37,6 +37,11 @@ class Limits:
     slow_consumer_min_bytes_per_s: int = 64 * KIB
     # ...for this long is disconnected: a stuck process must not block its publishers.
     slow_consumer_timeout_s: float = 5.0
+    # The part of each bounded table that one user may take (`bus.shares`): much, because many
+    # hosts have one user, and not all, because others must still be served.
+    user_share: float = 0.5
+    # The part of each bounded table that only admins may take, to end what fills the rest.
+    admin_reserve: float = 0.0625
 
 
 # User (name or uid) → quota → amount, where it differs from the defaults.
@@ -89,6 +94,10 @@ class NativeLimits:
     max_groups: int = 1024
     # Consumer groups of one user: one user must not take all of max_groups.
     max_user_groups: int = 512
+    # Producers with an owner: two records each, some 300 bytes of disk.
+    max_producers: int = 262_144
+    # Open stages: some 500 bytes of memory each, and any number of staged bytes on disk.
+    max_stages: int = 65_536
     # Consumers of one group: twice the largest number of shards of a topic.
     max_members: int = 1024
     # Most rows of one fetch: enough to make the cost of the call negligible...

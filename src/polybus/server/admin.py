@@ -18,7 +18,7 @@ Bad input:
     questions faster than answers are read              reading pauses
 
 Callers that are not admins get at most half of the connections, so they cannot lock the
-owner out.
+owner out, and one of them at most its share of that half (`bus.shares`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.admin_verb import AdminError, AdminVerb, Request
+from polybus.bus.shares import ShareTable
+from polybus.errors import LimitReached
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -59,11 +61,22 @@ class AdminServer:
         clock: Callable[[], float],
         log: Any,
         made_admin: Callable[[Identity], bool] = lambda identity: False,
+        user_share: float = 1.0,
+        on_refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._verbs = verbs
         self._has_admin_rule = made_admin
         self._admins = frozenset({ROOT_UID, own_uid})
-        self._max_strangers = max_connections // 2
+        # Admins need no entry here: the listener counts all connections.
+        strangers = max_connections // 2
+        self._strangers = ShareTable(
+            "max_admin_connections",
+            strangers,
+            max(1, int(strangers * user_share)),
+            0,
+            lambda identity: False,
+            on_refused,
+        )
         self._idle_timeout_s = idle_timeout_s
         self.clock = clock
         self._log = log
@@ -72,15 +85,21 @@ class AdminServer:
     def open(self, pipe: ConnectionIO) -> AdminSession:
         """Open a session. A connection over the limit gets an error and is closed."""
         session = AdminSession(self, pipe)
-        strangers = sum(not self.is_admin(one.identity) for one in self._sessions)
-        if not self.is_admin(pipe.identity) and strangers >= self._max_strangers:
-            session.refuse(AdminError("limit_reached", "too many admin connections: try again"))
-        else:
-            self._sessions.add(session)
+        if not self.is_admin(pipe.identity):
+            try:
+                self._strangers.take(pipe.identity)
+            except LimitReached as error:
+                session.refuse(AdminError("limit_reached", f"too many admin connections: {error}"))
+                return session
+            session.stranger = pipe.identity.account_name
+        self._sessions.add(session)
         return session
 
     def forget(self, session: AdminSession) -> None:
         self._sessions.discard(session)
+        if session.stranger:
+            self._strangers.release(session.stranger)
+            session.stranger = ""
 
     def close_all(self) -> None:
         for session in list(self._sessions):
@@ -142,6 +161,7 @@ class AdminSession:
     def __init__(self, server: AdminServer, pipe: ConnectionIO) -> None:
         self._server = server
         self._pipe = pipe
+        self.stranger = ""  # the account of a caller that is not an admin
         self._line = bytearray()
         self._stalled = False
         self._paused = False

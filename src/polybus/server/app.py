@@ -159,7 +159,7 @@ class App:
             tls=self._settings.tls,
             log=self._log,
             data=self._program.data,
-            connections=self._streams.connection_limit,
+            connections=self._streams.places,
             serve_streams=self._streams.serve,
             stats=self._stats,
             rule_verbs=self._acl.verbs(),
@@ -212,6 +212,8 @@ class App:
             clock=time.monotonic,
             log=self._log,
             made_admin=self._acl.is_admin,
+            user_share=self._limits.user_share,
+            on_refused=partial(self._broker.counters.count, "refused"),
         )
 
     async def _compact(self, request: Request, _identity: Identity) -> dict[str, Any]:

@@ -104,6 +104,9 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "limits.outbox_high_water_bytes": (64 * KIB, UNBOUNDED),
     "limits.outbox_max_bytes": (64 * KIB, UNBOUNDED),
     "limits.slow_consumer_min_bytes_per_s": (0, UNBOUNDED),
+    "limits.user_share": (0.01, 1),
+    # 0: no reserve.
+    "limits.admin_reserve": (0, 0.5),
     # 0 is a quota, too: none of it.
     "quotas.quota_bytes": (0, UNBOUNDED),
     "quotas.quota_subscriptions": (0, UNBOUNDED),

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.quotas import ConnectionQuota
 from polybus.kernel.stream_io import SharedBuffer
 from polybus.server import folders
 from polybus.server.certificates import Certificates
+from polybus.server.connection_shares import ConnectionPlaces, ConnectionShares
 from polybus.transports.hangup_monitor import HangupMonitor
 from polybus.transports.stream_listener import (
     ConnectionLimit,
@@ -44,7 +46,10 @@ class StreamListeners:
         """Do nothing: the certificate is shared, `StreamServer` reads it again."""
 
     def stop(self) -> None:
-        """Do nothing: the broker ends the connections."""
+        """End the requests that wait, if the dialect has such; the broker ends the connections."""
+        stop = getattr(self._open_session, "stop", None)
+        if stop is not None:
+            stop()
 
     async def close(self) -> None:
         close = getattr(self._open_session, "close", None)
@@ -55,7 +60,7 @@ class StreamListeners:
 class StreamServer:
     """The parts that all stream listeners share.
 
-    `connection_limit` counts the connections of all dialects, `shared` the bytes they send.
+    `places` counts connections that another library accepts, `shared` the bytes of all others.
     """
 
     def __init__(
@@ -70,9 +75,11 @@ class StreamServer:
         self._broker = broker
         self._uid = uid
         self._log = log
-        self.connection_limit = ConnectionLimit(
-            max_connections, self._refusal_handler("max_connections")
+        self._limit = ConnectionLimit(max_connections, self._refusal_handler("max_connections"))
+        self._shares = broker.shares.new_table(
+            "max_connections", max_connections, partial(broker.counters.count, "refused")
         )
+        self.places = ConnectionPlaces(self._limit, ConnectionShares(self._shares, None, log))
         # Admin connections have a bound of their own, so that a flood of clients cannot keep
         # the owner of the bus from inspecting it.
         self._admin_limit = ConnectionLimit(
@@ -86,7 +93,8 @@ class StreamServer:
     def serve(self, open_session: OpenSession, *, charge_user: bool = False) -> StreamListeners:
         """Return the listeners of a dialect; `charge_user` applies quota_connections."""
         quota = ConnectionQuota(self._broker.quotas) if charge_user else None
-        return StreamListeners(open_session, self._options(self.connection_limit, quota))
+        shares = ConnectionShares(self._shares, quota, self._log)
+        return StreamListeners(open_session, self._options(self._limit, shares))
 
     def serve_admin(self, open_session: OpenSession) -> StreamListeners:
         return StreamListeners(open_session, self._options(self._admin_limit, None))
@@ -100,14 +108,14 @@ class StreamServer:
     def close(self) -> None:
         self._hangups.close()
 
-    def _options(self, limit: ConnectionLimit, quota: ConnectionQuota | None) -> ListenOptions:
+    def _options(self, limit: ConnectionLimit, shares: ConnectionShares | None) -> ListenOptions:
         return ListenOptions(
             connection_limit=limit,
             shared=self.shared,
             tls=self._certificates.context if self._certificates else None,
             unix_mode=folders.socket_mode(self._uid),
             hangups=self._hangups,
-            caller_limit=quota,
+            caller_limit=shares,
             on_handshake_failed=self._on_handshake_failed,
         )
 

@@ -15,7 +15,8 @@ from tests.rig.memory_bus import MemoryBus
 from tests.rig.memory_pipe import MemoryPipe
 from tests.rig.rqueue_client import deregister, notification, publish, remove, subscribe
 
-LIMITS = Limits(max_topics=5, max_subscriptions_per_connection=3)
+# One user for all connections, so it needs the whole table.
+LIMITS = Limits(max_topics=5, max_subscriptions_per_connection=3, user_share=1.0, admin_reserve=0.0)
 
 
 def probe(number: int | None = None) -> bytes:

@@ -36,6 +36,11 @@ class Handler:
     def actions(self) -> list[tuple[str, str]]:
         return [("known", "an action")]
 
+    def begin_call(self, call: Any) -> str:
+        return "caller"
+
+    def end_call(self, caller: str) -> None: ...
+
     def on_too_many_calls(self) -> Exception:
         self.refused += 1
         return LimitReached("max_calls", f"{MAX_CALLS} calls are in progress")

@@ -42,6 +42,11 @@ class Handler:
     made: Event = field(default_factory=Event)  # the thread that creates it is done
     order: list[int] = field(default_factory=list)  # counters, as they were handed over
 
+    def begin_call(self, call: Any) -> str:
+        return "caller"
+
+    def end_call(self, caller: str) -> None: ...
+
     def open_put(self, call: Any, path: list[bytes], schema: pa.Schema) -> PutTarget:
         if self.refused is not None:
             raise self.refused

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from polybus.bus.alarms import Alarms
+from polybus.bus.shares import unshared_table
 from polybus.durable.topic_registry import DurableTopics
 from polybus.groups.coordinator import Coordinator
 from polybus.groups.dead_letter_queue import DeadLetterTargets
@@ -52,7 +53,9 @@ class GroupHarness:
                 lambda topic: self._dead_letters(topic), self.alarms, lambda: self.now
             ),
         )
-        self.groups = Coordinator(context, **self.limits)
+        max_groups = self.limits.get("max_groups", 1024)
+        shares = unshared_table("max_groups", max_groups)
+        self.groups = Coordinator(context, shares, self.limits.get("max_members", 1024))
 
     def topic(self, name: str = "t", shards: int = 4) -> Topic:
         topic = self.durable.find(name)

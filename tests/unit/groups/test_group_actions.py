@@ -249,7 +249,7 @@ def test_members_and_groups_are_limited(world, me, limit, fit, beyond):
 
 
 def test_groups_count_against_their_creator(world):
-    world.port.groups._registry._max_user_groups = 1
+    world.port.shares.groups.share = 1
     world.act("group.join", topic="t", consumer="a", group="1")
     with pytest.raises(LimitReached) as caught:
         world.act("group.join", topic="t", consumer="a", group="2")

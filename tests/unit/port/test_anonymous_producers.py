@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from polybus.bus.shares import unshared_table
 from polybus.errors import UnknownProducer
 from polybus.model.commit import Commit, RecordChange
 from polybus.model.identity import Identity
@@ -40,7 +41,10 @@ class Bus:
         """Once all that was handed over is done."""
         self.store.commit(Commit()).result()
         self.owners = ProducerRegistry(
-            self.store, lambda: self.now_s, lambda: int(self.wall_s) * NS
+            self.store,
+            lambda: self.now_s,
+            lambda: int(self.wall_s) * NS,
+            unshared_table("max_producers", 10_000),
         )
 
     def pass_time(self, seconds: float) -> None:

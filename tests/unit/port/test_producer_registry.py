@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from polybus.bus.shares import unshared_table
 from polybus.errors import Denied, MalformedRequest, UnknownProducer
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.native.port.producer_registry import ProducerRegistry, owner_key
@@ -18,7 +19,9 @@ ALICE, BOB, OPS = Identity(uid=4242), Identity(uid=4343), Identity(uid=4242, key
 @pytest.fixture
 def owners() -> Iterator[ProducerRegistry]:
     with open_store("memory:") as store:
-        yield ProducerRegistry(store, time.monotonic, time.time_ns)
+        yield ProducerRegistry(
+            store, time.monotonic, time.time_ns, unshared_table("max_producers", 1000)
+        )
 
 
 def test_first_opener_owns_the_producer(owners):
@@ -47,7 +50,9 @@ def test_cached_owner_is_dropped_with_the_producer(owners):
 
 def test_second_lookup_returns_the_same_owner(owners):
     owners.claim(ALICE, "p")
-    ProducerRegistry(owners._store, time.monotonic, time.time_ns).check(ALICE, "p")
+    ProducerRegistry(
+        owners._store, time.monotonic, time.time_ns, unshared_table("max_producers", 1000)
+    ).check(ALICE, "p")
 
 
 @pytest.mark.parametrize("name", ["", "p" * 256, "ä" * 128, "\ud800"])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from polybus.bus.shares import unshared_table
 from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import Conflict, Denied, Fenced, MalformedRequest, StageGone, Stale, Unavailable
 from polybus.model.commit import Commit, CommitResult
@@ -26,7 +27,9 @@ class Sink:
 
     def __init__(self, durable: DurableTopics) -> None:
         self.durable = durable
-        self.owners = ProducerRegistry(durable.store, time.monotonic, time.time_ns)
+        self.owners = ProducerRegistry(
+            durable.store, time.monotonic, time.time_ns, unshared_table("max_producers", 1000)
+        )
         self.topic = durable.store.create("t", 1, {})
         durable.register(self.topic)
 
@@ -138,7 +141,9 @@ def test_run_survives_a_restart(sink):
     sink.publish("q", 1, b"a")
     again = Sink.__new__(Sink)
     again.durable, again.topic = DurableTopics(sink.durable.store), sink.topic
-    again.owners = ProducerRegistry(sink.durable.store, time.monotonic, time.time_ns)
+    again.owners = ProducerRegistry(
+        sink.durable.store, time.monotonic, time.time_ns, unshared_table("max_producers", 1000)
+    )
     assert again.publish("q", 1, b"b").duplicate
     with pytest.raises(Conflict):
         again.publish("other", 1, b"b")

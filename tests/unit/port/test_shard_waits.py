@@ -9,9 +9,12 @@ from threading import Event
 
 import pytest
 
+from polybus.bus.shares import unshared_table
 from polybus.errors import Denied, DoesNotExist, LimitReached, StoreClosed
 from polybus.model.commit import Append, Commit
+from polybus.model.identity import ANONYMOUS
 from polybus.native.port import shard_waits as module
+from polybus.native.port.port_shares import MAX_TOTAL_POSITIONS
 from polybus.native.port.shard_waits import ShardWaits
 from polybus.store.contract import Store
 from polybus.store.engine_registry import open_store
@@ -29,7 +32,12 @@ def store() -> Iterator[Store]:
 
 @pytest.fixture
 def waits(store) -> Iterator[ShardWaits]:
-    made = ShardWaits(store, 2, time.monotonic)
+    made = ShardWaits(
+        store,
+        unshared_table("max_waits", 2),
+        unshared_table("wait_positions", MAX_TOTAL_POSITIONS),
+        time.monotonic,
+    )
     yield made
     made.close()
 
@@ -81,7 +89,10 @@ def test_wait_ends_at_its_timeout(store, waits):
 def test_number_of_waits_is_limited(store, waits, pool):
     topic = store.create("t", 1, {}).number
     both = [begin(pool, waits, {(topic, 0): 0}) for _ in range(2)]
-    for refused in (waits.check_room, lambda: waits.wait({(topic, 0): 0}, LONG_S)):
+    for refused in (
+        lambda: waits.check_room(ANONYMOUS),
+        lambda: waits.wait({(topic, 0): 0}, LONG_S),
+    ):
         with pytest.raises(LimitReached) as caught:
             refused()
         assert caught.value.limit == "max_waits"
@@ -90,9 +101,9 @@ def test_number_of_waits_is_limited(store, waits, pool):
     assert waits.wait({(topic, 0): 0}, LONG_S) == {(topic, 0): 1}
 
 
-def test_positions_of_all_waits_are_limited(store, waits, monkeypatch):
+def test_positions_of_all_waits_are_limited(store, waits):
     topic = store.create("t", 3, {}).number
-    monkeypatch.setattr(module, "MAX_TOTAL_POSITIONS", 2)
+    waits._position_shares.total = 2
     with pytest.raises(LimitReached):
         waits.wait(dict.fromkeys([(topic, shard) for shard in range(3)], 0), LONG_S)
     for _ in range(2):  # a wait that has ended frees its positions
@@ -160,7 +171,7 @@ def test_wait_whose_access_is_revoked_ends(store, waits, pool):
             raise Denied("no")
 
     waiting = [
-        pool.submit(waits.wait, {(topic, 0): 0}, LONG_S, lambda: False, check)
+        pool.submit(waits.wait, {(topic, 0): 0}, LONG_S, lambda: False, ANONYMOUS, check)
         for check in (check_access, lambda: None)
     ]
     until(lambda: waits.count == 2, "they wait")
@@ -181,5 +192,5 @@ def test_access_is_checked_before_the_first_sleep(store, waits):
 
     topic = store.create("t", 1, {}).number
     with pytest.raises(Denied):
-        waits.wait({(topic, 0): 0}, LONG_S, lambda: False, deny)
+        waits.wait({(topic, 0): 0}, LONG_S, lambda: False, ANONYMOUS, deny)
     assert waits.count == 0

@@ -44,7 +44,7 @@ def test_page_has_the_bounds_of_the_code():
     for line in page.splitlines():
         if heading := re.match(r"### (?:`\[(\w+)\]`)?", line):
             section = heading[1] or ""
-        elif row := re.match(r"\| `(\w+)` \| [^|]+ \| (?:(\d+) to (\d+)|At least (\d+))\b", line):
+        elif row := re.match(r"\| `(\w+)` \| [^|]+ \| (?:(\d+) to (\d+(?:\.\d+)?)|At least (\d+))\b", line):
             dotted = f"{section}.{row[1]}".lstrip(".")
             stated = float(row[2] or row[4]), float(row[3] or "inf")
             if stated != setting_bounds().get(dotted):

@@ -2,6 +2,7 @@
 
     polybus pirate                               # the shell
     polybus pirate subs | drop CLIENT            # subscriptions of a running bus
+    polybus pirate clients ls | rm CLIENT        # clients that ever sent HELLO
     polybus keys new client                      # on the client's machine
     polybus keys allow client.key --name alice   # on the bus's machine, with the public file
 
@@ -36,6 +37,7 @@ Exit codes, of the first command that failed (on a terminal: of the error that e
   130 Ctrl-C
 """
 COLUMNS: Final = ("topic", "client", "last", "behind", "seen_s", "user")
+CLIENT_COLUMNS: Final = ("client", "user", "epoch", "counter", "subscriptions")
 
 Server = Annotated[str, typer.Option("--server", metavar="URL", help="Address of the bus.")]
 Id = Annotated[
@@ -84,6 +86,11 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
     group.callback()(pirate)
     group.command("subs", help="List subscriptions and their read positions.")(subs)
     group.command("drop", help="End the subscriptions of a client that will not return.")(drop)
+    clients = typer.Typer()
+    clients.command("ls", help="List the clients that count against max_clients.")(clients_ls)
+    text = "Remove clients that will not return, with their subscriptions."
+    clients.command("rm", help=text)(clients_rm)
+    group.add_typer(clients, name="clients", help="Clients of a running bus: list, remove.")
     root.add_typer(group, name=name, help=help_line, epilog=EXIT_CODES)
 
 
@@ -149,6 +156,47 @@ def drop(
 
     response = ask_admin("pirate_drop", admin, **_selection(client, topic))
     print(f"dropped: {response['dropped']} subscriptions of {client}")
+
+
+def clients_ls(
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="USER", help="Only clients of this user.")
+    ] = None,
+    as_json: flags.Json = False,
+    admin: flags.Admin = None,
+) -> None:
+    from polybus.cli.admin_request import ask_admin
+    from polybus.dialects.pirate.client_id import format_client_id
+
+    rows: list[dict[str, Any]] = []
+    after: dict[str, str] = {}
+    while True:
+        page = ask_admin("pirate_clients", admin, **after)
+        rows += [row for row in page["clients"] if user in (None, row["user"])]
+        if page["next"] is None:
+            break
+        after = {"after": page["next"]}
+    for row in rows:
+        row["client"] = format_client_id(bytes.fromhex(row["client"]))
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    elif rows:
+        print_table(CLIENT_COLUMNS, [[row[name] for name in CLIENT_COLUMNS] for row in rows])
+    else:
+        print("no clients")
+
+
+def clients_rm(
+    clients: Annotated[
+        list[str], typer.Argument(metavar="CLIENT...", help="Their ids, as clients ls prints them.")
+    ],
+    admin: flags.Admin = None,
+) -> None:
+    from polybus.cli.admin_request import ask_admin
+
+    for client in clients:
+        response = ask_admin("pirate_client_rm", admin, **_selection(client, None))
+        print(f"removed: {client} with {response['subscriptions']} subscriptions")
 
 
 def _selection(client: str | None, topic: str | None) -> dict[str, Any]:

@@ -45,6 +45,7 @@ async def attach_store(context: ServerContext) -> DurableSubscribers:
         durable.names,
         broker.policy,
         broker.counters,
+        broker.shares,
         context.section,
         context.call_on_loop,
         context.workers,
@@ -66,9 +67,10 @@ async def open_server(context: ServerContext) -> DialectServer:
 
 
 def admin_verbs(context: ServerContext) -> Mapping[str, AdminVerb]:
+    from polybus.dialects.pirate.server.client_admin import ClientAdmin
     from polybus.dialects.pirate.server.subscriber_admin import SubscriberAdmin
 
-    return SubscriberAdmin(context).verbs()
+    return {**SubscriberAdmin(context).verbs(), **ClientAdmin(context).verbs()}
 
 
 def check_files(section: PirateSettings, data: Path) -> None:

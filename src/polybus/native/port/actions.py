@@ -37,7 +37,7 @@ Handlers = dict[RequestClass, Handler]
 
 def _wait(port: NativePort, caller: Caller, request: ShardsWait) -> WaitResult:
     positions = request.positions
-    port.waits.check_room()  # before the work on up to MAX_WAIT_POSITIONS positions
+    port.waits.check_room(caller.identity)  # before the work on up to MAX_WAIT_POSITIONS positions
     if not 1 <= len(positions) <= MAX_WAIT_POSITIONS:
         text = f"positions must have 1 to {MAX_WAIT_POSITIONS} entries, got {len(positions)}"
         raise LimitReached("max_places", text)
@@ -65,7 +65,7 @@ def _wait(port: NativePort, caller: Caller, request: ShardsWait) -> WaitResult:
             raise MalformedRequest(f"topic {topic.name} has no shard {position['shard']}")
         offsets[topic.number, position["shard"]] = position["offset"]
     timeout_s = min(request.timeout_ms / 1000, port.limits.max_wait_s)
-    ends = port.waits.wait(offsets, timeout_s, caller.is_gone, check_access)
+    ends = port.waits.wait(offsets, timeout_s, caller.is_gone, caller.identity, check_access)
     name_of = {topic.number: name for name, topic in topics_by_name.items()}
     return {
         "news": [

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from polybus.bus.alarms import Alarms
+    from polybus.bus.shares import ShareTable
     from polybus.groups.member_fetch import FetchResult
     from polybus.groups.shard_ends import ShardEnds
     from polybus.model.commit import Append
@@ -78,6 +79,7 @@ def open_coordinator(
     access: TopicAccess,
     ends: ShardEnds,
     waits: ShardWaits,
+    group_shares: ShareTable,
     limits: NativeLimits,
     clock: Callable[[], float],
     wall_ns: Callable[[], int],
@@ -90,7 +92,7 @@ def open_coordinator(
 
     dead_letters = DeadLetterTargets(access.open_dead_letters, alarms, clock)
     context = GroupContext(access.durable, ends, clock, wall_ns, wake, dead_letters)
-    return Coordinator(context, limits.max_groups, limits.max_user_groups, limits.max_members)
+    return Coordinator(context, group_shares, limits.max_members)
 
 
 # --- members
@@ -110,7 +112,7 @@ def _join(port: NativePort, caller: Caller, request: GroupJoin) -> GroupJoined:
         raise MalformedRequest("heartbeat_ms must be >= 1 and less than dead_ms")
     member = Member(0, request.max_deliver, request.heartbeat_ms, request.dead_ms)
     joined = port.groups.join(
-        topic, request.group, request.consumer, member, request.start, caller.identity.account_name
+        topic, request.group, request.consumer, member, request.start, caller.identity
     )
     return {
         "epoch": joined.epoch,
@@ -167,7 +169,7 @@ def stream_fetch(port: NativePort, caller: Caller, request: GroupFetch) -> Itera
             return
     active = [shard for shard, position in held.items() if not position.paused]
     places = [(topic.number, shard) for shard in (GROUP_CHANGES, *active)]
-    with port.waits.open_wait(places, wait_s, caller.is_gone) as waiting:
+    with port.waits.open_wait(places, wait_s, caller.is_gone, caller.identity) as waiting:
         # Poll again: news before the wait was registered did not wake it.
         result = fetch.poll()
         while True:
@@ -224,6 +226,7 @@ def _commit(port: NativePort, caller: Caller, request: GroupCommit) -> Committed
         done = port.groups.commit(topic, request.group, member, position, appends, stages)
     if done is None:  # the message was acked already
         return {"duplicate": True, "spans": [], "timestamp_ns": 0}
+    port.stages.end(request.stages or ())
     access.durable.traffic.receive(sum(append.block.count for append in appends), size)
     return port.describe_commit(done)
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from polybus.groups.coordinator import CoordinatorTimer
 from polybus.groups.shard_ends import ShardEnds
 from polybus.native.port import actions, group_actions
+from polybus.native.port.port_shares import PortShares
 from polybus.native.port.produce_stream import ProduceStream, UncommittedBudget
 from polybus.native.port.producer_registry import ProducerRegistry
 from polybus.native.port.shard_waits import ShardWaits
+from polybus.native.port.stage_owners import StageOwners
 from polybus.native.port.topic_access import TopicAccess
 from polybus.native.port.topic_reader import TopicReader
 from polybus.native.protocol.requests import GroupFetch
@@ -42,26 +44,41 @@ class NativePort:
         rules: Callable[[str, Mapping[str, object], Identity], Any],
         wall_ns: Callable[[], int],
         alarms: Alarms,
+        shares: PortShares | None = None,
     ) -> None:
-        """`rules` executes the commands of `polybus acl`. Members expire until `close`."""
+        """`rules` executes the commands of `polybus acl`. Members expire until `close`.
+
+        Without `shares` the port has one user, who may fill its tables.
+        """
+        self.shares = shares or PortShares.of_one_user(limits)
         self.access = access
         self.store = access.durable.store
         self.limits = limits
         ends = ShardEnds(self.store)
-        self.waits = ShardWaits(self.store, limits.max_waits, clock, ends.on_news)
-        self.owners = ProducerRegistry(self.store, clock, wall_ns)
+        self.waits = ShardWaits(
+            self.store, self.shares.waits, self.shares.wait_positions, clock, ends.on_news
+        )
+        self.owners = ProducerRegistry(self.store, clock, wall_ns, self.shares.producers)
+        self.stages = StageOwners(self.shares.stages, clock)
         self.rules = rules
         self.wall_ns = wall_ns
         self.budget = UncommittedBudget(limits.max_uncommitted_bytes)
         self.stats = stats  # for the event loop
         self.groups = group_actions.open_coordinator(
-            access, ends, self.waits, limits, clock, wall_ns, alarms
+            access, ends, self.waits, self.shares.groups, limits, clock, wall_ns, alarms
         )
         self._expiry_thread = CoordinatorTimer(self.groups, clock)
         access.on_rules_changed.append(self.waits.wake_all)
         access.add_drop_listener(self.waits.on_topic_dropped)
         access.add_drop_listener(self.groups.drop)
         self._expiry_thread.start()
+
+    def begin_call(self, identity: Identity) -> None:
+        """Count a call until `end_call`. Raises `LimitReached`."""
+        self.shares.calls.take(identity)
+
+    def end_call(self, identity: Identity) -> None:
+        self.shares.calls.release(identity.account_name)
 
     def new_caller(self, identity: Identity, is_gone: Callable[[], bool]) -> Caller:
         return Caller(identity, is_gone)

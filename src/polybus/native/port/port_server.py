@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.admin_verb import AdminError
 from polybus.durable.durable_bus import durable_bus
 from polybus.errors import ConfigError, PolybusError, Unavailable, error_from_code
+from polybus.model.access_rule import ADMIN
 from polybus.native.port.native_port import NativePort
+from polybus.native.port.port_shares import PortShares
 from polybus.native.port.topic_access import TopicAccess
 from polybus.transports.flight.authentication import TokenFile
 from polybus.transports.flight.flight_listener import (
@@ -43,6 +45,9 @@ class PortServer:
         policy = context.broker.policy
         access = TopicAccess(durable.topics, durable.names, policy, context.run_on_loop)
         rules = RuleRequests(context.rule_verbs, asyncio.get_running_loop())
+        shares = PortShares.open(
+            context.broker.shares, context.section, self._is_admin, self._count_refused
+        )
         self._port = NativePort(
             access,
             context.section,
@@ -51,6 +56,7 @@ class PortServer:
             rules,
             time.time_ns,
             context.broker.alarms,
+            shares,
         )
         self._reloads: list[Callable[[], None]] = []
 
@@ -93,6 +99,18 @@ class PortServer:
     def _call_on_loop(self, step: Callable[[], None]) -> None:
         assert self._context.call_on_loop is not None
         self._context.call_on_loop(step)
+
+    def _is_admin(self, identity: Identity) -> bool:
+        """Return True for an admin of the bus. For the threads of the port."""
+        policy, run_on_loop = self._context.broker.policy, self._context.run_on_loop
+        if policy.is_born_admin(identity):
+            return True
+        assert run_on_loop is not None
+        return policy.has_rules_for(ADMIN) and run_on_loop(policy.is_admin, identity)
+
+    def _count_refused(self, reason: str) -> None:
+        counters = self._context.broker.counters
+        self._call_on_loop(lambda: counters.count("refused", f"native_{reason}"))
 
     def _count(self, family: str, reason: str) -> None:
         self._context.broker.counters.count(family, reason)

@@ -31,6 +31,7 @@ from polybus.native.port import query_runs
 from polybus.native.protocol.requests import ProducerClose, ProducerOpen
 
 if TYPE_CHECKING:
+    from polybus.bus.shares import ShareTable
     from polybus.model.identity import Identity
     from polybus.native.port.actions import Handlers
     from polybus.native.port.native_port import Caller, NativePort
@@ -53,13 +54,21 @@ class ProducerRegistry:
     """Owners of producers. Thread-safe."""
 
     def __init__(
-        self, store: Store, clock: Callable[[], float], wall_ns: Callable[[], int]
+        self,
+        store: Store,
+        clock: Callable[[], float],
+        wall_ns: Callable[[], int],
+        shares: ShareTable,
     ) -> None:
+        """`shares` counts the producers by their owners."""
         self._store = store
+        self._shares = shares
+        self._is_counted = False  # the stored producers are in `shares`
         self._anonymous = AnonymousProducers(store, clock, wall_ns)
         self._known: dict[str, bytes] = {}
         self._closed = 0  # number of producers that were released
         self._lock = Lock()
+        self._counting = Lock()
 
     def check(self, caller: Identity, producer: str) -> None:
         """Raise `Denied` if the producer has another owner, `UnknownProducer` if it has none."""
@@ -71,22 +80,44 @@ class ProducerRegistry:
             self._anonymous.record_use(producer)
 
     def claim(self, caller: Identity, producer: str) -> None:
-        """Make the caller the owner; raise `Denied` if the producer has another owner."""
+        """Make the caller the owner.
+
+        Raises:
+            Denied: the producer has another owner.
+            LimitReached: the caller has its share of `max_producers`.
+        """
         if caller.is_in_doubt:
             raise Denied(f"producer {producer!r} needs an owner: the caller's user is not known")
-        change = RecordChange(owner_key(producer), caller.name.encode(), expected=0)
+        key = owner_key(producer)
+        if self._store.get(key) is not None:
+            self.check(caller, producer)
+            return
+        self._count_stored()
+        self._shares.take(caller)
+        change = RecordChange(key, caller.name.encode(), expected=0)
         try:
             changes = (change, *self._anonymous.use_change(producer))
             self._store.commit(Commit(changes=changes)).result()
-        except Conflict:
-            self.check(caller, producer)
+        except BaseException as error:
+            self._shares.release(caller.account_name)
+            if not isinstance(error, Conflict):
+                raise
+            self.check(caller, producer)  # another call has claimed it meanwhile
 
     def release(self, producer: str) -> None:
         """Delete the records of a producer that was closed."""
+        self._count_stored()
+        key = owner_key(producer)
         try:
-            change = RecordChange(owner_key(producer), None)
-            changes = (change, *self._anonymous.delete_change(producer))
-            self._store.commit(Commit(changes=changes)).result()
+            record = self._store.get(key)
+            if record is not None:
+                # Of this version: two calls that close the producer must release it once.
+                change = RecordChange(key, None, expected=record.version)
+                changes = (change, *self._anonymous.delete_change(producer))
+                self._store.commit(Commit(changes=changes)).result()
+                self._shares.release(record.value.decode())
+        except Conflict:
+            pass  # another call has released it
         finally:
             with self._lock:
                 self._closed += 1
@@ -102,6 +133,19 @@ class ProducerRegistry:
             opened = self._store.open_producer(producer, ProducerOptions())
             self._store.close_producer(producer, opened.epoch)
             self.release(producer)
+
+    def _count_stored(self) -> None:
+        """Count the producers of the store, once, before the first change."""
+        with self._counting:
+            after = b""
+            while not self._is_counted:
+                page = self._store.scan(OWNER, after)
+                for record in page:
+                    self._shares.restore(record.value.decode())
+                if page:
+                    after = page[-1].key
+                else:
+                    self._is_counted = True
 
     def _look_up(self, producer: str) -> bytes:
         closed = self._closed

@@ -1,10 +1,11 @@
 """Waits for new messages: many callers, one listener at the store.
 
 Each caller waits on its own thread, so the number of waits is limited for the whole bus, and
-so is the number of positions in all waits. A wait ends with news, at its timeout, when its
-client disconnects or may no longer read, when its topic is dropped, or when the bus stops. One
-thread checks all clients, because a thousand waiting threads that wake every second would keep
-a core busy.
+so is the number of positions in all waits; a caller gets a share of both.
+
+A wait ends with news, at its timeout, when its client disconnects or may no longer read, when
+its topic is dropped, or when the bus stops. One thread checks all clients, because a thousand
+waiting threads that wake every second would keep a core busy.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Self
 
-from polybus.errors import LimitReached, StoreClosed
+from polybus.errors import StoreClosed
+from polybus.model.identity import ANONYMOUS
 
 if TYPE_CHECKING:
+    from polybus.bus.shares import ShareTable
+    from polybus.model.identity import Identity
     from polybus.model.topic import Topic
     from polybus.store.contract import Listener, ShardEnd, Store
 
@@ -24,8 +28,6 @@ Place = tuple[int, int]  # topic number, shard
 CALLER_CHECK_INTERVAL_S = 1.0
 # Positions of one wait: four topics with the maximum number of shards.
 MAX_WAIT_POSITIONS = 16_384
-# Positions of all waits together, about 200 bytes each: at most about 200 MB.
-MAX_TOTAL_POSITIONS = 1 << 20
 
 
 class ShardWait:
@@ -37,8 +39,10 @@ class ShardWait:
         places: Collection[Place],
         timeout_s: float,
         is_gone: Callable[[], bool],
+        identity: Identity,
     ) -> None:
         self.places = places
+        self.identity = identity
         self.is_gone = is_gone
         self.is_abandoned = False
         self.event = Event()  # set by news, or when the wait must end
@@ -67,19 +71,20 @@ class ShardWaits:
     def __init__(
         self,
         store: Store,
-        max_waits: int,
+        waits: ShareTable,
+        positions: ShareTable,
         clock: Callable[[], float],
         on_news: Listener = lambda news: None,
     ) -> None:
         """`on_news` is called with news before they wake a wait."""
         self._store = store
-        self._max_waits = max_waits
+        self._wait_shares = waits
+        self._position_shares = positions
         self.clock = clock
         self._on_news = on_news
         self._lock = Lock()
         self._waits: set[ShardWait] = set()
         self._waits_by_place: dict[Place, set[ShardWait]] = {}
-        self._places = 0
         self._closed = Event()
         self._checker: Thread | None = None
         self._end_watch = store.watch(self._on_commit)
@@ -92,17 +97,16 @@ class ShardWaits:
     def is_closed(self) -> bool:
         return self._closed.is_set()
 
-    def check_room(self) -> None:
-        """Raise `LimitReached` if there are `max_waits` waits, before any work is done."""
-        if len(self._waits) >= self._max_waits:
-            text = f"{self._max_waits} calls are waiting; retry later"
-            raise LimitReached("max_waits", text)
+    def check_room(self, identity: Identity) -> None:
+        """Raise `LimitReached` if the caller may not wait, before any work is done."""
+        self._wait_shares.check_room(identity)
 
     def wait(
         self,
         wanted: Mapping[Place, int],
         timeout_s: float,
         is_gone: Callable[[], bool] = lambda: False,
+        identity: Identity = ANONYMOUS,
         check_access: Callable[[], object] = lambda: None,
     ) -> dict[Place, int]:
         """Return the ends of shards that are beyond their offset; {} after the timeout.
@@ -110,7 +114,7 @@ class ShardWaits:
         `check_access` is called after each wake-up and raises `Denied` to end the wait.
         """
         topics = {topic for topic, _ in wanted}
-        with self.open_wait(wanted, timeout_s, is_gone) as waiting:
+        with self.open_wait(wanted, timeout_s, is_gone, identity) as waiting:
             while True:
                 # Also before the first sleep: a change before `enter` did not wake this wait.
                 check_access()
@@ -125,9 +129,10 @@ class ShardWaits:
         places: Collection[Place],
         timeout_s: float,
         is_gone: Callable[[], bool] = lambda: False,
+        identity: Identity = ANONYMOUS,
     ) -> ShardWait:
         """Return a wait for repeated sleeps, for the length of a `with`."""
-        return ShardWait(self, places, timeout_s, is_gone)
+        return ShardWait(self, places, timeout_s, is_gone, identity)
 
     def wake(self, topic: int, shard: int) -> None:
         """Wake the waits for a shard, which may be a pseudo shard."""
@@ -152,15 +157,18 @@ class ShardWaits:
         self.wake_all()
 
     def enter(self, wait: ShardWait) -> None:
+        """Begin a wait. Raises `LimitReached` if its caller has no room for it."""
+        self._wait_shares.take(wait.identity)
+        try:
+            self._position_shares.take(wait.identity, len(wait.places))
+        except BaseException:
+            self._wait_shares.release(wait.identity.account_name)
+            raise
         with self._lock:
             if self._closed.is_set():
+                self._release_shares(wait)
                 raise StoreClosed("the bus is stopping")
-            self.check_room()
-            if self._places + len(wait.places) > MAX_TOTAL_POSITIONS:
-                text = f"all waits together are for {self._places} shards; retry later"
-                raise LimitReached("max_waits", text)
             self._waits.add(wait)
-            self._places += len(wait.places)
             for place in wait.places:
                 self._waits_by_place.setdefault(place, set()).add(wait)
             if self._checker is None:
@@ -172,12 +180,16 @@ class ShardWaits:
     def leave(self, wait: ShardWait) -> None:
         with self._lock:
             self._waits.remove(wait)
-            self._places -= len(wait.places)
+            self._release_shares(wait)
             for place in wait.places:
                 waits = self._waits_by_place[place]
                 waits.discard(wait)
                 if not waits:
                     del self._waits_by_place[place]
+
+    def _release_shares(self, wait: ShardWait) -> None:
+        self._wait_shares.release(wait.identity.account_name)
+        self._position_shares.release(wait.identity.account_name, len(wait.places))
 
     def check_callers(self) -> None:
         """End the waits of disconnected clients."""

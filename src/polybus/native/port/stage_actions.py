@@ -19,11 +19,14 @@ MAX_LEASE_S = 7 * 86_400.0
 
 
 def _open(port: NativePort, caller: Caller, request: StageOpen) -> StageOpened:
-    return {"stage": port.store.open_stage(_check_lease(request.lease_s))}
+    lease_s = _check_lease(request.lease_s)
+    return {"stage": port.stages.open(caller.identity, lease_s, port.store.open_stage)}
 
 
 def _renew(port: NativePort, caller: Caller, request: StageRenew) -> Empty:
-    port.store.renew(request.stage, _check_lease(request.lease_s))
+    lease_s = _check_lease(request.lease_s)
+    port.store.renew(request.stage, lease_s)
+    port.stages.renew(request.stage, lease_s)
     return {}
 
 
@@ -41,18 +44,23 @@ def _publish(port: NativePort, caller: Caller, request: StagePublish) -> Committ
         if stamp is not None:
             port.owners.check(caller.identity, stamp.producer)
         commit = Commit(stages=tuple(request.stages), stamp=stamp)
-        return port.describe_commit(durable.commit(commit).result())
+        done = durable.commit(commit).result()
+        if not done.duplicate:
+            port.stages.end(request.stages)
+        return port.describe_commit(done)
     epoch = query_runs.RunCommit.parse(request.stages, request.stamp, request.run)
     done = query_runs.publish(durable, port.owners, caller.identity, epoch)
     if done.duplicate:
         # The epoch was published before, so the stages of the replay are never needed.
         for stage in epoch.stages:
             port.store.discard(stage)
+    port.stages.end(epoch.stages)
     return port.describe_commit(done)
 
 
 def _discard(port: NativePort, caller: Caller, request: StageDiscard) -> Empty:
     port.store.discard(request.stage)
+    port.stages.end([request.stage])
     return {}
 
 

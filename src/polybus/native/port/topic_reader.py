@@ -107,6 +107,10 @@ class TopicReader:
         wanted = {(self._topic.number, shard): bounds.shards[shard].end for shard in shards}
         return bool(
             self._port.waits.wait(
-                wanted, self._wait_s, self._caller.is_gone, self._check_access_again
+                wanted,
+                self._wait_s,
+                self._caller.is_gone,
+                self._caller.identity,
+                self._check_access_again,
             )
         )

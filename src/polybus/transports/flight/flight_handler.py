@@ -72,6 +72,15 @@ class FlightHandler:
 
     # --- called by the compiled port
 
+    def begin_call(self, call: FlightCall) -> Identity:
+        """Identify and count a caller before its first message. Raises `LimitReached`."""
+        identity = self._identify(call, self.port)
+        self._verbs.begin_call(identity)
+        return identity
+
+    def end_call(self, identity: Identity) -> None:
+        self._verbs.end_call(identity)
+
     def open_put(self, call: FlightCall, path: list[bytes], schema: pa.Schema) -> PutTarget:
         with self._calls.begin_call():
             arrow.check_schema(schema)
@@ -136,7 +145,7 @@ class FlightHandler:
     # --- internals
 
     def _caller(self, call: FlightCall) -> PortCaller:
-        return self._verbs.new_caller(self._identify(call, self.port), call.is_cancelled)
+        return self._verbs.new_caller(call.caller, call.is_cancelled)
 
     def _batches(self, rows: Iterator[Rows], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._calls.track_call():

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from polybus.model import tcp_info
-from polybus.model.identity import IN_DOUBT
+from polybus.model.identity import IN_DOUBT, Identity
 from polybus.transports.peer_identity import describe_peer, identify_peer, unsent_bytes
 
 REMEMBERED_S: Final = 1.0  # an ended connection may still have unread messages
@@ -31,8 +31,8 @@ GUESSED_BYTES: Final = 1 << 20
 
 
 class ConnectionGate(Protocol):
-    def enter(self, peer: str) -> bool: ...
-    def leave(self) -> None: ...
+    def enter(self, peer: str, identity: Identity) -> bool: ...
+    def leave(self, identity: Identity) -> None: ...
 
 
 class RouterConnection:
@@ -48,7 +48,7 @@ class RouterConnection:
         self.address: object = None
         self.routing: bytes | None = None
         self.ended_s: float | None = None
-        self.admitted = False
+        self.admitted_as: Identity | None = None  # counted; a key may change `identity` later
         self.received = self.received_bytes = 0
         self.sent = self.sent_bytes = 0
         self.is_full: Callable[[], bool] = lambda: False
@@ -205,8 +205,9 @@ class RouterConnections:
             if connection.ended_s is not None:
                 connection.identity = IN_DOUBT
                 continue
-            connection.admitted = self._gate.enter(connection.peer_text)
-            if not connection.admitted:
+            if self._gate.enter(connection.peer_text, connection.identity):
+                connection.admitted_as = connection.identity
+            else:
                 connection.cut()
 
     def tick(self) -> None:
@@ -249,5 +250,5 @@ class RouterConnections:
             return
         connection.ended_s = self._clock()
         self._ended.append(connection)
-        if connection.admitted:
-            self._gate.leave()
+        if connection.admitted_as is not None:
+            self._gate.leave(connection.admitted_as)

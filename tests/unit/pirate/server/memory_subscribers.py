@@ -11,6 +11,7 @@ from typing import Any
 from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
 from polybus.bus.quotas import Quotas
+from polybus.bus.shares import Shares
 from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, ClientRequest
 from polybus.dialects.pirate.limits import PirateLimits
 from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
@@ -20,7 +21,7 @@ from polybus.durable.topic_names import TopicNames
 from polybus.durable.topic_registry import DurableTopics
 from polybus.model.commit import Commit
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.model.limits import QuotaLimits
+from polybus.model.limits import Limits, QuotaLimits
 from polybus.store.contract import Store
 from polybus.store.memory.memory_store import MemoryStore
 
@@ -55,6 +56,7 @@ class MemorySubscribers:
             self.binding,
             self.policy,
             self.counters,
+            Shares(Limits(user_share=1, admin_reserve=0), self.policy.is_admin),
             replace(PirateLimits(), **limits),
             self._steps.append,
             self._work,

@@ -6,9 +6,10 @@
       │ ◀─────────────────────── FULL: closed ◀──────────────── │
 
 The bus ends a call if its caller cancels it (499), its service disconnects (503) or is too slow
-(504), a reply is too large (413), or a change of the rules revokes the right to call (403) or to
-the service's name (503). The service then gets a cancel, if it is still connected,
-and its later replies are counted and dropped. A caller that disconnects cancels all its calls.
+(504), a reply is too large (413), a change of the rules revokes the right to call (403) or to
+the service's name (503), or the bus stops (503). The service then gets a cancel, if it is still
+connected, and its later replies are counted and dropped. A caller that disconnects cancels all
+its calls.
 
 The bus itself serves the names under `sys/`:
 
@@ -172,6 +173,11 @@ class CallRouter:
         for call in list(peer.calls.values()):
             self._fail(call, StatusCode.CANCELLED, "the caller went away", cancel=True)
         self.pressure.remove(peer)
+
+    def stop(self) -> None:
+        """End all open calls, because the bus stops."""
+        for call in [call for peer in self.peers for call in peer.calls.values()]:
+            self._fail(call, StatusCode.UNAVAILABLE, "the bus is stopping", cancel=True)
 
     # --- requests of callers
 

@@ -65,6 +65,10 @@ class GsbServer:
     def __call__(self, pipe: ConnectionIO) -> GsbSession:
         return GsbSession(self, pipe)
 
+    def stop(self) -> None:
+        """Answer all open calls, while their connections can still send the answers."""
+        self.calls.stop()
+
     def close(self) -> None:
         """Write the rest of the call log. Called when the bus stops."""
         if self.calls.audit is not None:

@@ -12,10 +12,11 @@ are exclusive: they wait for the requests in flight, and later requests wait for
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
+from polybus.dialects.pirate.client_id import format_client_id
 from polybus.dialects.pirate.codec import ClientRequest
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.put_fast_path import ClientState
@@ -25,7 +26,7 @@ from polybus.dialects.pirate.server.subscriber_context import (
     error_from_future,
 )
 from polybus.dialects.pirate.server.subscriber_records import HelloHistory
-from polybus.errors import Fenced, LimitReached
+from polybus.errors import DoesNotExist, Fenced, LimitReached
 from polybus.model.commit import Commit, RecordChange
 from polybus.model.identity import Identity
 from polybus.model.stamp import ProducerEpoch
@@ -83,38 +84,82 @@ class HelloResult(NamedTuple):
 class ClientTable:
     """The loaded clients, and the queue of each. Executes HELLO."""
 
-    def __init__(self, context: SubscriberContext, stored: int) -> None:
-        """`stored` is the number of clients in the store."""
+    def __init__(self, context: SubscriberContext, stored: Mapping[str, int]) -> None:
+        """`stored` is the number of clients in the store, by account."""
         self._context = context
+        self._shares = context.shares.new_table(
+            "max_clients", context.limits.max_clients, context.count_refused
+        )
+        for account, clients in stored.items():
+            self._shares.restore(account, clients)
         self._max_waiting = context.limits.max_client_requests
         self._loaded: OrderedDict[bytes, ClientEntry] = OrderedDict()
         # Returns a loaded client. A bound dict method, because every PUT calls it.
         self.find: Callable[[bytes], ClientEntry | None] = self._loaded.get
-        self.count = stored
 
-    def hello(self, request: ClientRequest, _caller: Identity, then: OnResult) -> None:
+    @property
+    def count(self) -> int:
+        """The number of clients in the store."""
+        return self._shares.used
+
+    def hello(self, request: ClientRequest, caller: Identity, then: OnResult) -> None:
         """Execute HELLO (exclusive). A copy of a HELLO gets the epoch of the first."""
-        store = self._context.durable.store
 
         def run(client: ClientEntry) -> None:
-            has_room = self.count < self._context.limits.max_clients
+            # Only the store knows whether the client is new. So a place is taken first, and a
+            # refusal counts only if the client is new.
+            refusal: LimitReached | None = None
+            try:
+                self._shares.take(caller)
+            except LimitReached as error:
+                refusal = error
+            opening = EpochOpening(
+                self._context.durable.store,
+                client.id,
+                request.counter,
+                caller.account_name,
+                refusal,
+            )
 
-            def on_opened(future: Future[tuple[int, ProducerEpoch, bool]]) -> None:
+            def on_opened(future: Future[tuple[int, ProducerEpoch]]) -> None:
+                if refusal is None and not opening.is_new:
+                    self._shares.release(caller.account_name)
                 error = error_from_future(future)
                 if error is None:
-                    epoch, newest, is_new = future.result()
-                    self.count += is_new
+                    epoch, newest = future.result()
                     client.update(newest)
                     then(HelloResult(epoch, client.counter))
                 else:
                     then(error)
                 self.finish_exclusive(client)
 
-            self._context.workers(
-                lambda: _open_epoch(store, client.id, request.counter, has_room), on_opened
-            )
+            self._context.workers(opening.run, on_opened)
 
         self.queue(request.client, run, then, alone=True)
+
+    def remove(self, client_id: bytes, then: OnResult) -> None:
+        """Remove a client (exclusive). Calls `then` with its account or an error.
+
+        Its epoch and counter stay in the store, so that its later requests are fenced until it
+        sends HELLO again, and a request that it repeats then still counts once.
+        """
+        store = self._context.durable.store
+
+        def run(client: ClientEntry) -> None:
+            def on_removed(future: Future[tuple[str, ProducerEpoch]]) -> None:
+                error = error_from_future(future)
+                if error is None:
+                    account, newest = future.result()
+                    self._shares.release(account)
+                    client.update(newest)
+                    then(account)
+                else:
+                    then(error)
+                self.finish_exclusive(client)
+
+            self._context.workers(lambda: _remove_client(store, client_id), on_removed)
+
+        self.queue(client_id, run, then, alone=True)
 
     # --- the order of requests
 
@@ -207,28 +252,61 @@ class ClientTable:
         return client
 
 
-def _open_epoch(
-    store: Store, client: bytes, number: int, has_room: bool
-) -> tuple[int, ProducerEpoch, bool]:
-    """Open an epoch for the HELLO with this random number. Runs on a worker.
+class EpochOpening:
+    """Opens an epoch for a HELLO with a random number. `run` is for a worker.
 
-    Returns the epoch, the producer's state, and True if the client is new.
+    `refusal` is raised if the client is new. `is_new` is True once a new client is stored.
     """
-    key, producer = subscriber_records.counter_key(client), subscriber_records.producer_name(client)
-    record = store.get(key)
-    history = HelloHistory.decode(record.value) if record else HelloHistory()
-    epoch = history.epoch_of(number)
-    if epoch is None:
-        if record is None and not has_room:
-            raise LimitReached("max_clients", "the bus has the maximum number of clients")
-        # The number is stored before the epoch is opened. A copy of this HELLO after a crash
-        # then gets the same epoch.
-        history = history.with_number(number)
-        epoch = history.newest
-        change = RecordChange(key, history.encode(), record.version if record else 0)
-        store.commit(Commit(changes=(change,))).result()
-    newest = store.look_up_producer(producer)
-    # A crash between the two commits leaves the producer behind the stored numbers.
-    while newest is None or newest.epoch < history.newest:
-        newest = store.open_producer(producer, subscriber_records.PRODUCER_OPTIONS)
-    return epoch, newest, record is None
+
+    def __init__(
+        self, store: Store, client: bytes, number: int, account: str, refusal: LimitReached | None
+    ) -> None:
+        self._store = store
+        self._client = client
+        self._number = number
+        self._account = account
+        self._refusal = refusal
+        self.is_new = False
+
+    def run(self) -> tuple[int, ProducerEpoch]:
+        """Return the epoch, and the producer's state."""
+        store, key = self._store, subscriber_records.counter_key(self._client)
+        producer = subscriber_records.producer_name(self._client)
+        record = store.get(key)
+        newest = store.look_up_producer(producer)
+        if record is not None:
+            history = HelloHistory.decode(record.value)
+        else:  # a client that was removed has a producer, whose epochs must not be used again
+            history = HelloHistory(newest.epoch if newest else 0)
+        epoch = history.epoch_of(self._number)
+        if epoch is None:
+            if record is None and self._refusal is not None:
+                raise self._refusal
+            # The number is stored before the epoch is opened. A copy of this HELLO after a crash
+            # then gets the same epoch.
+            history = history.with_number(self._number)
+            epoch = history.newest
+            changes = [RecordChange(key, history.encode(), record.version if record else 0)]
+            if record is None:
+                account = subscriber_records.encode_account(self._account)
+                changes.append(RecordChange(subscriber_records.account_key(self._client), account))
+            store.commit(Commit(changes=tuple(changes))).result()
+            self.is_new = record is None
+        # A crash between the two commits leaves the producer behind the stored numbers.
+        while newest is None or newest.epoch < history.newest:
+            newest = store.open_producer(producer, subscriber_records.PRODUCER_OPTIONS)
+        return epoch, newest
+
+
+def _remove_client(store: Store, client: bytes) -> tuple[str, ProducerEpoch]:
+    """Remove the records of a client and end its epoch. Runs on a worker."""
+    keys = subscriber_records.counter_key(client), subscriber_records.account_key(client)
+    if store.get(keys[0]) is None:
+        raise DoesNotExist(f"no client {format_client_id(client)}")
+    account = subscriber_records.read_account(store, client)
+    # The epoch ends first: requests that the client has sent before must find it ended.
+    newest = store.open_producer(
+        subscriber_records.producer_name(client), subscriber_records.PRODUCER_OPTIONS
+    )
+    store.commit(Commit(changes=tuple(RecordChange(key, None) for key in keys))).result()
+    return account, newest

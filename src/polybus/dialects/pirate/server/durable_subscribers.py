@@ -32,7 +32,14 @@ class DurableSubscribers:
     def __init__(self, context: SubscriberContext, stored: StoredSubscribers) -> None:
         self._context = context
         self.clients = ClientTable(context, stored.clients)
-        self.table = SubscriptionTable(context.limits, stored.subscriptions)
+        limits = context.limits
+        shares = context.shares.new_table(
+            "max_subscriptions",
+            limits.max_subscriptions,
+            context.count_refused,
+            user_limit=("max_user_subscriptions", limits.max_user_subscriptions),
+        )
+        self.table = SubscriptionTable(shares, stored.subscriptions)
         self._lasts = LastWriter(context, self.table)
         self._cache = MessageCache(context)
         self._subscribe_handler = SubscribeHandler(context, self.clients, self.table, self._lasts)

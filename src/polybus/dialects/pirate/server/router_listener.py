@@ -217,6 +217,8 @@ class RouterListener:
     # --- connections
 
     def tick(self) -> None:
+        if self._monitor.closed:  # drained, while other listeners still drain
+            return
         self.connections.tick()
         self._on_monitor_event()
 

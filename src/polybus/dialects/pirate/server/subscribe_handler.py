@@ -148,7 +148,7 @@ class SubscribeHandler:
         key = SubscriptionKey(topic.number, client.id)
         try:
             # In the table before the commit, so that retention keeps all messages after `newest`.
-            new = self._table.add(key, caller.account_name, newest, self._context.clock())
+            new = self._table.add(key, caller, newest, self._context.clock())
         except PolybusError as error:
             self._finish(client, then, error)
             return

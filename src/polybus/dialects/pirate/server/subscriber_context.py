@@ -11,6 +11,7 @@ from typing import Any
 from polybus.bus.broker import Logger
 from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
+from polybus.bus.shares import Shares
 from polybus.dialects.pirate.limits import PirateLimits
 from polybus.durable.publisher import CallOnLoop
 from polybus.durable.push_readers import BlockingWorkRunner
@@ -31,12 +32,16 @@ class SubscriberContext:
     binding: TopicNames
     policy: Policy
     counters: Counters
+    shares: Shares
     limits: PirateLimits
     run_on_loop: CallOnLoop
     workers: BlockingWorkRunner
     clock: Callable[[], float]
     wall_ns: Callable[[], int]
     log: Logger
+
+    def count_refused(self, reason: str) -> None:
+        self.counters.count("refused", f"pirate_{reason}")
 
     def commit(self, commit: Commit, then: Callable[[Future[CommitResult]], None]) -> None:
         """Commit. Calls `then` on the loop when the commit is on disk or has failed."""

@@ -1,9 +1,10 @@
-"""Stored state of subscribers: three families of records, and producers of the store.
+"""Stored state of subscribers: four families of records, and producers of the store.
 
     pirate/subscription/TTTTTTTT CLIENT   a subscription: the account it is charged to
     pirate/last/TTTTTTTT CLIENT           LAST, the position of the reader, 8 bytes big-endian
     pirate/counter/CLIENT                 the client's newest epoch, and the random numbers of
                                           its last HELLOs, 8 bytes each, the newest last
+    pirate/account/CLIENT                 the account that the client is charged to
 
 T is the topic's number in hex. CLIENT is the id's bytes, to the end of the key. The counter and
 its answer are a producer of the store named `pirate:` and the id in hex, whose counters may
@@ -34,6 +35,7 @@ from polybus.store.contract import Store
 SUBSCRIPTIONS: Final = b"pirate/subscription/"
 LASTS: Final = b"pirate/last/"
 COUNTERS: Final = b"pirate/counter/"
+ACCOUNTS: Final = b"pirate/account/"
 PRODUCERS: Final = "pirate:"
 PRODUCER_OPTIONS: Final = ProducerOptions(dense=False, kept_results=1)
 
@@ -85,6 +87,20 @@ def producer_name(client: bytes) -> str:
 
 def counter_key(client: bytes) -> bytes:
     return COUNTERS + client
+
+
+def account_key(client: bytes) -> bytes:
+    return ACCOUNTS + client
+
+
+def encode_account(account: str) -> bytes:
+    return account.encode("utf-8", "backslashreplace")
+
+
+def read_account(store: Store, client: bytes) -> str:
+    """Return the account of a client; empty if it is older than the record. Blocks."""
+    record = store.get(account_key(client))
+    return record.value.decode("utf-8", "replace") if record else ""
 
 
 # --- subscriptions

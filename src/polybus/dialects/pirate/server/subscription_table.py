@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from polybus.dialects.pirate.limits import PirateLimits
+from polybus.bus.shares import ShareTable
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.subscriber_context import SubscriberContext
-from polybus.dialects.pirate.server.subscriber_records import LASTS, SUBSCRIPTIONS, SubscriptionKey
-from polybus.errors import LimitReached
+from polybus.dialects.pirate.server.subscriber_records import (
+    ACCOUNTS,
+    COUNTERS,
+    LASTS,
+    SUBSCRIPTIONS,
+    SubscriptionKey,
+)
+from polybus.model.identity import Identity
 
 
 class Subscription:
@@ -26,7 +32,7 @@ class Subscription:
 
 
 class StoredSubscribers:
-    """The subscriptions and the number of clients in a store. Reading them blocks."""
+    """The subscriptions in a store, and its clients by account. Reading them blocks."""
 
     def __init__(self, context: SubscriberContext) -> None:
         store, find_topic = context.durable.store, context.durable.find_by_number
@@ -47,21 +53,31 @@ class StoredSubscribers:
             last = lasts.get(key, 0)
             # The time of the last request is not stored, so subscriber_ttl_s starts again.
             self.subscriptions.append(Subscription(key, account, last, context.clock()))
-        self.clients = sum(1 for _ in subscriber_records.scan(store, subscriber_records.COUNTERS))
+        accounts = {
+            record.key[len(ACCOUNTS) :]: record.value.decode("utf-8", "replace")
+            for record in subscriber_records.scan(store, ACCOUNTS)
+        }
+        self.clients = Counter(
+            accounts.get(record.key[len(COUNTERS) :], "")
+            for record in subscriber_records.scan(store, COUNTERS)
+        )
 
 
 class SubscriptionTable:
-    """The subscriptions of a bus, and their limits."""
+    """The subscriptions of a bus; `shares` counts them by account."""
 
-    def __init__(self, limits: PirateLimits, stored: list[Subscription]) -> None:
-        self._limits = limits
+    def __init__(self, shares: ShareTable, stored: list[Subscription]) -> None:
+        self._shares = shares
         self._topics: dict[int, dict[bytes, Subscription]] = {}
-        self._accounts: Counter[str] = Counter()
-        self.count = 0
         self.changed_topics: set[int] = set()  # topics with a moved or removed subscription
         for subscription in stored:
+            self._shares.restore(subscription.account)
             self._add(subscription)
             self.changed_topics.add(subscription.key.topic)
+
+    @property
+    def count(self) -> int:
+        return self._shares.used
 
     def find(self, topic: int, client: bytes) -> Subscription | None:
         subscribers = self._topics.get(topic)
@@ -74,18 +90,10 @@ class SubscriptionTable:
         for subscribers in list(self._topics.values()):
             yield from list(subscribers.values())
 
-    def add(self, key: SubscriptionKey, account: str, last: int, now_s: float) -> Subscription:
+    def add(self, key: SubscriptionKey, caller: Identity, last: int, now_s: float) -> Subscription:
         """Add a subscription. Raises `LimitReached`."""
-        limits = self._limits
-        if self.count >= limits.max_subscriptions:
-            raise LimitReached(
-                "max_subscriptions", "the bus has the maximum number of subscriptions"
-            )
-        if self._accounts[account] >= limits.max_user_subscriptions:
-            raise LimitReached(
-                "max_user_subscriptions", f"{account} has the maximum number of subscriptions"
-            )
-        subscription = Subscription(key, account, last, now_s)
+        self._shares.take(caller)
+        subscription = Subscription(key, caller.account_name, last, now_s)
         self._add(subscription)
         return subscription
 
@@ -97,14 +105,14 @@ class SubscriptionTable:
         del subscribers[client]
         if not subscribers:
             del self._topics[topic]
-        self._uncount(subscription)
+        self._shares.release(subscription.account)
         self.changed_topics.add(topic)
 
     def drop(self, topic: int) -> bool:
         """Remove all subscriptions of a topic. Returns False if there were none."""
         subscribers = self._topics.pop(topic, {})
         for subscription in subscribers.values():
-            self._uncount(subscription)
+            self._shares.release(subscription.account)
         self.changed_topics.discard(topic)
         return bool(subscribers)
 
@@ -118,11 +126,3 @@ class SubscriptionTable:
     def _add(self, subscription: Subscription) -> None:
         topic, client = subscription.key
         self._topics.setdefault(topic, {})[client] = subscription
-        self._accounts[subscription.account] += 1
-        self.count += 1
-
-    def _uncount(self, subscription: Subscription) -> None:
-        self.count -= 1
-        self._accounts[subscription.account] -= 1
-        if not self._accounts[subscription.account]:
-            del self._accounts[subscription.account]

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from polybus.bus.connection import Connection, ConnectionIO
     from polybus.dialects.rqueue.limits import RqueueLimits
 
-LIMITS_REACHED = (SubscribeResult.TOO_MANY_SUBSCRIPTIONS, SubscribeResult.TOO_MANY_TOPICS)
+LIMITS_REACHED = (
+    SubscribeResult.TOO_MANY_SUBSCRIPTIONS,
+    SubscribeResult.TOO_MANY_TOPICS,
+    SubscribeResult.TOO_MANY_USER_TOPICS,
+)
 
 
 class RqueueServer:
