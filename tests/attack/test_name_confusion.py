@@ -20,6 +20,7 @@ from polybus.server.admin_client import ask
 from polybus.store.engine_registry import canonical_url, open_store
 from polybus.testing import bus_process
 from polybus.testing.bus_process import BusProcess, StartFailed
+from tests.attack.whole_bus import LISTEN
 from tests.rig import gsb_peer, rqueue_client
 from tests.rig.observer import check_unharmed, count, until
 from tests.rig.raw_attempts import BODY, DENIED, OK, SENT
@@ -30,14 +31,6 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root to run as a
 BOB = 4343
 TOPIC, LETTERS, CALLS = "orders", "orders.dlq", "gsb.calls"
 AUDIT = "[gsb]\naudit = true\n"
-LISTEN = (
-    "rqueue=tcp://127.0.0.1:0",
-    "freud=unix:{folder}/freud.sock",
-    "gsb=tcp://127.0.0.1:0",
-    "pirate=tcp://127.0.0.1:0",
-    "native=grpc://127.0.0.1:0",
-    "admin=unix:{folder}/admin.sock",
-)
 WITH_ANSWERS = ("native", "freud", "gsb", "pirate")
 
 

@@ -199,6 +199,20 @@ def test_policy_verdict_is_cached_until_the_rules_change(slow_path_inputs: list[
     assert say(pipe, freud_client.produce(NAME))[0].code == freud_client.NO
 
 
+def test_dead_letters_are_judged_without_any_rule(slow_path_inputs: list[bytes]):
+    bus, letters = bus_with(), b"t.dlq"
+    reader, admin = bus.connect_freud(identity=ALICE), bus.connect_freud(identity=Identity(0))
+    say(reader, freud_client.create(letters))
+    say(reader, freud_client.subscribe(letters))
+    forged = [freud_client.produce(letters, b"x")] * 2
+    assert [one.code for one in say(reader, *forged)] == [freud_client.NO] * 2
+    assert say(admin, freud_client.produce(letters))[0].code == freud_client.OK
+    slow_path_inputs.clear()
+    assert say(admin, freud_client.produce(letters))[0].code == freud_client.OK
+    assert slow_path_inputs == []
+    assert [one.code for one in say(reader, *forged)] == [freud_client.NO] * 2
+
+
 def test_message_that_does_not_fit_the_socket_is_not_consumed(slow_path_inputs: list[bytes]):
     bus = bus_with()
     pipe, key = subscribed(bus)
