@@ -64,7 +64,9 @@ def rm(words: Words, admin: flags.Admin = None) -> None:
 
 
 def explain(
-    who: Annotated[str, typer.Argument(help="E.g. user:alice, anonymous, user:5,service:x.")],
+    who: Annotated[
+        str, typer.Argument(help="E.g. user:alice, anonymous, in-doubt, user:5,service:x.")
+    ],
     verb: Annotated[str, typer.Argument(help="create, produce, subscribe, delete, call, admin.")],
     topic: Annotated[str, typer.Argument(help="Name of a topic.")],
     as_json: flags.Json = False,

@@ -8,11 +8,18 @@ from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.pirate.codec import GET, PUT, SUB, UNSUB, ClientRequest
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.durable.topic_names import CREATOR
-from polybus.errors import Denied, DoesNotExist, LimitReached, StoreFull, WrongKind
+from polybus.errors import (
+    Denied,
+    DoesNotExist,
+    LimitReached,
+    StoreFull,
+    Unavailable,
+    WrongKind,
+)
 from polybus.groups import group_records as groups
 from polybus.model.access_rule import Rule
 from polybus.model.commit import Commit, RecordChange
-from polybus.model.identity import Identity
+from polybus.model.identity import IN_DOUBT, Identity
 from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
 
@@ -321,3 +328,26 @@ def test_idle_subscription_is_dropped_and_counted():
     assert [one.key.client for one in world.subscriptions()] == [b"busy"]
     assert world.counters.get("dropped", "subscriber_ttl_s") == 1
     assert isinstance(idle.get("t"), DoesNotExist)
+
+
+def test_denial_of_a_caller_in_doubt_is_not_stored(world):
+    """The client may repeat the request on a connection whose user is known."""
+    alice = Identity(7)
+    client = world.client()
+    client.sub("t", alice)
+    rule = Rule.parse("deny user:8 produce,subscribe,create *")
+    world.policy.replace([PlacedRule(rule, "test", 8)])
+    put = ClientRequest(PUT, client.name, client.epoch, client.next(), "t", (b"x",))
+    assert isinstance(world.ask(put, IN_DOUBT), Unavailable)
+    assert world.ask(put, alice) == 1
+    sub = ClientRequest(SUB, client.name, client.epoch, client.next(), "u")
+    assert isinstance(world.ask(sub, IN_DOUBT), Unavailable)
+    assert world.ask(sub, alice) == 0
+    get = ClientRequest(GET, client.name, client.epoch, 0, "t")
+    assert isinstance(world.ask(get, IN_DOUBT), Unavailable)
+    assert world.ask(get, alice).id == 1
+
+
+def test_subscription_of_a_caller_in_doubt_counts_as_anonymous(world):
+    world.client().sub("t", IN_DOUBT)
+    assert [one.account for one in world.subscriptions()] == ["anonymous"]
