@@ -69,6 +69,6 @@ def test_removed_client_frees_its_place_and_is_fenced(bus):
 
 
 def test_unknown_client_is_an_error(bus):
-    done = run("pirate", "clients", "rm", "nobody", "--admin", str(bus.admin_path))
+    done = run("pirate", "clients", "rm", "unknown", "--admin", str(bus.admin_path))
     assert done.returncode == 4
-    assert "no client nobody" in done.stderr
+    assert "no client unknown" in done.stderr

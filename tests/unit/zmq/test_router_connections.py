@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from polybus.model.identity import ANONYMOUS
+from polybus.model.identity import ANONYMOUS, Identity
 from polybus.transports.zmq.router_connections import (
     REMEMBERED_S,
     RouterConnection,
@@ -21,11 +21,11 @@ class Gate:
     def __init__(self, places: int = 10) -> None:
         self.places = places
 
-    def enter(self, peer: str) -> bool:
+    def enter(self, peer: str, identity: Identity) -> bool:
         self.places -= 1
         return self.places >= 0
 
-    def leave(self) -> None:
+    def leave(self, identity: Identity) -> None:
         self.places += 1
 
 

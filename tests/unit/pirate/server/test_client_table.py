@@ -218,7 +218,7 @@ def test_removed_client_keeps_its_epochs_and_counter():
         epoch, counter = hello(bus, 7, b"a")
         assert epoch > client.epoch
         assert counter == client.counter
-    world.bus.clients.remove(b"nobody", removed.append)
+    world.bus.clients.remove(b"unknown", removed.append)
     world.settle()
     assert isinstance(removed[-1], DoesNotExist)
 
