@@ -87,6 +87,7 @@ class Flooder:
 # --- the child: each yields after one more entry, and raises `Refused`
 
 Addresses = dict[str, Address]
+KEPT: list[Any] = []  # entries that must outlive the generator that made them
 
 
 def _flight(addresses: Addresses) -> Any:
@@ -173,17 +174,16 @@ def _header(name: str, value: str) -> bytes:
 
 
 def _flood_streams(addresses: Addresses) -> Iterator[None]:
-    puts = []
-    with _flight(addresses) as client:
-        while True:
-            put = flight_client.Put(client, "produce", "flooded")
-            try:
-                answer = put.ask(b"x")
-            except flight.FlightError as error:
-                raise Refused(str(error)) from None
-            puts.append(put)
-            assert "error" not in answer
-            yield
+    client = _flight(addresses)
+    while True:
+        put = flight_client.Put(client, "produce", "flooded")
+        KEPT.append((client, put))
+        try:
+            answer = put.ask(b"x")
+        except flight.FlightError as error:
+            raise Refused(str(error)) from None
+        assert "error" not in answer
+        yield
 
 
 def _flood_clients(addresses: Addresses) -> Iterator[None]:
@@ -198,20 +198,21 @@ def _flood_clients(addresses: Addresses) -> Iterator[None]:
 
 
 def _flood_connections(addresses: Addresses) -> Iterator[None]:
-    held = []
     while True:
         client = rqueue_client.connect(addresses["rqueue"])
+        KEPT.append(client)
         try:
             client.settle()
         except (OSError, EOFError) as error:
             raise Refused(repr(error)) from None
-        held.append(client)
         yield
 
 
 def _flood_subscriptions(addresses: Addresses) -> Iterator[None]:
-    client = rqueue_client.connect(addresses["rqueue"])
+    """Subscribe to one topic per connection: the refusal ends a connection."""
     for number in count():
+        client = rqueue_client.connect(addresses["rqueue"])
+        KEPT.append(client)
         try:
             client.send(rqueue_client.subscribe(f"{os.getuid()}-{number}".encode()))
             client.settle()
@@ -221,11 +222,10 @@ def _flood_subscriptions(addresses: Addresses) -> Iterator[None]:
 
 
 def _flood_admin(addresses: Addresses) -> Iterator[None]:
-    held = []
     while True:
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(addresses["admin"].path)
-        held.append(sock)
+        KEPT.append(sock)
         try:
             sock.sendall(b'{"verb": "stats"}\n')
             answer = sock.makefile("rb").readline()
@@ -240,9 +240,9 @@ def _idle_at(dialect: str) -> Callable[[Addresses], Iterator[None]]:
     """Connect and send nothing, whether or not the bus closes it."""
 
     def flood(addresses: Addresses) -> Iterator[None]:
-        held, address = [], addresses[dialect]
+        address = addresses[dialect]
         while True:
-            held.append(socket.create_connection((address.host, address.port)))
+            KEPT.append(socket.create_connection((address.host, address.port)))
             yield
 
     return flood

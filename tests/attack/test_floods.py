@@ -7,7 +7,7 @@ last entry is for admins.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -39,6 +39,7 @@ max_clients = 8
 TOTAL, SHARE = 8, 4
 CONNECTIONS_SHARE = 12
 ATTACKER, OTHER, ROOT = 4242, 4243, 0
+QUOTA = "topics"  # bounded by quota_topics per user, and not in total
 
 
 @pytest.fixture
@@ -53,8 +54,16 @@ def bus() -> Iterator[BusProcess]:
 
 
 @pytest.mark.sabotage("share-ignored", expects="another user was refused")
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", [one for one in TABLES if one != QUOTA])
 def test_flood_by_one_user_leaves_room_for_others(bus, table, record_property):
+    flood(bus, table, record_property)
+
+
+def test_flood_of_topics_ends_at_the_quota(bus, record_property):
+    flood(bus, QUOTA, record_property)
+
+
+def flood(bus: BusProcess, table: str, record_property: Callable[[str, object], None]) -> None:
     share = CONNECTIONS_SHARE if table == "connections" else SHARE
     with (
         Bystander(bus) as bystander,
