@@ -73,11 +73,11 @@ class App:
         self, program: ServerPlan, logs: Logs, descriptors: process_tuning.DescriptorLimit
     ) -> None:
         self._program = program
-        self._settings = program.loaded.settings
+        self._settings = process_tuning.fit_limits(program.loaded.settings, descriptors)
         self._logs = logs
         self._log = logs.logger
         self._descriptors = descriptors
-        self._limits = process_tuning.fit_limits(self._settings.limits, descriptors)
+        self._limits = self._settings.limits
         self._notifier = SystemdNotifier(os.environ, self._log)
         self._listeners: list[tuple[str, DialectListener]] = []
         self._servers: dict[str, DialectServer] = {}  # of dialects that listen
@@ -248,7 +248,7 @@ class App:
             descriptors_before=self._descriptors.before,
             data=str(self._program.data or "none"),
         )
-        if self._limits.max_connections < self._settings.limits.max_connections:
+        if self._settings is not self._program.loaded.settings:
             self._log.warning("max_connections lowered", reason="too few file descriptors")
         self._notifier.ready(len(self._listeners))
 

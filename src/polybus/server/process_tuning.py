@@ -10,14 +10,16 @@ from dataclasses import dataclass, replace
 
 from polybus.kernel import scheduler
 from polybus.kernel.allocator import keep_freed_buffers
-from polybus.model.limits import Limits
+from polybus.server.settings import Settings
 
 # A callback of the loop runs about ten microseconds, and every client of its dialects waits for
 # it. With a short slice the scheduler lets the loop preempt threads whose slices are a millisecond
 # and more. Beside a full native load, waits over 0.3 ms for a processor became half as frequent.
 LOOP_SLICE_US = 100
-# Descriptors that are not connections: listeners, logs, the lock, the store, the admin socket.
+# Descriptors that are not connections of dialects: listeners, logs, the lock, the store, the
+# connections of the admin socket, and connections that are closed because they are too many.
 RESERVED_DESCRIPTORS = 128
+NATIVE = "native"  # the dialect whose connections gRPC accepts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,25 @@ def freeze_heap() -> None:
     scheduler.set_time_slice_us(LOOP_SLICE_US)
 
 
-def fit_limits(limits: Limits, descriptors: DescriptorLimit) -> Limits:
-    """Return the limits that fit the descriptors: each connection needs one."""
-    most = max(1, descriptors.now - RESERVED_DESCRIPTORS)
-    return replace(limits, max_connections=min(limits.max_connections, most))
+def fit_limits(settings: Settings, descriptors: DescriptorLimit) -> Settings:
+    """Return the settings with limits of connections that fit the descriptors.
+
+    Each connection needs one. The native port counts its connections apart from the other
+    dialects, so both are lowered in proportion: neither may take the descriptors of the other.
+    """
+    most = max(2, descriptors.now - RESERVED_DESCRIPTORS)
+    native = settings.section(NATIVE)
+    wanted = settings.limits.max_connections, native.max_connections if native else 0
+    if sum(wanted) <= most:
+        return settings
+    # At least an eighth for each, so that a large setting of one does not exclude the other.
+    least = max(1, most // 8)
+    own = min(wanted[1], max(least, min(most - least, most * wanted[1] // sum(wanted))))
+    limits = replace(settings.limits, max_connections=min(wanted[0], most - own))
+    dialects = dict(settings.dialects)
+    if native:
+        dialects[NATIVE] = replace(native, max_connections=own)
+    return replace(settings, limits=limits, dialects=dialects)
 
 
 def _finite(limit: int) -> int:

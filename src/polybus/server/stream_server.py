@@ -17,6 +17,7 @@ from polybus.server import folders
 from polybus.server.certificates import Certificates
 from polybus.server.connection_shares import ConnectionPlaces, ConnectionShares
 from polybus.transports.hangup_monitor import HangupMonitor
+from polybus.transports.peer_identity import socket_table
 from polybus.transports.stream_listener import (
     ConnectionLimit,
     ListenOptions,
@@ -74,6 +75,7 @@ class StreamServer:
     ) -> None:
         self._broker = broker
         self._uid = uid
+        socket_table()  # opened while there are descriptors
         self._log = log
         self._limit = ConnectionLimit(max_connections, self._refusal_handler("max_connections"))
         self._shares = broker.shares.new_table(

@@ -75,4 +75,11 @@ SABOTAGES = [
             ),
         ),
     ),
+    # A bus that stops closes its connections and answers no open call.
+    Patch(
+        "stop-answers-no-call",
+        "dialects/gsb/server/session.py",
+        "        self.calls.stop()\n",
+        "        pass\n",
+    ),
 ]

@@ -12,4 +12,11 @@ SABOTAGES = [
         "        if connection.cut():\n",
         "        if False:\n",
     ),
+    # A listener that was closed still reads the events of its socket.
+    Patch(
+        "ticks-after-close",
+        "dialects/pirate/server/router_listener.py",
+        "        if self._monitor.closed:  # drained, while other listeners still drain\n",
+        "        if False:\n",
+    ),
 ]

@@ -13,9 +13,8 @@ from polybus.model.limits import Limits
 ROOT, ALICE, BOB = Identity(uid=0), Identity(uid=1001), Identity(uid=1002)
 
 
-def table(total: int = 8, share: int = 4, reserve: int = 1, *, user_limit: str = "") -> ShareTable:
-    is_admin = Policy((0,)).is_admin
-    return ShareTable("max_things", total, share, reserve, is_admin, user_limit=user_limit)
+def table(user_limit: str = "") -> ShareTable:
+    return ShareTable("max_things", 8, 4, 1, Policy((0,)).is_admin, user_limit=user_limit)
 
 
 def refused(shares: ShareTable, caller: Identity, amount: int = 1) -> LimitReached:

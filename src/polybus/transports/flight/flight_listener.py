@@ -41,7 +41,8 @@ STOP_TIMEOUT_S = 2.0  # once its connections are cut, gRPC stops in milliseconds
 FLUSH_S = 0.1
 RETRY_S = 0.01  # gRPC does not report when it has released a port
 TICK_S = 0.25
-TICKS_A_COUNT = 4  # connections are counted every fourth tick
+TICKS_A_COUNT = 4  # connections are counted every fourth tick...
+FEW_CONNECTIONS = 1024  # ...unless there may be fewer than this, which a flood exceeds at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class FlightListener:
         self._security = security
         self._calls = CallTracker()
         self._max_connections = limits.max_connections
+        grpc_sockets.reserve_spare()
         self._tls = _tls(address, security)
         _check_address_free(address)
         self._open = partial(
@@ -209,7 +211,7 @@ class FlightListener:
                 return
             try:
                 self._slow_consumers.tick()
-                if tick % TICKS_A_COUNT == 0:
+                if tick % TICKS_A_COUNT == 0 or self._max_connections < FEW_CONNECTIONS:
                     self._close_surplus()
                 with self._serving:
                     # A reload has failed: open the service once the port is free.

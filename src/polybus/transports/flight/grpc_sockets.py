@@ -3,23 +3,31 @@
 gRPC has no call to close a connection: a stopping server waits forever for idle streams, and
 a client that does not read blocks its thread forever. The sockets belong to this process,
 however: after a shutdown through a duplicate descriptor, gRPC sees the peer disconnect and
-ends everything that waits on it.
+ends everything that waits on it. None of this needs a free descriptor: see `spare_descriptor`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import resource
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from polybus.transports.spare_descriptor import spare_descriptor
+
 DESCRIPTORS = Path("/proc/self/fd")
+SPARE = "grpc"
 # Offsets in Linux's struct tcp_info: start of tcpi_last_data_recv (milliseconds, 32 bits),
 # start and end of tcpi_bytes_acked (64 bits).
 LAST_DATA_RECV = 52
 BYTES_ACKED, TCP_INFO_BYTES = 120, 128
+
+
+def reserve_spare() -> None:
+    """Open the spare descriptor, while there are descriptors."""
+    spare_descriptor(SPARE)
 
 
 def close_all(port: int) -> int:
@@ -38,7 +46,7 @@ def close_one(port: int, peer_port: int) -> bool:
 
 def close_surplus(port: int, most: int) -> int:
     """Close connections beyond `most`, the longest silent first. Returns their number."""
-    if sum(1 for _ in DESCRIPTORS.iterdir()) <= most:  # much faster than inspecting each
+    if len(_list_descriptors()) <= most:  # much faster than inspecting each
         return 0
     silent_ms = {}
     for sock in _connected(port):
@@ -67,23 +75,18 @@ def _end(sock: socket.socket) -> bool:
 
 
 def _connected(port: int) -> Iterator[socket.socket]:
-    for entry in list(DESCRIPTORS.iterdir()):
-        sock = _open(int(entry.name))
-        if sock is None:
-            continue
-        with sock, contextlib.suppress(OSError):
-            is_ours = sock.family in (socket.AF_INET, socket.AF_INET6)
-            if is_ours and sock.getsockname()[1] == port and sock.getpeername():
-                yield sock
+    for descriptor in _list_descriptors():
+        with spare_descriptor(SPARE).duplicate(descriptor) as sock:
+            if sock is None:
+                continue
+            with contextlib.suppress(OSError):
+                is_ours = sock.family in (socket.AF_INET, socket.AF_INET6)
+                if is_ours and sock.getsockname()[1] == port and sock.getpeername():
+                    yield sock
 
 
-def _open(descriptor: int) -> socket.socket | None:
+def _list_descriptors() -> list[int]:
     try:
-        copy = os.dup(descriptor)
-    except OSError:  # closed since it was listed
-        return None
-    try:
-        return socket.socket(fileno=copy)
-    except OSError:  # not a socket
-        os.close(copy)
-        return None
+        return [int(entry.name) for entry in DESCRIPTORS.iterdir()]
+    except OSError:  # the list itself needs a descriptor
+        return list(range(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))

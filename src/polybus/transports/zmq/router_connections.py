@@ -15,7 +15,6 @@ takes less time than its handshake, unless the bus is busy.
 from __future__ import annotations
 
 import fcntl
-import os
 import socket
 import termios
 from collections.abc import Callable, Iterator
@@ -25,9 +24,11 @@ from typing import Any, Final, Protocol
 from polybus.model import tcp_info
 from polybus.model.identity import IN_DOUBT, Identity
 from polybus.transports.peer_identity import describe_peer, identify_peer, unsent_bytes
+from polybus.transports.spare_descriptor import spare_descriptor
 
 REMEMBERED_S: Final = 1.0  # an ended connection may still have unread messages
 GUESSED_BYTES: Final = 1 << 20
+SPARE: Final = "zmq"
 
 
 class ConnectionGate(Protocol):
@@ -117,12 +118,7 @@ class RouterConnection:
     @contextmanager
     def duplicate_socket(self) -> Iterator[socket.socket | None]:
         """Yield the connection's socket with a duplicated descriptor; None if it has ended."""
-        try:
-            sock = socket.socket(fileno=os.dup(self.fd))
-        except OSError:
-            yield None
-            return
-        with sock:
+        with spare_descriptor(SPARE).duplicate(self.fd) as sock:
             yield sock
 
 
@@ -146,6 +142,7 @@ class RouterConnections:
         clock: Callable[[], float],
         attach: Callable[[RouterConnection], None],
     ) -> None:
+        spare_descriptor(SPARE)  # while there are descriptors
         self._gate = gate
         self._changes = changes
         self._clock = clock

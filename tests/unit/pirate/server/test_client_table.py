@@ -9,6 +9,7 @@ from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.subscriber_records import MAX_HELLO_NUMBERS, HelloHistory
 from polybus.errors import Damaged, DoesNotExist, Fenced, LimitReached, Stale
 from polybus.model.commit import Commit, RecordChange
+from polybus.model.identity import Identity
 from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
 
@@ -180,6 +181,46 @@ def test_number_of_clients_is_bounded_and_known_ones_continue():
     assert hello(world, 2, b"a") == (2, 0)
     again = world.again(max_clients=2)
     assert isinstance(again.ask(ClientRequest(HELLO, b"c", 0, 1)), LimitReached)
+
+
+def test_clients_count_against_their_user_also_after_a_restart():
+    world = MemorySubscribers(max_clients=4)
+    caller = Identity(uid=1001)
+    world.ask(ClientRequest(HELLO, b"a", 0, 1), caller)
+    world.ask(ClientRequest(HELLO, b"a", 0, 2), caller)  # another epoch of the same client
+    assert hello(world, 1, b"b") == (1, 0)
+    again = world.again(max_clients=4)
+    shares = again.bus.clients._shares
+    assert (shares.used, shares.held("uid:1001"), shares.held("anonymous")) == (2, 1, 1)
+
+
+def test_clients_that_arrive_together_do_not_exceed_the_limit():
+    world = MemorySubscribers(max_clients=2)
+    results = [world.send(ClientRequest(HELLO, name, 0, 1)) for name in (b"a", b"b", b"c", b"d")]
+    world.settle()
+    assert sum(isinstance(result, LimitReached) for (result,) in results) == 2
+    assert world.bus.clients.count == 2
+
+
+def test_removed_client_keeps_its_epochs_and_counter():
+    world = MemorySubscribers(max_clients=1)
+    client = world.client(b"a")
+    client.sub("t")
+    assert client.put("t", b"x") == 1
+    removed: list[object] = []
+    world.bus.clients.remove(b"a", removed.append)
+    world.settle()
+    assert removed == ["anonymous"]
+    assert world.bus.clients.count == 0
+    late = ClientRequest(PUT, b"a", client.epoch, client.counter + 1, "t", (b"y",))
+    assert isinstance(world.ask(late), Fenced)
+    for bus in (world, world.again(max_clients=1)):
+        epoch, counter = hello(bus, 7, b"a")
+        assert epoch > client.epoch
+        assert counter == client.counter
+    world.bus.clients.remove(b"unknown", removed.append)
+    world.settle()
+    assert isinstance(removed[-1], DoesNotExist)
 
 
 def test_client_ids_are_any_bytes_and_never_mixed_up(world):

@@ -18,7 +18,7 @@ from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
 from polybus.dialects.pirate.server.subscriber_records import COUNTERS, HelloHistory
 from polybus.durable.durable_bus import durable_bus
-from polybus.errors import PolybusError
+from polybus.errors import DoesNotExist, PolybusError
 from polybus.model.identity import Identity
 from polybus.store.contract import Store
 
@@ -62,6 +62,8 @@ class ClientAdmin:
             raise AdminError(error.code, str(error))
         subscribers.clients.remove(client, removed.set_result)
         account = await removed
+        if isinstance(account, DoesNotExist):
+            raise AdminError("not_found", str(account))
         if isinstance(account, PolybusError):
             raise AdminError(account.code, str(account))
         self._context.log.info("client removed", client=client.hex(), by=caller.name)

@@ -1,0 +1,290 @@
+"""A user that takes as much of one table as it gets, in a process of its own.
+
+    with Flooder("stages", 4242, bus, 24) as flooder:
+        flooder.held, flooder.refusal
+
+The process loads all it needs, becomes the user, makes up to `attempts` entries of the table
+and reports how many it holds at its first refusal. It keeps them until the block ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from queue import Empty, SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow.flight as flight
+
+from polybus.model.address import Address
+from tests.rig import flight_client, rqueue_client
+from tests.rig.pirate import wire
+from tests.rig.pirate.zmq_client import Bare
+
+if TYPE_CHECKING:
+    from polybus.testing.bus_process import BusProcess
+
+TIMEOUT_S = 60.0
+REFUSED_WAIT_S = 0.5  # an answer to a call that the bus has not admitted comes sooner
+LONG_WAIT_MS = 30_000
+# HTTP/2, as far as the opening of a call needs it.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADERS, SETTINGS, END_OF_STREAM, END_OF_HEADERS = 1, 4, 1, 4
+PUT = {
+    ":method": "POST",
+    ":scheme": "http",
+    ":path": "/arrow.flight.protocol.FlightService/DoPut",
+    ":authority": "here",
+    "te": "trailers",
+    "content-type": "application/grpc",
+}
+
+
+class Refused(Exception):
+    """The bus has refused an entry; the text is its reason."""
+
+
+class Flooder:
+    """The parent's side."""
+
+    held: int
+    refusal: str
+
+    def __init__(self, table: str, uid: int, bus: BusProcess, attempts: int) -> None:
+        addresses = {name: str(address) for name, address in bus.listeners}
+        given = json.dumps([table, uid, attempts, addresses])
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", __name__, given],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=dict(os.environ),
+            text=True,
+        )
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        assert line, "the flooder did not start"
+        self.held, self.refusal = json.loads(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._child.communicate(timeout=TIMEOUT_S)
+
+
+# --- the child: each yields after one more entry, and raises `Refused`
+
+Addresses = dict[str, Address]
+KEPT: list[Any] = []  # entries that must outlive the generator that made them
+
+
+def _flight(addresses: Addresses) -> Any:
+    address = addresses["native"]
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    return flight.connect(f"grpc://{address.host}:{address.port}", generic_options=own)
+
+
+def _act(client: Any, name: str, **fields: object) -> Any:
+    try:
+        return flight_client.act(client, name, **fields)
+    except flight.FlightError as error:
+        raise Refused(json.loads(error.extra_info)["text"]) from None
+
+
+def _by_action(name: str, **fields: object) -> Callable[[Addresses], Iterator[None]]:
+    """Repeat an action; `{}` in a field becomes the number of the entry."""
+
+    def flood(addresses: Addresses) -> Iterator[None]:
+        with _flight(addresses) as client:
+            for number in count():
+                text = json.dumps(fields).replace("{}", f"{os.getuid()}-{number}")
+                _act(client, name, **json.loads(text))
+                yield
+
+    return flood
+
+
+def _flood_waits(addresses: Addresses) -> Iterator[None]:
+    ended: SimpleQueue[str] = SimpleQueue()
+    position = {"topic": "flooded", "shard": 0, "offset": 0}
+
+    def wait(client: Any) -> None:
+        try:
+            _act(client, "wait", positions=[position], timeout_ms=LONG_WAIT_MS)
+        except Refused as error:
+            ended.put(str(error))
+
+    client = _flight(addresses)
+    while True:
+        Thread(target=wait, args=(client,), daemon=True).start()
+        yield from _unless_refused(ended)
+
+
+def _flood_silent_puts(addresses: Addresses) -> Iterator[None]:
+    """Open put streams and send nothing on them."""
+    ended: SimpleQueue[str] = SimpleQueue()
+    address = addresses["native"]
+    sock = socket.create_connection((address.host, address.port))
+    sock.sendall(PREFACE + _frame(SETTINGS, 0, 0))
+
+    def read() -> None:
+        stream = sock.makefile("rb")
+        while head := stream.read(9):
+            body = stream.read(int.from_bytes(head[:3], "big"))
+            if head[3] == HEADERS and head[4] & END_OF_STREAM:
+                ended.put(body.decode("latin-1"))
+
+    Thread(target=read, daemon=True).start()
+    fields = b"".join(_header(*one) for one in PUT.items())
+    for stream in count(1, 2):
+        sock.sendall(_frame(HEADERS, END_OF_HEADERS, stream, fields))
+        yield from _unless_refused(ended)
+
+
+def _unless_refused(ended: SimpleQueue[str]) -> Iterator[None]:
+    """Yield once, unless a call was refused; an admitted one is not answered."""
+    try:
+        text = ended.get(timeout=REFUSED_WAIT_S)
+    except Empty:
+        yield
+    else:
+        raise Refused(text)
+
+
+def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    head = len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
+    return head + body
+
+
+def _header(name: str, value: str) -> bytes:
+    """HPACK: a literal that is not indexed."""
+    return b"\0" + b"".join(bytes((len(text),)) + text.encode() for text in (name, value))
+
+
+def _flood_streams(addresses: Addresses) -> Iterator[None]:
+    client = _flight(addresses)
+    while True:
+        put = flight_client.Put(client, "produce", "flooded")
+        KEPT.append((client, put))
+        try:
+            answer = put.ask(b"x")
+        except flight.FlightError as error:
+            raise Refused(str(error)) from None
+        assert "error" not in answer
+        yield
+
+
+def _flood_clients(addresses: Addresses) -> Iterator[None]:
+    address = addresses["pirate"]
+    for number in count():
+        name = f"{os.getuid()}-{number}".encode()
+        with Bare(f"tcp://{address.host}:{address.port}", name) as client:
+            answer = client.ask(wire.hello(name, number + 1))
+            if answer[0] != "OK":
+                raise Refused(str(answer))
+        yield
+
+
+def _flood_connections(addresses: Addresses) -> Iterator[None]:
+    while True:
+        client = rqueue_client.connect(addresses["rqueue"])
+        KEPT.append(client)
+        try:
+            client.settle()
+        except (OSError, EOFError) as error:
+            raise Refused(repr(error)) from None
+        yield
+
+
+def _flood_subscriptions(addresses: Addresses) -> Iterator[None]:
+    """Subscribe to one topic per connection: the refusal ends a connection."""
+    for number in count():
+        client = rqueue_client.connect(addresses["rqueue"])
+        KEPT.append(client)
+        try:
+            client.send(rqueue_client.subscribe(f"{os.getuid()}-{number}".encode()))
+            client.settle()
+        except (OSError, EOFError) as error:
+            raise Refused(repr(error)) from None
+        yield
+
+
+def _flood_admin(addresses: Addresses) -> Iterator[None]:
+    while True:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(addresses["admin"].path)
+        KEPT.append(sock)
+        try:
+            sock.sendall(b'{"verb": "stats"}\n')
+            answer = sock.makefile("rb").readline()
+        except OSError as error:
+            raise Refused(repr(error)) from None
+        if not answer.startswith(b'{"ok"'):
+            raise Refused(answer.decode())
+        yield
+
+
+def _idle_at(dialect: str) -> Callable[[Addresses], Iterator[None]]:
+    """Connect and send nothing, whether or not the bus closes it."""
+
+    def flood(addresses: Addresses) -> Iterator[None]:
+        address = addresses[dialect]
+        while True:
+            KEPT.append(socket.create_connection((address.host, address.port)))
+            yield
+
+    return flood
+
+
+TABLES: dict[str, Callable[[Addresses], Iterator[None]]] = {
+    "waits": _flood_waits,
+    "silent puts": _flood_silent_puts,
+    "streams": _flood_streams,
+    "producers": _by_action("producer.open", producer="{}"),
+    "stages": _by_action("stage.new", lease_s=600),
+    "groups": _by_action("group.join", topic="flooded", group="{}", consumer="c", dead_ms=60_000),
+    "topics": _by_action("topic.create", topic="{}", shards=1),
+    "pirate clients": _flood_clients,
+    "connections": _flood_connections,
+    "subscribed topics": _flood_subscriptions,
+    "admin connections": _flood_admin,
+}
+
+IDLE = {f"idle at {one}": _idle_at(one) for one in ("rqueue", "gsb", "pirate", "native")}
+
+
+def _main(table: str, uid: int, attempts: int, listeners: dict[str, str]) -> None:
+    addresses = {name: Address.parse(text) for name, text in listeners.items()}
+    if uid:
+        "localhost".encode("idna")  # loads a module that the other user may not be able to read
+        os.setgroups(())
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    held, refusal = 0, ""
+    entries = (TABLES | IDLE)[table](addresses)
+    try:
+        for _ in range(attempts):
+            next(entries)
+            held += 1
+    except Refused as error:
+        refusal = str(error)
+    sys.stdout.write(json.dumps([held, refusal]) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    os._exit(0)  # without waiting for calls that are still open
+
+
+if __name__ == "__main__":
+    _main(*json.loads(sys.argv[1]))

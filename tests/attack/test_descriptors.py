@@ -1,0 +1,79 @@
+"""Idle connections under a small descriptor limit: every port still serves a new client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from polybus.testing.bus_process import BusProcess
+from tests.attack.flooder import IDLE, Flooder
+from tests.attack.whole_bus import LISTEN, check_served
+from tests.rig.observer import check_unharmed, until
+
+LIMIT = 256
+CONNECTIONS = 300  # per port: more than there are descriptors
+ATTACKER = 4242
+SERVE = (
+    "import resource; "
+    f"resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT})); "
+    "from polybus.cli.main import main; main()"
+)
+
+# A client of the rig whose connection is closed at once, as some are at first, leaves its socket
+# to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture
+def bus() -> Iterator[BusProcess]:
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    folder = Path(tempfile.mkdtemp(prefix="pb-", dir="/tmp"))
+    folder.chmod(0o755)
+    listen = [word for one in LISTEN for word in ("--listen", one.format(folder=folder))]
+    command = [sys.executable, "-c", SERVE, "serve", *listen, "--log-format", "json"]
+    try:
+        with BusProcess(command, folder=folder) as running:
+            yield running
+            check_unharmed(running)
+    finally:
+        shutil.rmtree(folder)
+
+
+def is_served(bus: BusProcess) -> bool:
+    try:
+        check_served(bus)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("table", IDLE)
+def test_idle_connections_of_one_port_leave_descriptors_for_the_others(bus, table):
+    check_served(bus)
+    with Flooder(table, ATTACKER, bus, CONNECTIONS):
+        until(lambda: is_served(bus), "new clients are served", 30)
+
+
+# gRPC accepts all at once, so there is no descriptor left when the port counts them.
+@pytest.mark.sabotage("shedding-needs-descriptors", expects="new clients are served")
+def test_native_port_sheds_connections_without_a_descriptor(bus):
+    check_served(bus)
+    with Flooder("idle at native", ATTACKER, bus, CONNECTIONS):
+        # gRPC itself ends a connection without HTTP/2 after 20 s.
+        until(lambda: is_served(bus), "new clients are served", 12)
+
+
+def test_idle_connections_of_all_ports_leave_descriptors_for_new_clients(bus):
+    check_served(bus)
+    with ExitStack() as stack:
+        for table in IDLE:
+            stack.enter_context(Flooder(table, ATTACKER, bus, CONNECTIONS))
+        until(lambda: is_served(bus), "new clients are served", 30)

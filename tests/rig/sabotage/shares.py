@@ -1,0 +1,23 @@
+"""Sabotages of the shares of callers in bounded tables."""
+
+from __future__ import annotations
+
+from tests.rig.patching import Patch
+
+SABOTAGES = [
+    # One account may take a whole table, except for the reserve.
+    Patch(
+        "share-ignored",
+        "bus/shares.py",
+        "            if self._held.get(account, 0) + amount > share:\n",
+        "            if False:\n",
+    ),
+    # A connection of gRPC or libzmq is shut down through a new descriptor, or not at all.
+    Patch(
+        "shedding-needs-descriptors",
+        "transports/spare_descriptor.py",
+        "                os.dup2(descriptor, self._spare, inheritable=False)\n",
+        "                os.close(os.dup(descriptor))\n"
+        "                os.dup2(descriptor, self._spare, inheritable=False)\n",
+    ),
+]

@@ -1,0 +1,37 @@
+"""Limits of connections that follow the limit of descriptors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from polybus.server.process_tuning import RESERVED_DESCRIPTORS, DescriptorLimit, fit_limits
+from polybus.server.settings import Settings
+
+
+def fitted(descriptors: int, streams: int = 10_000, native: int = 4096) -> tuple[int, int]:
+    settings = Settings()
+    limits = replace(settings.limits, max_connections=streams)
+    own = replace(settings.section("native"), max_connections=native)
+    settings = replace(settings, limits=limits, dialects={**settings.dialects, "native": own})
+    found = fit_limits(settings, DescriptorLimit(descriptors, descriptors))
+    return found.limits.max_connections, found.section("native").max_connections
+
+
+def test_enough_descriptors_change_nothing():
+    settings = Settings()
+    assert fit_limits(settings, DescriptorLimit(1024, 20_000)) is settings
+
+
+@pytest.mark.parametrize("descriptors", [1, 64, 129, 130, 256, 1024, 4096, 14_000])
+@pytest.mark.parametrize(("streams", "native"), [(10_000, 4096), (1, 4096), (10_000, 1), (50, 50)])
+def test_all_connections_fit_and_no_listener_is_shut_out(descriptors, streams, native):
+    found = fitted(descriptors, streams, native)
+    assert sum(found) <= max(2, descriptors - RESERVED_DESCRIPTORS)
+    assert 1 <= found[0] <= streams
+    assert 1 <= found[1] <= native
+
+
+def test_both_are_lowered_in_proportion():
+    assert fitted(256) == (91, 37)
