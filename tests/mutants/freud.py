@@ -23,6 +23,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/unit/freud/test_session.py",
         "tests/unit/freud/test_fair_scheduler.py",
         "tests/unit/freud/test_session_stats.py",
+        "tests/unit/bus/test_delivery.py",
         "tests/property/bus/test_freud_model.py",
     ),
     "live": (

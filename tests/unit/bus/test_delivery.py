@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from polybus.model.limits import Limits
@@ -60,6 +62,22 @@ def test_publisher_to_a_full_reader_is_paused(bus: MemoryBus):
     assert writer.unread == len(publish(b"t", b"x"))
     assert states(bus)[writer.peer] == "waiting"
     assert bus.stats("connections", "waiting") == 1
+
+
+def test_paused_publisher_does_not_wait_for_a_second_reader(bus: MemoryBus):
+    first, second = full_reader(bus, b"t"), full_reader(bus, b"u")
+    writer = bus.connect()
+    writer.deliver(publish(b"t", b"x"))
+    (connection,) = (one for one in bus.broker._connections.values() if one.pipe is writer)
+    assert not bus.broker.delivery.relay(connection, b"u", array("i", [0, 1]), b"y")
+    assert bus.stats("connections", "waiting") == 1
+    first.eat()
+    bus.turn()
+    assert writer.reading
+    assert bus.stats("connections", "waiting") == 0
+    second.eat()
+    bus.turn()
+    assert bus.stats("connections", "waiting") == 0
 
 
 def test_publisher_to_other_readers_is_not_paused(bus: MemoryBus):

@@ -121,6 +121,16 @@ def test_errors_are_raised_where_they_are_awaited(url: str) -> None:
     run(main)
 
 
+def test_producer_closed_before_its_first_use_is_not_opened(url: str) -> None:
+    async def main() -> None:
+        producer = fdq.aio.Producer(url)
+        await producer.close()
+        with pytest.raises(errors.ConnectionLost):
+            await producer.produce("t", "k", b"x")
+
+    run(main)
+
+
 def test_newer_producer_of_the_same_name_fences_the_older(url: str) -> None:
     async def main() -> None:
         async with fdq.aio.Producer(url, "importer") as older:

@@ -177,12 +177,22 @@ def test_response_does_not_flush_early_without_a_waiter(bus: Slow) -> None:
     assert merger.close(PATIENCE_S)
 
 
-def test_linger_timeout_sends_messages_after_a_submitted_batch(bus: Slow) -> None:
-    """Although the thread was not notified."""
-    merger = MessageBatcher(BatchOptions(linger_s=0.001), bus.send)
+def test_linger_timeout_sends_messages_after_a_submitted_batch(
+    bus: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the batch did not wake the thread, which waits without a deadline."""
+    merger, waits_s = MessageBatcher(BatchOptions(linger_s=0.001), bus.send), []
+    wait = merger._wait
+
+    def note_wait(timeout_s: float | None) -> None:
+        waits_s.append(timeout_s)
+        wait(timeout_s)
+
+    monkeypatch.setattr(merger, "_wait", note_wait)
     started(merger, bus)
     bus.answer()
     assert merger.flush(PATIENCE_S)
+    until(lambda: waits_s and waits_s[-1] is None, "the thread waits without a deadline")
     merger.send_rows("t", build_batch(["k"], [b"batch"], [0], None))
     add(merger, b"second")
     until(lambda: len(bus.sent) == 3, "the second, before the batch is answered")

@@ -382,7 +382,10 @@ def test_invalid_address_is_refused():
     world.close()
 
 
-@pytest.mark.parametrize("raw", [b"{", b"[]", b"\xff", b"[" * 10**5, b"1" * 5000, b" " * 200])
+@pytest.mark.parametrize(
+    "raw",
+    [b"{", b"[]", b"\xff", b"[" * 10**5, b"1" * 5000, b" " * 200, '{"a": 1}'.encode("utf-16")],
+)
 def test_invalid_json_object_is_refused(raw):
     with pytest.raises(MalformedRequest, match=r"^it "):
         read_json(raw, 10**6 if len(raw) != 200 else 100, "it")

@@ -489,6 +489,15 @@ def test_client_above_the_minimum_rate_is_not_disconnected(bus: MemoryBus):
     assert cuts(bus) == ["slow_consumer"]
 
 
+def test_fast_first_window_does_not_count_for_the_next(bus: MemoryBus):
+    stuck = stalled(bus, 10_000)
+    stuck.pipe.eat(9_000)
+    bus.pass_time(TIMEOUT_S)
+    assert cuts(bus) == []
+    bus.pass_time(TIMEOUT_S)
+    assert cuts(bus) == ["slow_consumer"]
+
+
 def test_bytes_read_from_the_socket_queue_count_as_progress(bus: MemoryBus):
     """The socket queue empties first; until then the outbox of the bus does not shrink."""
     stuck = stalled(bus, 10_000, in_host=1000)

@@ -21,6 +21,7 @@ from polybus.errors import (
     DoesNotExist,
     Expired,
     Fenced,
+    InvalidTopic,
     LimitReached,
     MalformedRequest,
     TooLarge,
@@ -29,6 +30,7 @@ from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import NativeLimits, QuotaLimits
 from polybus.model.rows import Rows
+from polybus.model.topic_name import MAX_NAME_BYTES
 from polybus.native.port.group_actions import FetchPart
 from polybus.native.port.group_entries import MAX_ENTRIES, MAX_RUNNING
 from polybus.native.port.native_port import Caller, NativePort
@@ -454,6 +456,15 @@ def test_client_cannot_forge_dead_letters(world):
             **{**PLACE, "shard": shard},
             messages=[{**MESSAGE, "topic": "t.dlq"}],
         )
+
+
+def test_topic_of_a_group_leaves_room_for_the_name_of_its_dead_letters(world):
+    longest = "t" * (MAX_NAME_BYTES - len(".dlq"))
+    for name in (longest, longest + "t"):
+        world.act("topic.create", topic=name)
+    world.act("group.join", topic=longest, consumer="a")
+    with pytest.raises(InvalidTopic, match="must leave room"):
+        world.act("group.join", topic=longest + "t", consumer="a")
 
 
 # --- waiting

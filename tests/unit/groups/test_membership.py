@@ -58,6 +58,14 @@ def test_shard_released_to_a_gone_member_goes_to_another(harness):
     assert harness.shard(3)["epoch"] == 2
 
 
+def test_shard_about_to_move_keeps_its_target(harness):
+    one, two = harness.join("b"), harness.join("a")
+    three = harness.join("c")  # while `b` still owns all shards, two of them for `a`
+    one.fetch()
+    one.release_all()
+    assert (one.owns, two.owns, three.owns) == ([0], [2, 3], [1])
+
+
 def test_known_release_is_not_reported_again(harness):
     one, _ = harness.join("a"), harness.join("b")
     assert one.fetch()

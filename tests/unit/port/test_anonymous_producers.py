@@ -126,6 +126,7 @@ def test_use_is_recorded_at_most_once_per_day(bus: Bus) -> None:
     for _ in range(100):
         bus.pass_time(DAY_S / 200)
         bus.owners.check(ALICE, FIRST)
+    bus.store.commit(Commit()).result()  # after any commit of a use, which is not waited for
     assert bus.store.get(LAST_USE + FIRST.encode()) == before
 
 
