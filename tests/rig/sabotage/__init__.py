@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.rig.patching import Patch
-from tests.rig.sabotage import fdq, groups, gsb, pirate, policy, spark, store, zmq
+from tests.rig.sabotage import cli, fdq, groups, gsb, pirate, policy, spark, store, zmq
 
 ALL: list[Patch] = [
     *store.SABOTAGES,
@@ -20,6 +20,7 @@ ALL: list[Patch] = [
     *gsb.SABOTAGES,
     *spark.SABOTAGES,
     *policy.SABOTAGES,
+    *cli.SABOTAGES,
 ]
 NAMES = frozenset(patch.name for patch in ALL)
 

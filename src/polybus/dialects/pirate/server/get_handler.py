@@ -31,7 +31,7 @@ from polybus.dialects.pirate.server.subscriber_context import (
     error_from_future,
 )
 from polybus.dialects.pirate.server.subscription_table import Subscription, SubscriptionTable
-from polybus.errors import Denied, DoesNotExist, MalformedRequest, PolybusError
+from polybus.errors import Damaged, Denied, DoesNotExist, MalformedRequest, PolybusError
 from polybus.model.access_rule import SUBSCRIBE
 from polybus.model.commit import Commit, CommitResult
 from polybus.model.identity import Identity
@@ -84,12 +84,13 @@ class GetHandler:
         if topic is None or subscription is None:
             then(DoesNotExist(f"not subscribed to {request.topic!r}; send SUB first"))
             return
-        if context.policy.has_rules_for(SUBSCRIBE):
-            try:
+        try:
+            if context.policy.has_rules_for(SUBSCRIBE):
                 context.binding.check_allowed(caller, SUBSCRIBE, request.topic)
-            except Denied as error:
-                then(error)
-                return
+            context.durable.check_intact(topic)
+        except (Denied, Damaged) as error:
+            then(error)
+            return
         newest = context.durable.next_id(topic) - 1
         if request.last > newest:
             text = (

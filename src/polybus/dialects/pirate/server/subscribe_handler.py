@@ -90,6 +90,7 @@ class SubscribeHandler:
                 failed = partial(self._finish, client, then)
                 self._create_topic(caller, request.topic, again, failed)
                 return
+            self._context.durable.check_intact(topic)
         except (Denied, WrongKind) as error:
             self._commit_counter(client, request, encode_refusal(error), then)
         except PolybusError as error:  # a retry may succeed, so the counter is not used
