@@ -10,6 +10,7 @@ from polybus.cli.terminal import drawing_stream
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    columns = [escape_control(name) for name in columns]
     cells = [[escape_control(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         _draw(columns, cells)
