@@ -54,12 +54,12 @@ class HostileBus:
         process = stack.enter_context(
             serve(listen=[one.format(folder) for one in listen], env={"TERM": "xterm"})
         )
-        self.url = str(process.address("native")).replace("grpc://", "polybus://")
-        self.gsb = str(process.address("gsb"))
-        self.freud = str(process.address("freud").path)
-        self.pirate = str(process.address("pirate"))
-        self.data = str(process.data)
-        self.folder = folder
+        self.url: str = str(process.address("native")).replace("grpc://", "polybus://")
+        self.gsb: str = str(process.address("gsb"))
+        self.freud: str = str(process.address("freud").path)
+        self.pirate: str = str(process.address("pirate"))
+        self.data: str = str(process.data)
+        self.folder: Path = folder
         self.env = process.env | {"POLYBUS_URL": self.url}
         client = stack.enter_context(native.Client(self.url))
         client.create_topic(NAME)
@@ -211,8 +211,18 @@ def test_every_command_is_classified():
     assert sorted([*PRINTS_PEER_TEXT, *OTHERS]) == sorted(list_commands())
 
 
-@pytest.mark.sabotage("terminal-filter-off", expects="controls the terminal")
-@pytest.mark.parametrize("command", PRINTS_PEER_TEXT)
+# Tables escape their cells in any case, so other commands are safe without the filter.
+NEEDS_FILTER = ("sub", "fdq consume", "fdq replay", "gsb call", "freud subscribe")
+FILTER_OFF = pytest.mark.sabotage("terminal-filter-off", expects="controls the terminal")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(one, marks=FILTER_OFF if one in NEEDS_FILTER else ())
+        for one in PRINTS_PEER_TEXT
+    ],
+)
 def test_no_command_passes_control_characters_to_a_terminal(bus, command):
     for arguments in PRINTS_PEER_TEXT[command]:
         args = arguments(bus)

@@ -135,4 +135,11 @@ SABOTAGES = [
         "quarantine.fill(topic_inspection.inspect_topics(transaction))",
         "quarantine.fill([])",
     ),
+    # A full disk has no reserve for drops.
+    Patch(
+        "reserve-off",
+        "store/lmdb/disk_reserve.py",
+        "            self._path.unlink()\n        except OSError:\n            return False\n",
+        "            return False\n        except OSError:\n            return False\n",
+    ),
 ]

@@ -53,7 +53,7 @@ from polybus.store.lmdb.store_copy import backup_environment, compact_files
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.write_batch import WriteBatch
 from polybus.store.lmdb.write_txn import TransactionWriter
-from polybus.store.lmdb.writer import StoreWriter, Task
+from polybus.store.lmdb.writer import FREES_ROOM, StoreWriter, Task
 from polybus.store.lmdb.writer_state import WriterState
 
 DURABILITIES: Final = ("fsync", "interval")
@@ -121,6 +121,7 @@ class LmdbStore(Store):
             self._writer = self._interval_writer = IntervalWriter(*parts, interval_s=interval_s)
         else:
             self._writer = StoreWriter(*parts)
+        self._txn_writer.reserve.fill()
         self._writer.start()
 
     # --- topics
@@ -152,7 +153,7 @@ class LmdbStore(Store):
             return topic_inspection.inspect_topics(transaction)
 
     def drop(self, name: str) -> None:
-        self._execute(lambda writer: topic_catalog.drop(writer, name))
+        self._execute(lambda writer: topic_catalog.drop(writer, name), FREES_ROOM)
 
     # --- writing
 
@@ -221,7 +222,7 @@ class LmdbStore(Store):
     def trim(self, topic: int, before: Mapping[int, int]) -> None:
         # A copy, because the writer thread reads it later.
         before = dict(before)
-        self._execute(lambda writer: topic_catalog.trim(writer, topic, before))
+        self._execute(lambda writer: topic_catalog.trim(writer, topic, before), FREES_ROOM)
 
     # --- reading
 
@@ -353,12 +354,15 @@ class LmdbStore(Store):
             raise UsageError(f"{self.path} was opened read-only")
         return self._writer
 
-    def _submit(self, change: Callable[[WriterState], Any], size: int = 0) -> Future[Any]:
+    def _submit(
+        self, change: Callable[[WriterState], Any], size: int = 0, subject: object = None
+    ) -> Future[Any]:
         # These changes do not need the time, which is the last argument of a task.
-        return self._writing().submit(lambda state, _subject, _now_ns: change(state), None, size)
+        task: Task = lambda state, _subject, _now_ns: change(state)  # noqa: E731
+        return self._writing().submit(task, subject, size)
 
-    def _execute(self, change: Callable[[WriterState], Any]) -> Any:
-        return self._submit(change).result()
+    def _execute(self, change: Callable[[WriterState], Any], subject: object = None) -> Any:
+        return self._submit(change, subject=subject).result()
 
     def _run_alone(self, work: Callable[[], Any]) -> Any:
         task: Task = lambda _state, _subject, _now_ns: work()  # noqa: E731

@@ -14,6 +14,7 @@ import lmdb
 
 from polybus.errors import Damaged, StoreFull
 from polybus.store.lmdb import entry_removal
+from polybus.store.lmdb.disk_reserve import DiskReserve
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.lmdb_errors import translate_error
 from polybus.store.lmdb.quarantine import Quarantine
@@ -34,6 +35,8 @@ class TransactionWriter:
         self._files = files
         self._quarantine = quarantine
         self.has_removals = True  # the last owner may have left some
+        self.reserve = DiskReserve(files.path)
+        self.is_on_reserve = False  # this batch has the room of the reserve, and no more
 
     def write(self, batch: WriteBatch) -> None:
         # Before the transaction begins: encoding takes long and needs no lock of LMDB.
@@ -41,7 +44,10 @@ class TransactionWriter:
         with WriteTxn(self._files) as transaction:
             batch.write(transaction)
             left = self.has_removals
-            if batch.has_removals:
+            # On the reserve the removal comes later, in steps of its own.
+            if batch.has_removals and self.is_on_reserve:
+                left = True
+            elif batch.has_removals:
                 step = entry_removal.RemovalStep(transaction, REMOVAL_S, self._quarantine)
                 left = step.run()
         self.has_removals = left  # only now: the transaction is on disk
