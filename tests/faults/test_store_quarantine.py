@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from polybus import freud, gsb, rqueue
 from polybus.errors import AlreadyExists, Damaged, Denied, PolybusError, StageGone
 from polybus.store.lmdb import store_keys
 from tests.golden.goldenbus import HERE, GoldenBus, command, copied, plain_environment, wait_until
@@ -202,6 +203,28 @@ def count(client: Any, topic: str) -> int:
 
 def alarms(bus: GoldenBus) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(bus.run("stats", "--json"))["alarms"]
+    return found
+
+
+def test_every_dialect_refuses_a_damaged_topic(data):
+    """Without an answer, a message is dropped and counted; it does not become ephemeral."""
+    change_record(data, topic_key(data, DAMAGED), flip_bit)
+    with GoldenBus(data) as bus:
+        with rqueue.blocking.connect(bus.addresses["rqueue"]) as peer:
+            peer.publish(DAMAGED, b"lost")
+            with pytest.raises(PolybusError), freud.blocking.connect(bus.addresses["freud"]) as one:
+                one.subscribe(DAMAGED).open()
+            with (
+                pytest.raises(PolybusError, match="damaged"),
+                gsb.blocking.connect(bus.addresses["gsb"]) as caller,
+            ):
+                caller.broadcast(DAMAGED, b"lost")
+            wait_until(lambda: stats_of(bus)["dropped"].get("damaged") == 1, "the dropped message")
+        assert bus.stop() == 0
+
+
+def stats_of(bus: GoldenBus) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(bus.run("stats", "--json"))
     return found
 
 

@@ -175,7 +175,11 @@ TABLE = mutants(
     "groups/group_registry.py",
     ("unlimited groups", "if len(self._known) >= self._max_groups:", "if False:"),
     ("groups count against no user", "created >= self._max_user_groups:", "False:"),
-    ("epochs restart", "return int(record.value) if record else 1", "return 1"),
+    (
+        "epochs restart",
+        "return group_records.decode_mark(record.value) if record else 1",
+        "return 1",
+    ),
     (
         "latest starts at the earliest",
         "each.start if start == EARLIEST else each.end",
