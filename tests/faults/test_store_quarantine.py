@@ -212,8 +212,12 @@ def test_every_dialect_refuses_a_damaged_topic(data):
     with GoldenBus(data) as bus:
         with rqueue.blocking.connect(bus.addresses["rqueue"]) as peer:
             peer.publish(DAMAGED, b"lost")
-            with pytest.raises(PolybusError), freud.blocking.connect(bus.addresses["freud"]) as one:
-                one.subscribe(DAMAGED).open()
+            with (
+                pytest.raises(PolybusError, match="damaged"),
+                freud.blocking.connect(bus.addresses["freud"]) as reader,
+                reader.subscribe(DAMAGED),
+            ):
+                pytest.fail("subscribed to a damaged topic")
             with (
                 pytest.raises(PolybusError, match="damaged"),
                 gsb.blocking.connect(bus.addresses["gsb"]) as caller,
