@@ -13,6 +13,8 @@ from tests.rig.fork_server import ChildResult, ChildServer
 
 ACTS = "tests.rig.store.exhaustion"
 DISK_BYTES = 6 << 20
+RESERVED_DISK_BYTES = 32 << 20  # large enough for a reserve (disk_reserve.py)
+AFTER_DROP = 40  # commits
 BALLAST_BYTES = 3 << 20
 LIMIT_BYTES = 2 << 20
 
@@ -24,11 +26,16 @@ def server() -> Iterator[ChildServer]:
 
 
 @pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
+def disk_bytes() -> int:
+    return DISK_BYTES
+
+
+@pytest.fixture
+def small_disk(tmp_path, disk_bytes) -> Iterator[Path]:
     """Mount a small file system, which only root may do."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "polybus", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={disk_bytes}", "polybus", str(folder)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
@@ -72,6 +79,26 @@ def fill_disk(server: ChildServer, small_disk: Path, durability: str) -> ChildRe
 def test_file_size_limit_refuses_whole_commits(server, tmp_path):
     ended = server.run("fill_limit", str(tmp_path / "store"), "fsync", LIMIT_BYTES)
     demand_that_it_went_on(ended)
+
+
+@pytest.mark.sabotage("reserve-off", expects="the full disk refused the drop")
+@pytest.mark.parametrize("disk_bytes", [RESERVED_DISK_BYTES])
+def test_topic_can_be_dropped_on_a_full_disk(server, small_disk):
+    ended = server.run("drop_when_full", str(small_disk / "store"))
+    assert not ended.failure, ended.failure
+    found = ended.answer
+    assert found["written"] > 0
+    assert found["outcome"] == "dropped", f"the full disk refused the drop: {found}"
+    assert found["left"] == 0
+    assert found["later"] == AFTER_DROP, "the room of the dropped topic is not used"
+
+
+def test_refused_drop_on_a_disk_without_reserve_leaves_the_topic_whole(server, small_disk):
+    ended = server.run("drop_when_full", str(small_disk / "store"))
+    assert not ended.failure, ended.failure
+    found = ended.answer
+    whole = found["written"] if found["outcome"] == "full" else 0
+    assert found["left"] == whole, f"half dropped: {found}"
 
 
 @pytest.mark.sabotage("descriptor-a-commit", expects="Too many open files")

@@ -174,7 +174,11 @@ FETCHING = mutants(
 TABLE = mutants(
     "groups/group_registry.py",
     ("unlimited groups", "        self._shares.take(creator)", "        pass"),
-    ("epochs restart", "return int(record.value) if record else 1", "return 1"),
+    (
+        "epochs restart",
+        "return group_records.decode_mark(record.value) if record else 1",
+        "return 1",
+    ),
     (
         "latest starts at the earliest",
         "each.start if start == EARLIEST else each.end",

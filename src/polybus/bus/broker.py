@@ -155,6 +155,9 @@ class Broker:
         return connection
 
     def subscribe(self, connection: Connection, topic: bytes) -> SubscribeResult:
+        if self.durable.is_damaged(topic):
+            self.count_refusal(connection, "subscribe_damaged", topic)
+            return SubscribeResult.DAMAGED
         result = self._subscriptions.add(connection, topic)
         if result is SubscribeResult.DENIED:
             self.count_refusal(connection, "subscribe_denied", topic)

@@ -26,6 +26,9 @@ class DurableHooks(Protocol):
 
     def creator_of(self, name: bytes) -> Identity | None: ...
 
+    def is_damaged(self, name: bytes) -> bool:
+        """Return True if the name is a durable topic that the store refuses."""
+
     def publish(
         self, connection: Connection, name: bytes, offsets: Buffer, bodies: bytes, count: int
     ) -> None:
@@ -51,6 +54,9 @@ class NoDurableTopics:
 
     def creator_of(self, name: bytes) -> Identity | None:
         return None
+
+    def is_damaged(self, name: bytes) -> bool:
+        return False
 
     def publish(
         self, connection: Connection, name: bytes, offsets: Buffer, bodies: bytes, count: int

@@ -29,11 +29,15 @@ FREE_PROBES = 16  # a client needs one at a time; some slack for overlapping sub
 
 
 class SubscribeResult(Enum):
-    """The result of a subscribe request. The last three name the limit that was reached."""
+    """The result of a subscribe request. The last three name the limit that was reached.
+
+    A topic is damaged if the store refuses to read it.
+    """
 
     NEW = "new"
     ALREADY = "already"
     DENIED = "denied"
+    DAMAGED = "damaged"
     TOO_MANY_SUBSCRIPTIONS = "max_subscriptions_per_connection"
     TOO_MANY_TOPICS = "max_topics"
     TOO_MANY_USER_TOPICS = "max_topics_share"

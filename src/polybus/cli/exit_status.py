@@ -3,7 +3,7 @@
 0    success
 1    internal error
 2    usage: invalid flag or config, port or data folder in use, full disk, a folder without
-     a store or with one of another version
+     a store, with a damaged one or with one of another version
 3    no bus answers, or the connection was lost
 4    the bus refused the request
 5    the peer does not speak the protocol
@@ -26,6 +26,7 @@ EXIT_CODES: tuple[tuple[type[errors.PolybusError], int], ...] = (
     (errors.DataFolderInUse, 2),
     (errors.StoreFull, 2),
     (errors.WrongFormat, 2),
+    (errors.Damaged, 2),
     (errors.Unavailable, 3),
     (errors.Refused, 4),
     (errors.PeerError, 5),

@@ -58,6 +58,9 @@ JsonLines = Annotated[
         help="Print one JSON object per line; body_base64 replaces a body that is not UTF-8.",
     ),
 ]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Print control characters to a terminal as they are.")
+]
 Messages = Annotated[
     list[str] | None,
     typer.Argument(metavar="[MESSAGE]...", help="Messages to publish instead of stdin."),

@@ -21,7 +21,7 @@ import typer
 
 from polybus.cli.bus_connection import Bus, connect_once
 from polybus.cli.text_table import escape_control
-from polybus.errors import UsageError
+from polybus.errors import Damaged, UsageError
 from polybus.model.topic import ALL
 
 if TYPE_CHECKING:
@@ -60,8 +60,11 @@ def inspect(
         raise UsageError("--store and --bus exclude each other")
     with _open_source(store, bus) as source:
         for topic in source.topics(pattern):
-            for path, value in _tree(source, topic, None if every else messages):
-                _print_line(path, value, body_bytes, as_json)
+            try:
+                for path, value in _tree(source, topic, None if every else messages):
+                    _print_line(path, value, body_bytes, as_json)
+            except Damaged as error:  # the other topics can be shown
+                _print_line(f"{CONFIG}/{topic['topic']}/damaged", str(error), body_bytes, as_json)
 
 
 def _open_source(store: str | None, bus: str | None) -> InspectSource:

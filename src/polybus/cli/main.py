@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from polybus import __version__
-from polybus.cli import exit_status
+from polybus.cli import exit_status, terminal
 
 # command → (module, line in `polybus --help`)
 NOUNS = {
@@ -48,6 +48,7 @@ PLAIN = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_compl
 
 def main() -> NoReturn:
     """Run the command line and exit (entry point of the console script)."""
+    terminal.protect_terminal()
     sys.exit(run(sys.argv[1:]))
 
 

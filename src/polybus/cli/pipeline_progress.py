@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from polybus.cli.progress_bar import LINE_EVERY_S
+from polybus.cli.terminal import drawing_stream
 from polybus.cli.text_table import print_table, round_count
 
 if TYPE_CHECKING:
@@ -35,7 +36,16 @@ def _bar(verb: str) -> Iterator[OnProgress]:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
     status = TextColumn("{task.fields[status]}")
-    with Bars(*columns, status, console=Console(stderr=True), transient=True) as bars:
+    console = Console(file=drawing_stream(sys.stderr))
+    # Redirected output would pass by the filter of the terminal.
+    with Bars(
+        *columns,
+        status,
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as bars:
         task = bars.add_task(verb, total=None, status="Spark starts")
 
         def on_progress(progress: Progress) -> None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from polybus.cli.terminal import drawing_stream
+
 # Called with the done and the total bytes, at any rate.
 Progress = Callable[[int, int], None]
 
@@ -35,8 +37,15 @@ def _bar(title: str) -> Iterator[Progress]:
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    console = Console(file=drawing_stream(sys.stderr))
+    # Redirected output would pass by the filter of the terminal.
     with Bars(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
     ) as bars:
         task = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -53,18 +53,27 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
     root.add_typer(group, name=name, help=help_line)
 
 
-def info(store: StoreArgument, as_json: flags.Json = False) -> None:
+def info(store: StoreArgument, as_json: flags.Json = False) -> int:
     from polybus.store.engine_registry import open_store
 
     location = _find(store)
     with open_store(location.url, read_only=True) as opened:
-        topics = [_describe_topic(opened, topic) for topic in opened.topics()]
+        damaged = {topic.name: reason for topic, reason in opened.damaged_topics()}
+        topics = [
+            _describe_topic(opened, topic) for topic in opened.topics() if topic.name not in damaged
+        ]
     file = location.maintenance.info(location.folder)._asdict()
-    described = {"store": str(location.folder), "file": file, "topics": topics}
+    described = {
+        "store": str(location.folder),
+        "file": file,
+        "topics": topics,
+        "damaged": [{"name": name, "reason": damaged[name]} for name in sorted(damaged)],
+    }
     if as_json:
         print(json.dumps(described, indent=2))
     else:
         _print_info(described)
+    return DAMAGE_FOUND if damaged else 0
 
 
 def verify(store: StoreArgument, as_json: flags.Json = False) -> int:
@@ -206,6 +215,8 @@ def _print_info(described: dict[str, Any]) -> None:
     used = f"{format_size(file['used_bytes'])} used, {format_size(file['free_bytes'])} free"
     owner = f"owned by pid {file['owner_pid']}" if file["owner_pid"] else "no owner"
     print(f"{described['store']}: {format_size(file['file_bytes'])}, {used}; {owner}")
+    for damaged in described["damaged"]:
+        print(damaged["reason"])
     if not described["topics"]:
         print("no topics")
         return

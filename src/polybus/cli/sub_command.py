@@ -17,8 +17,9 @@ import typer
 
 from polybus.cli import row_format, start_position
 from polybus.cli.bus_connection import Bus, connect_waiting
-from polybus.cli.flags import Count, Format, JsonLines
+from polybus.cli.flags import Count, Format, JsonLines, Raw
 from polybus.cli.progress_bar import show_progress
+from polybus.cli.terminal import print_raw
 
 if TYPE_CHECKING:
     from polybus.cli.read_ahead import CancellableReader
@@ -40,8 +41,10 @@ def sub(
     ] = False,
     form: Format = None,
     as_json: JsonLines = False,
+    raw: Raw = False,
     bus: Bus = None,
 ) -> None:
+    print_raw(raw)
     format_batch = row_format.choose_formatter(topic, form, as_objects=as_json)
     start_position.parse_start(start)
     with connect_waiting(bus, connect_timeout_s=math.inf) as client:

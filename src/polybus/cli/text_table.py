@@ -6,8 +6,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from polybus.cli.terminal import drawing_stream
+
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    columns = [escape_control(name) for name in columns]
     cells = [[escape_control(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         _draw(columns, cells)
@@ -57,7 +60,7 @@ def _draw(columns: Sequence[str], cells: list[list[str]]) -> None:
         table.add_column(name, no_wrap=True)
     for row in cells:
         table.add_row(*map(Text, row))
-    console = Console()
+    console = Console(file=drawing_stream(sys.stdout))
     # A truncated number would be a wrong number, so the terminal wraps the line instead.
     full = zip(columns, *cells, strict=True)
     console.width = max(console.width, sum(max(map(cell_len, column)) + 2 for column in full))

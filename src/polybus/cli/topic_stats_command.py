@@ -22,8 +22,9 @@ from polybus.cli import flags
 from polybus.cli.bus_connection import Bus, open_bus_or_store
 from polybus.cli.group_table import show_groups
 from polybus.cli.progress_bar import format_size
+from polybus.cli.terminal import drawing_stream
 from polybus.cli.text_table import print_fields, print_table
-from polybus.errors import DoesNotExist, UsageError
+from polybus.errors import Damaged, DoesNotExist, UsageError
 
 if TYPE_CHECKING:
     from polybus.native import Client
@@ -93,6 +94,8 @@ def _stats(client: Client, pattern: str) -> list[TopicStats]:
             found.append(client.topic_stats(topic["topic"]))
         except DoesNotExist:  # deleted since it was listed
             continue
+        except Damaged as error:  # the others can be shown
+            print(f"polybus: {error}", file=sys.stderr)
     return found
 
 
@@ -113,7 +116,7 @@ def _watch(client: Client, pattern: str, every_s: float, *, as_lines: bool) -> N
 def _draw(found: list[TopicStats], before: dict[str, dict[str, int]], elapsed_s: float) -> None:
     """Redraw the screen: all topics, or one topic with its groups."""
     rows = [{**_row(one), **_rates(one, before.get(one["topic"]), elapsed_s)} for one in found]
-    print(CLEAR, end="")
+    print(CLEAR, end="", file=drawing_stream(sys.stdout), flush=True)
     print_fields(list(WATCHED.values()), WATCHED, rows)
     if len(found) == 1:
         _show_readers(found[0], by_shard=False)

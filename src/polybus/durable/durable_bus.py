@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from polybus.store.contract import ShardEnd, Store
 
 
+TOPIC_DAMAGED = "topic_damaged"  # an alarm, and the reason of a counted fault
+
+
 class DurableBus:
     """The `DurableHooks` of a bus with a store, and the parts behind them."""
 
@@ -32,6 +35,13 @@ class DurableBus:
     ) -> None:
         self.run_blocking = run_blocking
         self.topics = DurableTopics(store)
+        self._alarms = broker.alarms
+        self._counters = broker.counters
+        self._call_on_loop = call_on_loop
+        for topic, reason in self.topics.damaged:
+            self._alarms.raise_alarm(TOPIC_DAMAGED, topic.name, reason)
+            self._counters.count("faults", TOPIC_DAMAGED)
+        store.watch_damage(self._on_damage)
         # A dialect may install its topics later, so the broker is asked each time.
         self.names = TopicNames(
             self.topics, broker.policy, broker.quotas, lambda name: broker.topics.exists(name)
@@ -51,6 +61,9 @@ class DurableBus:
         self.on_commit: list[Callable[[set[int]], None]] = [self.push_readers.on_commit]
         self.names.on_bound.append(self.push_readers.on_bound)
         self.names.on_removed.append(self.push_readers.on_removed)
+        self.names.on_removed.append(
+            lambda topic: self._alarms.clear_alarm(TOPIC_DAMAGED, topic.name)
+        )
         # Called per batch: bound here to save one call.
         self.is_durable = self.names.is_durable
         self.publish = self.publisher.publish
@@ -58,6 +71,10 @@ class DurableBus:
 
     def creator_of(self, name: bytes) -> Identity | None:
         return self.names.creator_of(name)
+
+    def is_damaged(self, name: bytes) -> bool:
+        topic = self.topics.find(name.decode("utf-8", "surrogateescape"))
+        return topic is not None and self.topics.is_damaged(topic)
 
     def publish_with_outcome(
         self, name: bytes, offsets: Buffer, bodies: bytes, then: OnOutcome
@@ -72,6 +89,14 @@ class DurableBus:
 
     def on_left(self, connection: Connection) -> None:
         self.push_readers.on_left(connection)
+
+    def _on_damage(self, number: int, text: str) -> None:
+        """Raise the alarm of a topic whose log is damaged. Runs on any thread."""
+        topic = self.topics.find_by_number(number)
+        name = topic.name if topic else f"number {number}"
+        if not self._alarms.is_raised(TOPIC_DAMAGED, name):
+            self._call_on_loop(lambda: self._counters.count("faults", TOPIC_DAMAGED))
+        self._alarms.raise_alarm(TOPIC_DAMAGED, name, text)
 
     def _notify(self, ends: Sequence[ShardEnd]) -> None:
         numbers = {end.topic for end in ends}

@@ -43,7 +43,7 @@ def store_query_progress(
     key = _key(topic, query)
     for _ in range(MAX_ATTEMPTS):
         stored = store.get(key)
-        kept: dict[str, Any] = json.loads(stored.value) if stored else {"name": "", "offsets": {}}
+        kept: dict[str, Any] = _decode(stored) if stored else {"name": "", "offsets": {}}
         value = {
             "name": name or kept["name"],
             "offsets": {**kept["offsets"], **offsets},
@@ -68,7 +68,7 @@ def delete_query_progress(store: Store, topic: int) -> None:
 
 
 def _describe_query(record: StoredRecord, bounds: Bounds) -> dict[str, Any]:
-    stored = json.loads(record.value)
+    stored = _decode(record)
     offsets = stored["offsets"]
     # A shard that was never reported counts as unread.
     lag = sum(
@@ -76,7 +76,7 @@ def _describe_query(record: StoredRecord, bounds: Bounds) -> dict[str, Any]:
         for number, shard in enumerate(bounds.shards)
     )
     return {
-        "query": record.key.partition(b"\0")[2].decode(),
+        "query": record.key.partition(b"\0")[2].decode("utf-8", "replace"),
         "name": stored["name"],
         "offsets": offsets,
         "lag": lag,
@@ -87,8 +87,21 @@ def _describe_query(record: StoredRecord, bounds: Bounds) -> dict[str, Any]:
 def _evict_oldest(store: Store, topic: int) -> list[RecordChange]:
     """Return the changes that leave room for one more query."""
     records = _records(store, topic)
-    oldest = sorted(records, key=lambda record: json.loads(record.value)["told_ns"])
+    oldest = sorted(records, key=lambda record: _decode(record)["told_ns"])
     return [RecordChange(record.key, None) for record in oldest[: len(records) - MAX_QUERIES + 1]]
+
+
+def _decode(record: StoredRecord) -> dict[str, Any]:
+    """Return a record. A damaged one is as if the query had never reported: it reports again."""
+    try:
+        found: dict[str, Any] = json.loads(record.value)
+        return {
+            "name": str(found["name"]),
+            "offsets": {str(shard): int(end) for shard, end in found["offsets"].items()},
+            "told_ns": int(found["told_ns"]),
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {"name": "", "offsets": {}, "told_ns": 0}
 
 
 def _records(store: Store, topic: int) -> list[StoredRecord]:

@@ -22,7 +22,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from polybus.bus.traffic import SharedTraffic
-from polybus.errors import DoesNotExist, LimitReached
+from polybus.errors import Damaged, DoesNotExist, LimitReached
 from polybus.model.commit import Append, Commit
 
 if TYPE_CHECKING:
@@ -52,8 +52,14 @@ class DurableTopics:
         # A second lock: it is held during calls of the store, whose thread takes the first.
         self._charging = Lock()
         self._next_shard = count()
+        self.damaged = store.damaged_topics()
+        self._damage = {topic.number: reason for topic, reason in self.damaged}
         for topic in store.topics():
-            self.register(topic, store.bounds(topic.number).next_id)
+            if not self.is_damaged(topic):
+                self.register(topic, store.bounds(topic.number).next_id)
+        # Registered as well: their names stay theirs, and the records of their readers are kept.
+        for topic, _ in self.damaged:
+            self.register(topic)
 
     def register(self, topic: Topic, next_id: int = 0) -> None:
         """Add or replace a topic."""
@@ -79,6 +85,18 @@ class DurableTopics:
         if topic is None:
             raise DoesNotExist(f"there is no durable topic {name!r}")
         return topic
+
+    def check_intact(self, topic: Topic) -> None:
+        """Raise `Damaged` if the store refuses the topic.
+
+        For requests that do not read from the store. Reads and commits raise it themselves.
+        """
+        if self.is_damaged(topic):
+            raise Damaged(self._damage[topic.number])
+
+    def is_damaged(self, topic: Topic) -> bool:
+        """Return True if the store refuses the topic."""
+        return topic.number in self._damage
 
     def find_by_number(self, number: int) -> Topic | None:
         return self._by_number.get(number)

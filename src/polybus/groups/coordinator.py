@@ -183,7 +183,12 @@ class Coordinator:
 
     def tick(self) -> None:
         """Expire members, rebalance groups that need it, remove groups of dropped topics."""
-        self._registry.remove_dropped()
+        try:
+            self._registry.remove_dropped()
+        except StoreClosed:
+            raise
+        except PolybusError as error:  # a full disk; the next tick tries again
+            _log.warning("records of dropped topics were not removed: %s", error)
         self._context.dead_letters.recheck(self._context.durable)
         for group in self._registry.loaded():
             try:

@@ -105,9 +105,28 @@ def mark_key(topic: int) -> bytes:
 
 
 def read_roster_key(key: bytes) -> tuple[int, str]:
-    """Return the topic's number and the group's name."""
+    """Return the topic's number and the group's name. Raises `Damaged`."""
     number, _, name = key[len(ROSTERS) :].partition(b"\0")
-    return int(number, 16), name.decode()
+    try:
+        return int(number, 16), name.decode()
+    except ValueError:
+        raise Damaged(f"invalid key of a group: {key!r}") from None
+
+
+def read_shard_key(key: bytes) -> int:
+    """Return the shard's number. Raises `Damaged`."""
+    try:
+        return int(key[-4:], 16)
+    except ValueError:
+        raise Damaged(f"invalid key of a group's shard: {key!r}") from None
+
+
+def read_mark_key(key: bytes) -> int:
+    """Return the topic's number. Raises `Damaged`."""
+    try:
+        return int(key[len(MARKS) :], 16)
+    except ValueError:
+        raise Damaged(f"invalid key of a topic's mark: {key!r}") from None
 
 
 def check_name(kind: str, name: str) -> str:
@@ -139,8 +158,9 @@ def encode_roster(roster: Roster) -> bytes:
 def decode_roster(raw: bytes) -> Roster:
     try:
         fields = json.loads(raw)
-        members = {name: Member(*values) for name, values in fields["members"].items()}
-        return Roster(fields["generation"], fields["next_epoch"], members, fields["creator"])
+        members = {name: Member(*_ints(values)) for name, values in fields["members"].items()}
+        generation, next_epoch = _ints((fields["generation"], fields["next_epoch"]))
+        return Roster(generation, next_epoch, members, str(fields["creator"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Damaged("invalid record of a group") from None
 
@@ -154,13 +174,31 @@ def encode_progress(progress: ShardProgress) -> bytes:
 def decode_progress(raw: bytes) -> ShardProgress:
     try:
         fields = json.loads(raw)
-        fields["ranges"] = tuple((start, end) for start, end in fields.get("ranges", ()))
+        ranges = [_ints((start, end)) for start, end in fields.get("ranges", ())]
+        fields["ranges"] = tuple(ranges)
         fields["attempts"] = {int(key): n for key, n in fields.get("attempts", {}).items()}
-        emitted, redelivered = fields.get("counted", (0, 0))
+        emitted, redelivered = _ints(fields.get("counted", (0, 0)))
         fields["counted"] = (emitted, redelivered)
-        return ShardProgress(**fields)
+        progress = ShardProgress(**fields)
+        _ints((progress.epoch, progress.member, progress.start, progress.low))
+        return progress
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Damaged("invalid record of a group's shard") from None
+
+
+def decode_mark(raw: bytes) -> int:
+    try:
+        return int(raw)
+    except ValueError:
+        raise Damaged("invalid mark of a topic's groups") from None
+
+
+def _ints(values: Any) -> tuple[Any, ...]:
+    """Return the values. Raises `ValueError` unless each is an integer >= 0."""
+    found = tuple(values)
+    if not all(type(value) is int and value >= 0 for value in found):
+        raise ValueError("not a count")
+    return found
 
 
 NEW: Final = ShardProgress()

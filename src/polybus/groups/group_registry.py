@@ -49,21 +49,29 @@ class GroupRegistry:
             if self._recovered:
                 return
             for record in self._scan(group_records.ROSTERS):
-                number, name = group_records.read_roster_key(record.key)
-                topic, creator = self._find_topic(number), ""
                 try:
-                    roster = group_records.decode_roster(record.value)
-                    creator = roster.creator
-                    if topic is not None and roster.members:
-                        self._loaded[number, name] = self._load(topic, name)
-                except Damaged:  # calls for this group will raise; other groups continue
-                    _log.exception("group %r of topic number %s", name, number)
-                self._known[number, name] = creator
-                self._shares.restore(creator)
+                    self._recover_group(record)
+                except Damaged as error:  # calls for this group will raise; others continue
+                    _log.error("cannot load %r: %s", record.key, error)
             # A topic whose groups are all removed may have left a mark.
             for record in self._scan(group_records.MARKS):
-                self._find_topic(int(record.key[len(group_records.MARKS) :], 16))
+                try:
+                    self._find_topic(group_records.read_mark_key(record.key))
+                except Damaged as error:
+                    _log.error("cannot read a mark: %s", error)
             self._recovered = True
+
+    def _recover_group(self, record: StoredRecord) -> None:
+        number, name = group_records.read_roster_key(record.key)
+        topic, creator = self._find_topic(number), ""
+        try:
+            roster = group_records.decode_roster(record.value)
+            creator = roster.creator
+            if topic is not None and roster.members:
+                self._loaded[number, name] = self._load(topic, name)
+        finally:  # a damaged group counts, too
+            self._known[number, name] = creator
+            self._shares.restore(creator)
 
     def loaded(self) -> list[Group]:
         self.recover()
@@ -223,7 +231,9 @@ class GroupRegistry:
             _new_shard(number, bounds[number].start, mark - 1) for number in topic.shards
         ]
         for record in self._scan(group_records.shard_prefix(topic.number, name)):
-            number = int(record.key[-4:], 16)
+            number = group_records.read_shard_key(record.key)
+            if number >= len(group.shards):
+                raise Damaged(f"group {name!r} has a record of shard {number}, the topic has none")
             progress = group_records.decode_progress(record.value)
             group.shards[number] = GroupShard(number, progress, record.version)
         now = self._context.clock()
@@ -242,7 +252,7 @@ class GroupRegistry:
 
     def _mark(self, number: int) -> int:
         record = self._store.get(group_records.mark_key(number))
-        return int(record.value) if record else 1
+        return group_records.decode_mark(record.value) if record else 1
 
     def _scan(self, prefix: bytes) -> Iterator[StoredRecord]:
         after = b""

@@ -21,6 +21,7 @@ from typing import Any
 
 import structlog
 
+from polybus.model.control_characters import escape_controls
 from polybus.server.line_writer import LineWriter
 from polybus.server.log_rate_limit import EventKind, LogRateLimiter
 from polybus.server.settings import LogSettings
@@ -102,7 +103,7 @@ def _human(colours: bool) -> Callable[[Any, str, Event], str]:
         line = f"{line}  {facts}" if facts else line
         if colours and level in COLOURS:
             line = f"{COLOURS[level]}{line}{RESET}"
-        return f"{line}\n{trace}" if trace else line
+        return f"{line}\n{escape_controls(trace)}" if trace else line
 
     return render
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 
+from polybus.model.control_characters import ControlEscaper
+
 STDERR = 2
 MARK = b"\0polybus: started\0"  # marks the end of the start; does not occur in output
 CHUNK_BYTES = 65_536
@@ -47,6 +49,8 @@ class _StderrForwarder(Thread):
         super().__init__(name="polybus-spark-stderr", daemon=True)
         self._reading = reading
         self._terminal = terminal
+        # Errors of Spark quote names and bodies.
+        self._escaper = ControlEscaper() if os.isatty(terminal) else None
         self._show = False
         self._released = Event()
 
@@ -73,5 +77,7 @@ class _StderrForwarder(Thread):
         self._released.wait()
 
     def _forward(self, output: bytes) -> None:
+        if self._escaper is not None:
+            output = self._escaper.escape(output).encode()
         if output:
             os.write(self._terminal, output)

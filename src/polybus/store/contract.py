@@ -59,6 +59,20 @@ class ShardRange(NamedTuple):
     max_rows: int
 
 
+class DamagedTopic(NamedTuple):
+    """A topic that the store refuses, and the reason with the next steps for people.
+
+    The topic has its number and its name, or `damaged-NUMBER` if that is lost. Shards and
+    settings may be unknown.
+    """
+
+    topic: Topic
+    reason: str
+
+
+# Called with a topic's number and the damage that a read has met, on any thread.
+DamageListener = Callable[[int, str], None]
+
 # Called once for each group of commits that became visible, on a thread of the engine.
 Listener = Callable[[Sequence[ShardEnd]], None]
 
@@ -92,7 +106,15 @@ class Store(ABC):
 
     @abstractmethod
     def topics(self) -> list[Topic]:
-        """Return all topics, sorted by name."""
+        """Return all topics but the damaged ones, sorted by name."""
+
+    def damaged_topics(self) -> list[DamagedTopic]:
+        """Return the topics whose records are damaged, sorted by name.
+
+        While the store is open for writing, every call for one of them raises `Damaged`, and
+        no other topic can get its name. The default is for engines that keep no files.
+        """
+        return []
 
     @abstractmethod
     def drop(self, name: str) -> None:
@@ -234,6 +256,9 @@ class Store(ABC):
         order of the commits and do not overlap. If it raises, the engine logs the error and
         keeps the listener.
         """
+
+    def watch_damage(self, listener: DamageListener) -> None:  # noqa: B027 -- optional
+        """Call the listener whenever a read meets damage. The default never does."""
 
     # --- maintenance, for engines that have use for it
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.rig.patching import Patch
-from tests.rig.sabotage import fdq, groups, gsb, pirate, policy, shares, spark, store, zmq
+from tests.rig.sabotage import cli, fdq, groups, gsb, pirate, policy, shares, spark, store, zmq
 
 ALL: list[Patch] = [
     *store.SABOTAGES,
@@ -21,6 +21,7 @@ ALL: list[Patch] = [
     *spark.SABOTAGES,
     *policy.SABOTAGES,
     *shares.SABOTAGES,
+    *cli.SABOTAGES,
 ]
 NAMES = frozenset(patch.name for patch in ALL)
 

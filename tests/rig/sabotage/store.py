@@ -71,7 +71,8 @@ SABOTAGES = [
     Patch(
         "caches-kept",
         "store/lmdb/writer_state.py",
-        "        self.batch = WriteBatch()\n        self.cache = StateCache(self._open_snapshot)\n",
+        "        self.batch = WriteBatch()\n"
+        "        self.cache = StateCache(self._open_snapshot, self._quarantine)\n",
         "        self.batch = WriteBatch()\n",
     ),
     # Slots of dead readers are never cleared.
@@ -119,5 +120,26 @@ SABOTAGES = [
         "store/lmdb/write_txn.py",
         WRITE,
         WRITE + "        os.close(os.open(os.devnull, os.O_RDONLY))\n",
+    ),
+    # The length of the data file is not compared with its last page.
+    Patch(
+        "size-check-off",
+        "store/lmdb/store_files.py",
+        "            data_file.check_length(generation / DATA)\n",
+        "            pass\n",
+    ),
+    # Damaged topics are not looked for when the store is opened.
+    Patch(
+        "quarantine-off",
+        "store/lmdb/lmdb_store.py",
+        "quarantine.fill(topic_inspection.inspect_topics(transaction))",
+        "quarantine.fill([])",
+    ),
+    # A full disk has no reserve for drops.
+    Patch(
+        "reserve-off",
+        "store/lmdb/disk_reserve.py",
+        "            self._path.unlink()\n        except OSError:\n            return False\n",
+        "            return False\n        except OSError:\n            return False\n",
     ),
 ]

@@ -123,6 +123,44 @@ def fill(folder: str, durability: Durability, make_room: Callable[[], None]) -> 
     }
 
 
+def drop_when_full(folder: str) -> dict[str, Any]:
+    """Fill the disk with one topic and drop it. Returns what then is there and works."""
+    with open_store(f"lmdb:{folder}") as store:
+        large, other = store.create("large", 2, {}), store.create("other", 1, {})
+        written = 0
+        for number in range(MOST):
+            block = block_of([os.urandom(2000)] * 5)
+            try:
+                store.commit(Commit((Append(large.number, number % 2, block),))).result()
+            except StoreFull:
+                break
+            written += 5
+        try:
+            store.drop("large")
+            outcome = "dropped"
+        except StoreFull:
+            outcome = "full"
+    with open_store(f"lmdb:{folder}") as store:
+        topics = {topic.name: store.bounds(topic.number) for topic in store.topics()}
+        left = (
+            sum(shard.end - shard.start for shard in topics["large"].shards)
+            if ("large" in topics)
+            else 0
+        )
+        deadline = time.monotonic() + (PATIENCE_S if outcome == "dropped" else 0.0)
+        later = 0
+        while later < AFTERWARDS:
+            try:
+                append = Append(other.number, 0, block_of([os.urandom(2000)]))
+                store.commit(Commit((append,))).result()
+                later += 1
+            except StoreFull:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.005)
+    return {"written": written, "outcome": outcome, "left": left, "later": later}
+
+
 # --- descriptors
 
 

@@ -28,7 +28,6 @@ EXPECTED = {
     errors.DataFolderInUse: 2,
     errors.StoreFull: 2,
     errors.WrongFormat: 2,
-    errors.Damaged: 1,
     errors.NotConnected: 3,
     errors.ConnectionLost: 3,
     errors.Denied: 4,

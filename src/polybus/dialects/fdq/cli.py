@@ -31,9 +31,10 @@ import typer
 
 from polybus.cli import row_format, start_position
 from polybus.cli.bus_connection import Bus, check_reachable
-from polybus.cli.flags import Count, Format, JsonLines, Key, KeySeparator, Messages, Quiet
+from polybus.cli.flags import Count, Format, JsonLines, Key, KeySeparator, Messages, Quiet, Raw
 from polybus.cli.line_producer import LineProducer, MessageKeys, line_batches, send_input
 from polybus.cli.sub_command import print_batches
+from polybus.cli.terminal import print_raw
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -125,8 +126,10 @@ def consume(
     ] = False,
     form: Format = None,
     as_json: JsonLines = False,
+    raw: Raw = False,
     bus: Bus = None,
 ) -> None:
+    print_raw(raw)
     formatter = row_format.choose_formatter(topic, form, as_objects=as_json)
     from polybus.dialects.fdq.client.consumer import Consumer
 
@@ -169,8 +172,10 @@ def replay(
     ] = False,
     form: Format = None,
     as_json: JsonLines = False,
+    raw: Raw = False,
     bus: Bus = None,
 ) -> None:
+    print_raw(raw)
     formatter = row_format.choose_formatter(topic, form, as_objects=as_json)
     for position in (start, end):
         if position is not None:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polybus import errors
+from polybus.cli.flags import Raw
+from polybus.cli.terminal import print_raw
 from polybus.dialects.freud.limits import FreudLimits
 from polybus.model.limits import KIB
 
@@ -151,8 +153,10 @@ def subscribe(
             "-n", "--count", metavar="COUNT", min=0, help="Stop after this many messages; 0: never."
         ),
     ] = 0,
+    raw: Raw = False,
     socket: Socket = None,
 ) -> int:
+    print_raw(raw)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # unsubscribes on the way out
     with _Bus(socket) as bus, bus.client.subscribe(topic) as subscription:
         _print_notice(f"subscribed to {topic!r}")
@@ -276,10 +280,7 @@ def _as_json(record: Record) -> bytes:
 
 
 def _as_text(record: Record) -> bytes:
-    """Return the body unchanged for a pipe, and without control characters for a terminal."""
-    if not sys.stdout.isatty():
-        return record.body + b"\n"
-    return _printable(record.body.decode("utf-8", "backslashreplace")).encode() + b"\n"
+    return record.body + b"\n"
 
 
 def _printable(text: str) -> str:

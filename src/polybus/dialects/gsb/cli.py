@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polybus.cli.flags import Raw
+from polybus.cli.terminal import print_raw
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +77,9 @@ def call(
     ] = None,
     at: Where = None,
     timeout: Timeout = None,
+    raw: Raw = False,
 ) -> None:
+    print_raw(raw)
     value = _value(sys.stdin.read() if data == "-" else data)
 
     async def work(bus: Client) -> None:

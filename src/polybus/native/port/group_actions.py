@@ -7,9 +7,10 @@ Every action requires the right to subscribe to the topic. Output messages and s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from polybus.errors import Denied, MalformedRequest
+from polybus.errors import Damaged, Denied, MalformedRequest
 from polybus.groups.coordinator import Coordinator
 from polybus.groups.dead_letter_queue import DeadLetterTargets, check_dead_letter_name
 from polybus.groups.group_records import Member, check_name
@@ -252,8 +253,11 @@ def _list(port: NativePort, caller: Caller, request: GroupsGet) -> GroupList:
             port.access.check_allowed(caller.identity, SUBSCRIBE, topic.name)
         except Denied:
             continue
-        summaries = (port.groups.summarize(topic, name) for name in names)
-        groups += [summary for summary in summaries if summary]
+        for name in names:
+            # A damaged group is not listed: calls for it raise, and the log names it.
+            with suppress(Damaged):
+                summary = port.groups.summarize(topic, name)
+                groups += [summary] if summary else []
     return {"groups": groups}
 
 

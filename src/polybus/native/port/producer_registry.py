@@ -20,11 +20,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from polybus.bus.dialect_registry import installed_dialects
-from polybus.errors import Conflict, Denied, MalformedRequest, UnknownProducer
+from polybus.errors import Conflict, Damaged, Denied, MalformedRequest, UnknownProducer
 from polybus.model.commit import Commit, RecordChange
 from polybus.model.stamp import MAX_KEPT_RESULTS, MAX_PRODUCER_BYTES, ProducerOptions
 from polybus.native.port import query_runs
@@ -130,9 +131,11 @@ class ProducerRegistry:
         deleted last, so a crash in between repeats the whole step.
         """
         for producer in self._anonymous.list_expired():
-            opened = self._store.open_producer(producer, ProducerOptions())
-            self._store.close_producer(producer, opened.epoch)
-            self.release(producer)
+            # One whose record is damaged stays: it must not keep others from being opened.
+            with suppress(Damaged):
+                opened = self._store.open_producer(producer, ProducerOptions())
+                self._store.close_producer(producer, opened.epoch)
+                self.release(producer)
 
     def _count_stored(self) -> None:
         """Count the producers of the store, once, before the first change."""
@@ -210,7 +213,10 @@ class AnonymousProducers:
             self._after = records[-1].key if len(records) == SCAN_LIMIT else b""
         expired = []
         for record in records:
-            producer = record.key[len(LAST_USE) :].decode()
+            producer = record.key[len(LAST_USE) :].decode("utf-8", "replace")
+            # A damaged record expires nothing: its producer stays until it is closed.
+            if not record.value.isdigit() or not ANONYMOUS.fullmatch(producer):
+                continue
             recorded_s = self._recorded_s.get(producer)
             if recorded_s is not None and self._clock() - recorded_s < EXPIRY_S:
                 continue  # the wall clock may have jumped

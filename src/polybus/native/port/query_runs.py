@@ -24,7 +24,14 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from polybus.errors import Conflict, Fenced, MalformedRequest, Unavailable, UnknownProducer
+from polybus.errors import (
+    Conflict,
+    Damaged,
+    Fenced,
+    MalformedRequest,
+    Unavailable,
+    UnknownProducer,
+)
 from polybus.model.commit import Commit, CommitResult, RecordChange
 from polybus.model.stamp import MAX_PRODUCER_BYTES, ProducerOptions, Stamp
 
@@ -126,9 +133,7 @@ def _resolve_run(
     record = durable.store.get(asked.name.encode())
     version, run = 0, None
     if record is not None:
-        fields = json.loads(record.value)
-        version = record.version
-        run = QueryRun(fields["id"], fields["base"], fields["epoch"], tuple(fields["past"]))
+        version, run = record.version, _decode_run(asked.producer, record.value)
     if run is not None and run.id == asked.run:
         if not was_fenced:
             return version, run, False
@@ -150,6 +155,17 @@ def _resolve_run(
         past = (run.id, *run.past)[:MAX_ENDED_RUNS]
     opened = durable.store.open_producer(asked.name, RUN_PRODUCER_OPTIONS)
     return version, QueryRun(asked.run, opened.last_counter, opened.epoch, past), True
+
+
+def _decode_run(producer: str, raw: bytes) -> QueryRun:
+    try:
+        fields = json.loads(raw)
+        run = QueryRun(fields["id"], fields["base"], fields["epoch"], tuple(fields["past"]))
+        if not (type(run.base) is type(run.epoch) is int):
+            raise ValueError("not a number")
+        return run
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"the record of producer {producer!r} is damaged: {error}") from None
 
 
 def _is_name(value: object, max_bytes: int) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from polybus.durable import query_progress
 from polybus.durable.topic_names import CREATOR, creator_of
 from polybus.durable.topic_registry import KEEP, KEEP_ALL, KEEP_READ, MAX_BYTES, WITH_SUBSCRIBERS
-from polybus.errors import AlreadyExists, MalformedRequest, NotSupported
+from polybus.errors import AlreadyExists, MalformedRequest, NotSupported, StoreFull
 from polybus.model.access_rule import DELETE, SUBSCRIBE
 from polybus.model.name_pattern import Pattern
 from polybus.model.topic import MAX_SHARDS
@@ -116,8 +117,10 @@ def _list(port: NativePort, caller: Caller, request: TopicsGet) -> TopicList:
 def _drop(port: NativePort, caller: Caller, request: TopicDrop) -> Empty:
     topic = port.access.durable.find(request.topic)
     port.access.drop(caller.identity, request.topic)
+    # The topic is gone already. What a full disk leaves of its reports is not reachable.
     if topic is not None:
-        query_progress.delete_query_progress(port.store, topic.number)
+        with suppress(StoreFull):
+            query_progress.delete_query_progress(port.store, topic.number)
     return {}
 
 

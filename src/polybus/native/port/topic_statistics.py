@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.bus.dialect_registry import installed_dialects
 from polybus.durable.query_progress import list_query_progress, store_query_progress
-from polybus.errors import DoesNotExist, MalformedRequest
+from polybus.errors import Damaged, DoesNotExist, MalformedRequest
 from polybus.model.access_rule import SUBSCRIBE
 from polybus.native.protocol.fields import is_count, parse_shard_number
 from polybus.native.protocol.requests import QueryProgress, TopicStatsGet
@@ -81,7 +81,7 @@ def list_group_infos(groups: Coordinator, topic: Topic) -> list[dict[str, Any]]:
     for name in groups.names(topic):
         try:
             infos.append(groups.info(topic, name))
-        except DoesNotExist:  # removed since it was listed
+        except (DoesNotExist, Damaged):  # removed since it was listed, or cannot be read
             continue
     return infos
 

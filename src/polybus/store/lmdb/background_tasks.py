@@ -81,6 +81,7 @@ class BackgroundTasks:
         if now >= self._readers_s or pages > self._pages + GROWN_PAGES:
             self._readers_s, self._pages = now + READERS_S, pages
             self._files.current.clear_dead_readers()
+            self._txn_writer.reserve.fill()
         has_work = self._txn_writer.has_removals or self.reblocker.due
         if not has_work or now < self._not_before_s:
             return
@@ -96,6 +97,10 @@ class BackgroundTasks:
         is_busy = now - self._busy_s < RECENT_S
         # After a step of 3 ms at a share of 5 % the next one comes after 60 ms.
         self._not_before_s = now + took / SHARE if is_busy else 0.0
+
+    def resume(self) -> None:
+        """End a pause: there is room again."""
+        self._not_before_s, self._pause_s = 0.0, PAUSE_S
 
     def pause(self) -> None:
         self._not_before_s = time.monotonic() + self._pause_s

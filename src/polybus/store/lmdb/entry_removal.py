@@ -16,25 +16,32 @@ from polybus.errors import Damaged
 from polybus.store.lmdb import log_entry, store_keys, stored_values
 from polybus.store.lmdb.environment import Cursor, Transaction
 from polybus.store.lmdb.log_entry import LogEntry
+from polybus.store.lmdb.quarantine import Quarantine
 
 
 class RemovalStep:
     """One step within a transaction: ends when its time is over, after at least one deletion."""
 
-    def __init__(self, transaction: Transaction, time_s: float) -> None:
+    def __init__(
+        self, transaction: Transaction, time_s: float, quarantine: Quarantine | None = None
+    ) -> None:
         self._transaction = transaction
+        self._quarantine = quarantine or ()
         self._end_s = time.monotonic() + time_s
         self._freed = 0
 
     def run(self) -> bool:
         """Run the step. Returns True if entries are left to be removed."""
+        start = store_keys.REMOVALS
         with self._transaction.cursor() as cursor:
-            while (
-                cursor.set_range(store_keys.REMOVALS)
-                and bytes(cursor.key()[:1]) == store_keys.REMOVALS
-            ):
+            while cursor.set_range(start) and bytes(cursor.key()[:1]) == store_keys.REMOVALS:
                 key = bytes(cursor.key())
                 numbers = store_keys.removal_target(key)
+                # A damaged topic is left as it is, and so is a key that is damaged itself.
+                # Stages have higher numbers than topics.
+                if not numbers or numbers[0] in self._quarantine:
+                    start = key + b"\0"
+                    continue
                 if key.startswith(store_keys.TRIMMED):
                     done = self._trimmed(*numbers)
                 elif key.startswith(store_keys.DROPPED):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from polybus.errors import PolybusError, StoreClosed, UsageError
+from polybus.errors import Damaged, PolybusError, StoreClosed, UsageError
 from polybus.model.commit import Append, Commit, CommitResult, StoredRecord
 from polybus.model.rows import Rows
 from polybus.model.stamp import ProducerEpoch, ProducerOptions
@@ -24,6 +24,8 @@ from polybus.store.contract import (
     LEASE_S,
     MAX_READ_BYTES,
     MAX_ROWS,
+    DamagedTopic,
+    DamageListener,
     Listener,
     Progress,
     ShardRange,
@@ -37,10 +39,13 @@ from polybus.store.lmdb import (
     store_keys,
     stored_values,
     topic_catalog,
+    topic_inspection,
 )
 from polybus.store.lmdb.background_tasks import BackgroundTasks
 from polybus.store.lmdb.commit_listeners import CommitListeners, CommitPoller
+from polybus.store.lmdb.data_file import NEXT_STEPS
 from polybus.store.lmdb.interval_writer import IntervalWriter
+from polybus.store.lmdb.quarantine import Quarantine
 from polybus.store.lmdb.read_txn import StoreReader
 from polybus.store.lmdb.reblocker import Reblocker
 from polybus.store.lmdb.recent_entries import RecentEntries
@@ -48,11 +53,12 @@ from polybus.store.lmdb.store_copy import backup_environment, compact_files
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.write_batch import WriteBatch
 from polybus.store.lmdb.write_txn import TransactionWriter
-from polybus.store.lmdb.writer import StoreWriter, Task
-from polybus.store.lmdb.writer_state import WriterState, scan_prefix
+from polybus.store.lmdb.writer import FREES_ROOM, StoreWriter, Task
+from polybus.store.lmdb.writer_state import WriterState
 
 DURABILITIES: Final = ("fsync", "interval")
 COMMIT_INTERVAL_MS: Final = 50
+T = TypeVar("T")
 
 
 class LmdbStore(Store):
@@ -75,7 +81,9 @@ class LmdbStore(Store):
         self._pid = os.getpid()
         self._closed = False
         self._files = StoreFiles(self.path, read_only=read_only)
-        self._reader = StoreReader(self._files)
+        self._quarantine = Quarantine()
+        self._damage_listeners: list[DamageListener] = []
+        self._reader = StoreReader(self._files, self._quarantine)
         self._listeners = CommitListeners()
         self._recent = RecentEntries()
         self._poller: CommitPoller | None = None
@@ -85,8 +93,10 @@ class LmdbStore(Store):
         if not read_only:
             try:
                 self._open_writer(durability, commit_interval_ms / 1000, wall_ns, clock_s)
-            except BaseException:
+            except BaseException as error:
                 self._files.close()
+                if isinstance(error, Damaged):
+                    raise Damaged(f"{self.path}: {error}; {NEXT_STEPS}") from error
                 raise
 
     def _open_writer(
@@ -96,15 +106,14 @@ class LmdbStore(Store):
         wall_ns: Callable[[], int],
         clock_s: Callable[[], float],
     ) -> None:
-        state = WriterState(self._files.snapshot, clock_s)
-        self._txn_writer = TransactionWriter(self._files)
-        self._reblocker = Reblocker(self._files)
-        # Leases are not stored: every stage gets its full lease again.
+        quarantine = self._quarantine
         with self._files.snapshot() as transaction:
-            for key, raw in scan_prefix(transaction, store_keys.STAGES):
-                if len(key) == len(store_keys.stage(0)):
-                    stage = int.from_bytes(key[1:], "big")
-                    state.leases.start(stage, *stored_values.STAGE.unpack(raw))
+            quarantine.fill(topic_inspection.inspect_topics(transaction))
+        state = WriterState(self._files.snapshot, clock_s, quarantine)
+        self._txn_writer = TransactionWriter(self._files, quarantine)
+        self._reblocker = Reblocker(self._files, quarantine, self._report_damage)
+        with self._files.snapshot() as transaction:
+            staged_blocks.restore_leases(state, transaction)
         self._reblocker.load()
         tasks = BackgroundTasks(state, self._files, self._txn_writer, self._reblocker)
         parts = state, self._txn_writer, tasks, wall_ns, self._on_written
@@ -112,6 +121,7 @@ class LmdbStore(Store):
             self._writer = self._interval_writer = IntervalWriter(*parts, interval_s=interval_s)
         else:
             self._writer = StoreWriter(*parts)
+        self._txn_writer.reserve.fill()
         self._writer.start()
 
     # --- topics
@@ -135,8 +145,15 @@ class LmdbStore(Store):
         self._settle(bool)
         return self._reader.topics()
 
+    def damaged_topics(self) -> list[DamagedTopic]:
+        self._check_open()
+        if not self.read_only:
+            return list(self._quarantine.topics)
+        with self._files.snapshot() as transaction:
+            return topic_inspection.inspect_topics(transaction)
+
     def drop(self, name: str) -> None:
-        self._execute(lambda writer: topic_catalog.drop(writer, name))
+        self._execute(lambda writer: topic_catalog.drop(writer, name), FREES_ROOM)
 
     # --- writing
 
@@ -211,13 +228,13 @@ class LmdbStore(Store):
     def trim(self, topic: int, before: Mapping[int, int]) -> None:
         # A copy, because the writer thread reads it later.
         before = dict(before)
-        self._execute(lambda writer: topic_catalog.trim(writer, topic, before))
+        self._execute(lambda writer: topic_catalog.trim(writer, topic, before), FREES_ROOM)
 
     # --- reading
 
     def bounds(self, topic: int) -> Bounds:
         self._settle(lambda batch: topic in batch.topics)
-        return self._reader.bounds(topic)
+        return self._reporting_damage(topic, partial(self._reader.bounds, topic))
 
     def read(
         self,
@@ -251,7 +268,8 @@ class LmdbStore(Store):
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
         request_checks.time_ns(timestamp_ns)
         self._settle(lambda batch: topic in batch.topics)
-        return self._reader.find(topic, shard, timestamp_ns)
+        find = partial(self._reader.find, topic, shard, timestamp_ns)
+        return self._reporting_damage(topic, find)
 
     def get(self, key: bytes) -> StoredRecord | None:
         request_checks.key(key)
@@ -281,6 +299,9 @@ class LmdbStore(Store):
         if self.read_only and self._poller is None:
             self._poller = CommitPoller(self._files, self._listeners)
         return unwatch
+
+    def watch_damage(self, listener: DamageListener) -> None:
+        self._damage_listeners.append(listener)
 
     # --- close
 
@@ -339,12 +360,15 @@ class LmdbStore(Store):
             raise UsageError(f"{self.path} was opened read-only")
         return self._writer
 
-    def _submit(self, change: Callable[[WriterState], Any], size: int = 0) -> Future[Any]:
+    def _submit(
+        self, change: Callable[[WriterState], Any], size: int = 0, subject: object = None
+    ) -> Future[Any]:
         # These changes do not need the time, which is the last argument of a task.
-        return self._writing().submit(lambda state, _subject, _now_ns: change(state), None, size)
+        task: Task = lambda state, _subject, _now_ns: change(state)  # noqa: E731
+        return self._writing().submit(task, subject, size)
 
-    def _execute(self, change: Callable[[WriterState], Any]) -> Any:
-        return self._submit(change).result()
+    def _execute(self, change: Callable[[WriterState], Any], subject: object = None) -> Any:
+        return self._submit(change, subject=subject).result()
 
     def _run_alone(self, work: Callable[[], Any]) -> Any:
         task: Task = lambda _state, _subject, _now_ns: work()  # noqa: E731
@@ -358,6 +382,7 @@ class LmdbStore(Store):
     def _read_settled(self, topic: int, read: Callable[[], Rows]) -> Rows:
         """Read messages, and wait for unwritten ones only if there are no others."""
         self._check_open()
+        read = partial(self._reporting_damage, topic, read)
         writer = self._interval_writer
         if writer is None:
             return read()
@@ -371,6 +396,19 @@ class LmdbStore(Store):
             if waited or writer.flush_count != flushes:
                 rows = read()
         return rows
+
+    def _reporting_damage(self, topic: int, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except Damaged as error:
+            # Errors of the quarantine were reported when the store was opened.
+            if topic not in self._quarantine:
+                self._report_damage(topic, str(error))
+            raise
+
+    def _report_damage(self, topic: int, text: str) -> None:
+        for listener in self._damage_listeners:
+            listener(topic, f"{text}; {NEXT_STEPS}")
 
     def _on_written(self, batch: WriteBatch) -> None:
         # First the cache: a listener reads at once.

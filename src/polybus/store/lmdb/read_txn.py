@@ -22,9 +22,10 @@ from polybus.model.rows import EMPTY, Rows
 from polybus.model.topic import ALL, All, Bounds, ShardBounds, Topic
 from polybus.store import request_checks
 from polybus.store.contract import ShardRange
-from polybus.store.lmdb import store_keys, stored_values
+from polybus.store.lmdb import store_keys, stored_values, topic_inspection
 from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.environment import Transaction
+from polybus.store.lmdb.quarantine import Quarantine
 from polybus.store.lmdb.store_files import ReadSnapshot, StoreFiles
 from polybus.store.lmdb.writer_state import MAX_CACHED, scan_prefix
 
@@ -151,27 +152,29 @@ TopicCache = dict[int, tuple[bytes, Topic]]  # record and decoded topic, by numb
 class StoreReader:
     """Executes reads, each in its own transaction."""
 
-    def __init__(self, files: StoreFiles) -> None:
+    def __init__(self, files: StoreFiles, quarantine: Quarantine) -> None:
         self._files = files
+        self._quarantine = quarantine
         self._topics: TopicCache = {}
 
     def topics(self) -> list[Topic]:
         with ReadSnapshot(self._files) as transaction:
             found = [
-                stored_values.read_topic(raw)[0]
-                for _, raw in scan_prefix(transaction, store_keys.TOPICS)
+                topic
+                for topic in topic_inspection.readable_topics(transaction)
+                if topic.number not in self._quarantine
             ]
         return sorted(found, key=lambda topic: topic.name)
 
     def bounds(self, number: int) -> Bounds:
         with ReadSnapshot(self._files) as transaction:
-            return ReadTxn(transaction, number, self._topics).bounds()
+            return self._begin(transaction, number).bounds()
 
     def read(
         self, number: int, shard: int | All, start: int, end: int, max_rows: int, max_bytes: int
     ) -> Rows:
         with ReadSnapshot(self._files) as transaction:
-            txn = ReadTxn(transaction, number, self._topics)
+            txn = self._begin(transaction, number)
             if shard == ALL:
                 read = txn.read_all
             else:
@@ -190,7 +193,7 @@ class StoreReader:
         self, number: int, parts: Sequence[ShardRange], max_rows: int, max_bytes: int
     ) -> Rows:
         with ReadSnapshot(self._files) as transaction:
-            txn = ReadTxn(transaction, number, self._topics)
+            txn = self._begin(transaction, number)
             for part in parts:
                 request_checks.single_shard(txn.topic, part.shard)
             try:
@@ -201,11 +204,15 @@ class StoreReader:
 
     def find(self, number: int, shard: int | All, timestamp_ns: int) -> int:
         with ReadSnapshot(self._files) as transaction:
-            txn = ReadTxn(transaction, number, self._topics)
+            txn = self._begin(transaction, number)
             if shard == ALL:
                 return min([txn.find(one, TIME, timestamp_ns)[1] for one in txn.topic.shards])
             request_checks.single_shard(txn.topic, shard)
             return txn.find(shard, TIME, timestamp_ns)[0]
+
+    def _begin(self, transaction: Transaction, number: int) -> ReadTxn:
+        self._quarantine.check(number)
+        return ReadTxn(transaction, number, self._topics)
 
 
 class ReadTxn:

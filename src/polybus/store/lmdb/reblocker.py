@@ -16,10 +16,12 @@ from polybus.errors import Damaged
 from polybus.kernel.blocks import Layout
 from polybus.model import run_table
 from polybus.model.block import concat_layouts
+from polybus.store.contract import DamageListener
 from polybus.store.lmdb import log_entry, store_keys, stored_values
 from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.log_entry import LogEntry
+from polybus.store.lmdb.quarantine import Quarantine
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.write_batch import SMALL_BYTES, Target, WriteBatch
 from polybus.store.lmdb.write_txn import WriteTxn
@@ -34,8 +36,15 @@ MAX_STAGED: Final = 64  # stages of an extent that may be merged
 class Reblocker:
     """Chooses the shards that are worth a step."""
 
-    def __init__(self, files: StoreFiles) -> None:
+    def __init__(
+        self,
+        files: StoreFiles,
+        quarantine: Quarantine | None = None,
+        on_damage: DamageListener = lambda topic, text: None,
+    ) -> None:
         self._files = files
+        self._quarantine = quarantine or ()
+        self._on_damage = on_damage
         self._small: dict[Target, int] = {}  # bytes of small entries that were not yet merged
         self.due: dict[Target, None] = {}
 
@@ -43,10 +52,13 @@ class Reblocker:
         """Find the shards that have entries after the offset up to which they were merged."""
         with self._files.snapshot() as transaction:
             for key, raw in scan_prefix(transaction, store_keys.STATE):
-                if len(key) > len(store_keys.state(0)):
-                    target = store_keys.shard_of_state(key)
-                    if _done(transaction, target) < stored_values.SHARD_STATE.unpack(raw)[1]:
-                        self.due[target] = None
+                if len(key) != len(store_keys.shard_state(0, 0)):
+                    continue
+                target = store_keys.shard_of_state(key)
+                if target[0] in self._quarantine or len(raw) != stored_values.SHARD_STATE.size:
+                    continue
+                if _done(transaction, target) < stored_values.SHARD_STATE.unpack(raw)[1]:
+                    self.due[target] = None
 
     def note_batch(self, batch: WriteBatch) -> None:
         """Count the small entries of a batch, before they are encoded."""
@@ -62,9 +74,10 @@ class Reblocker:
         try:
             with WriteTxn(self._files) as transaction:
                 done = _merge_some(transaction, target, whole)
-        except Damaged:
-            # Readers report the damage. Damaged entries must not be merged, so the shard is left as
-            # it is, up to its current end.
+        except Damaged as error:
+            self._on_damage(target[0], str(error))
+            # Damaged entries must not be merged, so the shard is left as it is, up to its current
+            # end.
             with WriteTxn(self._files) as transaction:
                 raw = transaction.get(store_keys.shard_state(*target))
                 if raw is not None:
@@ -165,5 +178,8 @@ def _store_upkeep(transaction: Transaction, target: Target, done: int, freed: in
 def _done(transaction: Transaction, target: Target) -> int:
     """Return the offset up to which a shard was merged."""
     raw = transaction.get(store_keys.upkeep(*target))
-    done: int = stored_values.SHARD_UPKEEP.unpack(raw)[1] if raw else 0
+    # The record of a dropped topic may be damaged: nothing inspects it.
+    if raw is None or len(raw) != stored_values.SHARD_UPKEEP.size:
+        return 0
+    done: int = stored_values.SHARD_UPKEEP.unpack(raw)[1]
     return done

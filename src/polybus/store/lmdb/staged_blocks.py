@@ -7,16 +7,21 @@ publishing does not read blocks: it costs a little per stage and shard.
 
 from __future__ import annotations
 
+import logging
+import math
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 
-from polybus.errors import StageGone
+from polybus.errors import Damaged, StageGone
 from polybus.model.commit import Append
 from polybus.store import request_checks
 from polybus.store.lmdb import log_entry, store_keys, stored_values
+from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.log_entry import LogEntry, StagePart
-from polybus.store.lmdb.writer_state import CachedStage, WriterState
+from polybus.store.lmdb.writer_state import CachedStage, WriterState, scan_prefix
+
+_log = logging.getLogger("polybus.store")
 
 
 def open_stage(writer: WriterState, lease_s: float) -> str:
@@ -26,6 +31,56 @@ def open_stage(writer: WriterState, lease_s: float) -> str:
     writer.batch.put(store_keys.stage(number), stored_values.STAGE.pack(lease_s))
     writer.leases.start(number, lease_s)
     return f"{number:016x}"
+
+
+def restore_leases(writer: WriterState, transaction: Transaction) -> None:
+    """Give every stage of an opened store its full lease again, because leases are not stored.
+
+    A damaged stage gets none: its caller gets `StageGone` and stages its messages again.
+    """
+    for key, raw in scan_prefix(transaction, store_keys.STAGES):
+        if len(key) != len(store_keys.stage(0)):
+            continue
+        number = int.from_bytes(key[1:], "big")
+        reason = _find_damage(transaction, number, raw)
+        if reason is None:
+            writer.leases.start(number, *stored_values.STAGE.unpack(raw))
+        else:
+            _log.warning("stage %016x is damaged and cannot be published: %s", number, reason)
+
+
+def _find_damage(transaction: Transaction, number: int, raw: memoryview) -> str | None:
+    """Return the damage of a stage, None if it is intact. The blocks are not read."""
+    if len(raw) != stored_values.STAGE.size:
+        return "its record is damaged"
+    (lease_s,) = stored_values.STAGE.unpack(raw)
+    if not 0 <= lease_s < math.inf:
+        return f"its lease is {lease_s} seconds"
+    for key, held in scan_prefix(transaction, store_keys.stage(number)):
+        if len(key) == len(store_keys.stage(number)):
+            continue
+        if len(held) != stored_values.STAGE_SHARD.size:
+            return "the record of a shard is damaged"
+        target = store_keys.target_of_stage(key)
+        count, _ = stored_values.STAGE_SHARD.unpack(held)
+        if _count_staged(transaction, number, target) != count:
+            return f"its blocks do not hold {count} messages for shard {target[1]}"
+    return None
+
+
+def _count_staged(transaction: Transaction, number: int, target: tuple[int, int]) -> int:
+    """Return the messages of a stage for a shard, by its last block; -1 if that is damaged."""
+    prefix = store_keys.staged_of_shard(number, *target)
+    with transaction.cursor() as cursor:
+        after = cursor.set_range(prefix + b"\xff" * 9)
+        if not (cursor.prev() if after else cursor.last()):
+            return 0
+        if bytes(cursor.key()[: len(prefix)]) != prefix:
+            return 0
+        try:
+            return log_entry.decode(cursor.value()).end
+        except Damaged:
+            return -1
 
 
 def add_blocks(writer: WriterState, name: str, appends: Sequence[Append]) -> None:

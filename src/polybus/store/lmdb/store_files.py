@@ -28,7 +28,13 @@ from typing import Final
 import lmdb
 
 from polybus.errors import Damaged, DoesNotExist, PolybusError, StoreClosed, WrongFormat
-from polybus.store.lmdb import environment, folder_ownership, store_keys, stored_values
+from polybus.store.lmdb import (
+    data_file,
+    environment,
+    folder_ownership,
+    store_keys,
+    stored_values,
+)
 from polybus.store.lmdb.environment import Environment, Transaction
 from polybus.store.lmdb.lmdb_errors import translate_error, translated_errors
 from polybus.store.lmdb.stored_values import FORMAT_VERSION
@@ -248,6 +254,8 @@ class StoreFiles:
             folder_ownership.release(self.path)
 
     def _open(self, generation: Path) -> None:
+        with translated_errors():
+            data_file.check_length(generation / DATA)
         opened = environment.acquire(generation, read_only=self.read_only)
         try:
             with translated_errors():

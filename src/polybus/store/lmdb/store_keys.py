@@ -166,8 +166,12 @@ def unstaged(stage: int) -> bytes:
 
 
 def removal_target(key: bytes | memoryview) -> tuple[int, ...]:
-    """Return the numbers in a removal key: a topic, a topic and a shard, or a stage."""
-    form = {DROPPED: _REMOVAL_TOPIC, TRIMMED: _REMOVAL_SHARD, UNSTAGED: _REMOVAL_STAGE}[
-        bytes(key[:2])
-    ]
+    """Return the numbers in a removal key: a topic, a topic and a shard, or a stage.
+
+    Returns none of them if the key is not a removal key.
+    """
+    forms = {DROPPED: _REMOVAL_TOPIC, TRIMMED: _REMOVAL_SHARD, UNSTAGED: _REMOVAL_STAGE}
+    form = forms.get(bytes(key[:2]))
+    if form is None or len(key) != form.size:
+        return ()
     return tuple(form.unpack(key)[1:])

@@ -8,6 +8,7 @@ salvage finds it in the raw file and can verify it.
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
@@ -106,8 +107,15 @@ def encode_name(name: NameRecord) -> bytes:
 
 
 def read_name(raw: Buffer) -> NameRecord:
-    number, live, next_id, ends = json.loads(bytes(raw))
-    return NameRecord(number, live, next_id, tuple(ends))
+    """Return the record of a name. Raises `Damaged` if it cannot be decoded."""
+    try:
+        number, live, next_id, ends = json.loads(bytes(raw))
+        found = NameRecord(number, live, next_id, tuple(ends))
+        if not (live is True or live is False) or min(found.number, next_id, *ends, 0) < 0:
+            raise ValueError("impossible values")
+        return found
+    except Exception as error:  # damaged bytes may raise anything
+        raise Damaged(f"the record of its name is damaged: {error}") from None
 
 
 # --- state of topics and shards
@@ -141,7 +149,24 @@ def counter_of(raw: Buffer) -> int:
     return int.from_bytes(raw[:8], "little")
 
 
+def read_producer(raw: Buffer) -> tuple[int, int, int, bool, int]:
+    """Return number, epoch, last counter, dense and kept results of a producer."""
+    try:
+        number, epoch, counter, dense, kept = PRODUCER.unpack(raw)
+    except struct.error as error:
+        raise Damaged(f"the record of a producer is damaged: {error}") from None
+    return number, epoch, counter, bool(dense), kept
+
+
 def read_result(raw: Buffer) -> tuple[int, bytes, CommitResult]:
+    """Return counter, digest and result. Raises `Damaged` if they cannot be decoded."""
+    try:
+        return _decode_result(raw)
+    except struct.error as error:
+        raise Damaged(f"the result of a commit is damaged: {error}") from None
+
+
+def _decode_result(raw: Buffer) -> tuple[int, bytes, CommitResult]:
     counter, time_ns, spans, digest, note = _RESULT.unpack_from(raw)
     digest_at = _RESULT.size + spans * _SPAN.size
     note_at = digest_at + digest

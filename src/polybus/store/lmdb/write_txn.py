@@ -14,8 +14,10 @@ import lmdb
 
 from polybus.errors import Damaged, StoreFull
 from polybus.store.lmdb import entry_removal
+from polybus.store.lmdb.disk_reserve import DiskReserve
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.lmdb_errors import translate_error
+from polybus.store.lmdb.quarantine import Quarantine
 from polybus.store.lmdb.store_files import DATA, StoreFiles
 from polybus.store.lmdb.write_batch import WriteBatch
 
@@ -29,9 +31,12 @@ SHORT_OF_ROOM_BYTES = 512 << 20
 class TransactionWriter:
     """Writes batches and removes entries, each in one transaction."""
 
-    def __init__(self, files: StoreFiles) -> None:
+    def __init__(self, files: StoreFiles, quarantine: Quarantine | None = None) -> None:
         self._files = files
+        self._quarantine = quarantine
         self.has_removals = True  # the last owner may have left some
+        self.reserve = DiskReserve(files.path)
+        self.is_on_reserve = False  # this batch has the room of the reserve, and no more
 
     def write(self, batch: WriteBatch) -> None:
         # Before the transaction begins: encoding takes long and needs no lock of LMDB.
@@ -39,14 +44,18 @@ class TransactionWriter:
         with WriteTxn(self._files) as transaction:
             batch.write(transaction)
             left = self.has_removals
-            if batch.has_removals:
-                left = entry_removal.RemovalStep(transaction, REMOVAL_S).run()
+            # On the reserve the removal comes later, in steps of its own.
+            if batch.has_removals and self.is_on_reserve:
+                left = True
+            elif batch.has_removals:
+                step = entry_removal.RemovalStep(transaction, REMOVAL_S, self._quarantine)
+                left = step.run()
         self.has_removals = left  # only now: the transaction is on disk
 
     def remove_some(self, time_s: float) -> None:
         """Run one removal step."""
         with WriteTxn(self._files) as transaction:
-            left = entry_removal.RemovalStep(transaction, time_s).run()
+            left = entry_removal.RemovalStep(transaction, time_s, self._quarantine).run()
         self.has_removals = left
 
     def remove_all(self) -> int:

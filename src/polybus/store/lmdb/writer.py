@@ -29,7 +29,7 @@ from contextlib import suppress
 from itertools import repeat
 from typing import Any, Final
 
-from polybus.errors import PolybusError, StoreClosed, StoreFault
+from polybus.errors import PolybusError, StoreClosed, StoreFault, StoreFull
 from polybus.kernel import task_future
 from polybus.store.lmdb import staged_blocks
 from polybus.store.lmdb.background_committer import BackgroundCommitter, CommitWork
@@ -53,6 +53,8 @@ REST_FACTOR: Final = 2.5
 LARGE_BYTES: Final = 256 << 10
 
 Task = Callable[[WriterState, Any, int], Any]
+# The subject of tasks that make room: they may use the reserve of a full disk.
+FREES_ROOM: Final = object()
 
 _log = logging.getLogger("polybus.store")
 
@@ -234,6 +236,15 @@ class StoreWriter:
     def _on_group_failed(self, group: list[WriteFuture], error: BaseException) -> None:
         """Roll back a failed group. No other batch may be in flight."""
         self.state.rollback()
+        freeing = [one for one in group if one.subject is FREES_ROOM and not one.done()]
+        if isinstance(error, StoreFull) and freeing and self._txn_writer.reserve.release():
+            # The others would use the room up.
+            fail_group([one for one in group if one not in freeing], error)
+            self._tasks.resume()
+            self._txn_writer.is_on_reserve = True
+            self._process_group(freeing, alone=True)
+            self._txn_writer.is_on_reserve = False
+            return
         # An expected error (a full disk) concerns all of the group. An unexpected one is probably
         # caused by a single task, which the others must not fail for.
         if isinstance(error, PolybusError) or len(group) == 1:

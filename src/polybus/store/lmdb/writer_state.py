@@ -21,6 +21,7 @@ from polybus.errors import DoesNotExist
 from polybus.model.topic import Topic
 from polybus.store.lmdb import store_keys, stored_values
 from polybus.store.lmdb.environment import Transaction
+from polybus.store.lmdb.quarantine import Quarantine
 from polybus.store.lmdb.stored_values import StoreCounters
 from polybus.store.lmdb.write_batch import WriteBatch
 
@@ -114,8 +115,9 @@ OpenSnapshot = Callable[[], AbstractContextManager[Transaction]]
 class StateCache:
     """Records of the store that the writer has loaded or changed, including unwritten changes."""
 
-    def __init__(self, open_snapshot: OpenSnapshot) -> None:
+    def __init__(self, open_snapshot: OpenSnapshot, quarantine: Quarantine) -> None:
         self._open_snapshot = open_snapshot
+        self._quarantine = quarantine
         self._counters: StoreCounters | None = None
         self.topics: dict[int, CachedTopic | None] = {}  # None: dropped, even if not yet written
         self.producers: dict[str, CachedProducer | None] = {}
@@ -143,6 +145,7 @@ class StateCache:
 
     def name(self, raw: bytes) -> stored_values.NameRecord | None:
         if raw not in self.names:
+            self._quarantine.check_name(raw)
             found = self._get(store_keys.name(raw))
             self.names[raw] = stored_values.read_name(found) if found else None
         return self.names[raw]
@@ -154,6 +157,7 @@ class StateCache:
         # None in the table means dropped; absent means not loaded.
         if number in self.topics:
             raise DoesNotExist(f"topic number {number} was dropped")
+        self._quarantine.check(number)
         with self._open_snapshot() as transaction:
             raw = transaction.get(store_keys.topic(number))
             state = transaction.get(store_keys.state(number))
@@ -215,8 +219,8 @@ class StateCache:
             found = transaction.get(store_keys.producer(raw))
             if found is None:
                 return None
-            number, epoch, counter, dense, kept = stored_values.PRODUCER.unpack(found)
-            producer = CachedProducer(number, epoch, counter, bool(dense), kept)
+            number, epoch, counter, dense, kept = stored_values.read_producer(found)
+            producer = CachedProducer(number, epoch, counter, dense, kept)
             found = [transaction.get(store_keys.result(number, slot)) for slot in range(kept)]
             # The newest result is not marked in the store: it is the one with the highest counter.
             listed = [
@@ -236,10 +240,13 @@ class StateCache:
 class WriterState:
     """State that the tasks of the writer read and change."""
 
-    def __init__(self, open_snapshot: OpenSnapshot, clock_s: Callable[[], float]) -> None:
+    def __init__(
+        self, open_snapshot: OpenSnapshot, clock_s: Callable[[], float], quarantine: Quarantine
+    ) -> None:
         self._open_snapshot = open_snapshot
+        self._quarantine = quarantine
         self.leases = StageLeases(clock_s)
-        self.cache = StateCache(open_snapshot)
+        self.cache = StateCache(open_snapshot, quarantine)
         self.batch = WriteBatch()
         # Changed since the last batch was taken. Their records are encoded once per batch.
         self._topics: dict[int, CachedTopic] = {}
@@ -319,5 +326,5 @@ class WriterState:
         self.leases.restore(self._leases_in_flight | self.batch.ended_leases)
         self._leases_in_flight = {}
         self.batch = WriteBatch()
-        self.cache = StateCache(self._open_snapshot)
+        self.cache = StateCache(self._open_snapshot, self._quarantine)
         self._topics, self._shards, self._counted = {}, {}, False

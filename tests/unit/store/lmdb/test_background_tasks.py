@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from polybus.store.lmdb import background_tasks
 from polybus.store.lmdb.background_tasks import RECENT_S, SHARE, STEP_S, BackgroundTasks
+from polybus.store.lmdb.disk_reserve import DiskReserve
 
 GAP_S = 0.002  # between two commits
 
@@ -20,6 +22,7 @@ class EndlessRemoval:
         self.now_s = 100.0
         self.steps = 0
         self.has_removals = True
+        self.reserve = DiskReserve(Path("/missing"))
 
     def remove_some(self, time_s: float) -> None:
         self.steps += 1

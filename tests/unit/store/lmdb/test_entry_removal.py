@@ -11,6 +11,7 @@ from polybus.model.topic import Topic
 from polybus.store.lmdb import staged_blocks, store_keys, topic_catalog, write_txn
 from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.store.lmdb.quarantine import Quarantine
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.write_txn import TransactionWriter
 from polybus.store.lmdb.writer_state import WriterState
@@ -36,7 +37,7 @@ def cut_short(monkeypatch):
 
     def act(path, change) -> None:
         files = StoreFiles(path, read_only=False)
-        state = WriterState(files.snapshot, lambda: 0.0)
+        state = WriterState(files.snapshot, lambda: 0.0, Quarantine())
         change(state)
         TransactionWriter(files).write(state.take_batch())
         files.close()

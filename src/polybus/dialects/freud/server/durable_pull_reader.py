@@ -142,6 +142,9 @@ class DurablePullReaders:
     def find(self, name: bytes) -> Topic | None:
         return self._durable.find(name.decode("utf-8", "surrogateescape"))
 
+    def is_damaged(self, topic: Topic) -> bool:
+        return self._durable.is_damaged(topic)
+
     def topics(self) -> list[Topic]:
         return self._durable.topics()
 

@@ -39,6 +39,7 @@ from polybus.dialects.freud.server.topic_lifecycle import (
 from polybus.dialects.freud.server.unread_queue import Chunk, Range
 from polybus.durable.durable_bus import durable_bus
 from polybus.durable.topic_names import creator_of
+from polybus.errors import Damaged
 from polybus.model import topic_name
 from polybus.model.access_rule import PRODUCE
 
@@ -166,6 +167,8 @@ class EphemeralTopics:
         ):
             if not self._policy.allows(caller, "subscribe", name, creator_of(durable)):
                 return NO
+            if self.durable_readers.is_damaged(durable):
+                return over_quota(Damaged.code)
             if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):
                 return over_quota(SUBSCRIPTIONS)
             durable_reader = self.durable_readers.add(new_id(), caller, durable)

@@ -102,6 +102,8 @@ class ControlRequests:
             return OK_STATUS
         if result is SubscribeResult.DENIED:
             return ServiceStatus(StatusCode.DENIED, f"not allowed to subscribe to {topic!r}")
+        if result is SubscribeResult.DAMAGED:
+            return ServiceStatus(StatusCode.DENIED, f"topic {topic!r} is damaged")
         self._broker.count_refusal(self._session.connection, result.value, name)
         return ServiceStatus(StatusCode.DENIED, f"{result.value} is reached")
 

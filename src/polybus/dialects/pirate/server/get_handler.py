@@ -32,7 +32,7 @@ from polybus.dialects.pirate.server.subscriber_context import (
     unknown_user_error,
 )
 from polybus.dialects.pirate.server.subscription_table import Subscription, SubscriptionTable
-from polybus.errors import Denied, DoesNotExist, MalformedRequest, PolybusError
+from polybus.errors import Damaged, Denied, DoesNotExist, MalformedRequest, PolybusError
 from polybus.model.access_rule import SUBSCRIBE
 from polybus.model.commit import Commit, CommitResult
 from polybus.model.identity import Identity
@@ -85,12 +85,16 @@ class GetHandler:
         if topic is None or subscription is None:
             then(DoesNotExist(f"not subscribed to {request.topic!r}; send SUB first"))
             return
-        if context.policy.can_deny(SUBSCRIBE, request.topic.encode()):
-            try:
+        try:
+            if context.policy.can_deny(SUBSCRIBE, request.topic.encode()):
                 context.binding.check_allowed(caller, SUBSCRIBE, request.topic)
-            except Denied as error:
-                then(unknown_user_error() if caller.is_in_doubt else error)
-                return
+            context.durable.check_intact(topic)
+        except Denied as error:
+            then(unknown_user_error() if caller.is_in_doubt else error)
+            return
+        except Damaged as error:
+            then(error)
+            return
         newest = context.durable.next_id(topic) - 1
         if request.last > newest:
             text = (

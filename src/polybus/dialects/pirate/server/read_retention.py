@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -21,7 +22,7 @@ from polybus.dialects.pirate.server.subscribe_handler import SubscribeHandler
 from polybus.dialects.pirate.server.subscriber_context import SubscriberContext, error_from_future
 from polybus.dialects.pirate.server.subscription_table import SubscriptionTable
 from polybus.durable.topic_registry import KEEP, KEEP_READ, WITH_SUBSCRIBERS
-from polybus.errors import DoesNotExist, PolybusError
+from polybus.errors import Damaged, DoesNotExist, PolybusError
 from polybus.groups import group_records as groups
 from polybus.model.topic import Bounds, Topic
 from polybus.store.contract import Store
@@ -63,8 +64,11 @@ class ReadRetention:
         store = self._context.durable.store
 
         def read_topics_with_groups() -> set[int]:
-            rosters = subscriber_records.scan(store, groups.ROSTERS)
-            return {groups.read_roster_key(roster.key)[0] for roster in rosters}
+            numbers = set()
+            for roster in subscriber_records.scan(store, groups.ROSTERS):
+                with suppress(Damaged):  # the coordinator logs it
+                    numbers.add(groups.read_roster_key(roster.key)[0])
+            return numbers
 
         self._context.workers(read_topics_with_groups, self._start_trims)
 
@@ -112,7 +116,7 @@ def _trim_topics(store: Store, tasks: Sequence[RetentionTask]) -> int:
             before = _trim_offsets(store, task, bounds)
             if before:
                 store.trim(task.topic.number, before)
-        except DoesNotExist:  # dropped in the meantime
+        except (DoesNotExist, Damaged):  # dropped in the meantime, or left as it is
             continue
         removed += sum(offset - bounds.shards[shard].start for shard, offset in before.items())
     return removed
@@ -127,7 +131,8 @@ def _trim_offsets(store: Store, task: RetentionTask, bounds: Bounds) -> dict[int
         # A group without progress in a shard has read nothing of it.
         offsets = {number: shard.start for number, shard in enumerate(bounds.shards)}
         for record in subscriber_records.scan(store, groups.shard_prefix(topic.number, name)):
-            offsets[int(record.key[-4:], 16)] = groups.decode_progress(record.value).low
+            number = groups.read_shard_key(record.key)
+            offsets[number] = groups.decode_progress(record.value).low
         group_offsets.append(offsets)
     if read is None and not group_offsets:
         return {}

@@ -91,6 +91,7 @@ class SubscribeHandler:
                 failed = partial(self._finish, client, then)
                 self._create_topic(caller, request.topic, again, failed)
                 return
+            self._context.durable.check_intact(topic)
         except (Denied, WrongKind) as error:
             if caller.is_in_doubt and isinstance(error, Denied):
                 self._finish(client, then, unknown_user_error())

@@ -120,9 +120,13 @@ def record_key(family: bytes, key: SubscriptionKey) -> bytes:
 
 
 def read_key(family: bytes, raw: bytes) -> SubscriptionKey:
+    """Return topic and client of a key. Raises `Damaged`."""
     start = len(family)
     number = raw[start : start + _TOPIC_DIGITS]
-    return SubscriptionKey(int(number, 16), raw[start + _TOPIC_DIGITS :])
+    try:
+        return SubscriptionKey(int(number, 16), raw[start + _TOPIC_DIGITS :])
+    except ValueError:
+        raise Damaged(f"invalid key of a subscriber: {raw!r}") from None
 
 
 def last_change(key: SubscriptionKey, last: int) -> RecordChange:

@@ -15,6 +15,8 @@ from polybus.dialects.pirate.server.subscriber_records import (
     SUBSCRIPTIONS,
     SubscriptionKey,
 )
+from polybus.errors import Damaged
+from polybus.model.commit import StoredRecord
 from polybus.model.identity import Identity
 
 
@@ -36,16 +38,22 @@ class StoredSubscribers:
 
     def __init__(self, context: SubscriberContext) -> None:
         store, find_topic = context.durable.store, context.durable.find_by_number
-        lasts = {
-            subscriber_records.read_key(LASTS, record.key): subscriber_records.read_last(
-                record.value
-            )
-            for record in subscriber_records.scan(store, LASTS)
-        }
+        lasts: dict[SubscriptionKey, int] = {}
+        for record in subscriber_records.scan(store, LASTS):
+            try:
+                key = subscriber_records.read_key(LASTS, record.key)
+                lasts[key] = subscriber_records.read_last(record.value)
+            except Damaged as error:
+                # Without a position the subscription starts at 0, and holds back retention.
+                _report_damage(context, record, error)
         self.subscriptions: list[Subscription] = []
         self.dropped_topics: set[int] = set()
         for record in subscriber_records.scan(store, SUBSCRIPTIONS):
-            key = subscriber_records.read_key(SUBSCRIPTIONS, record.key)
+            try:
+                key = subscriber_records.read_key(SUBSCRIPTIONS, record.key)
+            except Damaged as error:
+                _report_damage(context, record, error)
+                continue
             if find_topic(key.topic) is None:
                 self.dropped_topics.add(key.topic)
                 continue
@@ -61,6 +69,11 @@ class StoredSubscribers:
             accounts.get(record.key[len(COUNTERS) :], "")
             for record in subscriber_records.scan(store, COUNTERS)
         )
+
+
+def _report_damage(context: SubscriberContext, record: StoredRecord, error: Damaged) -> None:
+    context.counters.count("faults", "record_damaged")
+    context.log.warning("damaged record", key=record.key.hex(), reason=str(error))
 
 
 class SubscriptionTable:
