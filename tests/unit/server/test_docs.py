@@ -38,13 +38,18 @@ def test_page_has_the_defaults_of_the_code(dotted):
     assert json.loads(documented()[dotted]) == json.loads(json.dumps(DEFAULTS[dotted]))
 
 
+RANGE = r"(\d+) to (\d+(?:\.\d+)?)"
+
+
 def test_page_has_the_bounds_of_the_code():
     """Of every row that states them, as `1 to 512` or `At least 65536`."""
     page, section, differing = (DOCS / "configuration.md").read_text(), "", []
     for line in page.splitlines():
         if heading := re.match(r"### (?:`\[(\w+)\]`)?", line):
             section = heading[1] or ""
-        elif row := re.match(r"\| `(\w+)` \| [^|]+ \| (?:(\d+) to (\d+(?:\.\d+)?)|At least (\d+))\b", line):
+        elif row := re.match(
+            r"\| `(\w+)` \| [^|]+ \| (?:(\d+) to (\d+(?:\.\d+)?)|At least (\d+))\b", line
+        ):
             dotted = f"{section}.{row[1]}".lstrip(".")
             stated = float(row[2] or row[4]), float(row[3] or "inf")
             if stated != setting_bounds().get(dotted):

@@ -89,11 +89,9 @@ class GetHandler:
             if context.policy.can_deny(SUBSCRIBE, request.topic.encode()):
                 context.binding.check_allowed(caller, SUBSCRIBE, request.topic)
             context.durable.check_intact(topic)
-        except Denied as error:
-            then(unknown_user_error() if caller.is_in_doubt else error)
-            return
-        except Damaged as error:
-            then(error)
+        except (Denied, Damaged) as error:
+            is_unknown = isinstance(error, Denied) and caller.is_in_doubt
+            then(unknown_user_error() if is_unknown else error)
             return
         newest = context.durable.next_id(topic) - 1
         if request.last > newest:
