@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.rig.patching import Patch
-from tests.rig.sabotage import fdq, groups, gsb, pirate, policy, spark, store, zmq
+from tests.rig.sabotage import fdq, groups, gsb, native, pirate, policy, spark, store, zmq
 
 ALL: list[Patch] = [
     *store.SABOTAGES,
@@ -18,6 +18,7 @@ ALL: list[Patch] = [
     *pirate.SABOTAGES,
     *zmq.SABOTAGES,
     *gsb.SABOTAGES,
+    *native.SABOTAGES,
     *spark.SABOTAGES,
     *policy.SABOTAGES,
 ]

@@ -70,7 +70,13 @@ class PortServer:
             address,
             self._port,
             section,
-            SecurityOptions(tokens, tls.certificate, tls.key, section.client_authorities),
+            SecurityOptions(
+                tokens,
+                section.require_token,
+                tls.certificate,
+                tls.key,
+                section.client_authorities,
+            ),
             SlowConsumerLimits(
                 limits.slow_consumer_timeout_s, limits.slow_consumer_min_bytes_per_s
             ),
@@ -79,6 +85,7 @@ class PortServer:
             context.log,
             lambda error: self._call_on_loop(lambda: self._on_error(error)),
             lambda reason: self._call_on_loop(lambda: self._count_closed(reason)),
+            lambda reason, calls: self._call_on_loop(lambda: self._count_refused(reason, calls)),
         )
         self._reloads.append(listener.reload)
         return listener
@@ -89,6 +96,9 @@ class PortServer:
 
     def _count_closed(self, reason: str) -> None:
         self._context.broker.counters.count("closed", reason)
+
+    def _count_refused(self, reason: str, calls: int) -> None:
+        self._context.broker.counters.count("refused", f"native_{reason}", calls)
 
     def _on_error(self, error: Exception) -> None:
         """Count an error that a client got. An error outside the tree is a fault of the bus."""

@@ -27,8 +27,9 @@ from polybus.transports.socket_table import SocketEnd
 
 if TYPE_CHECKING:
     from polybus.kernel.flight_port import FlightCall
+    from polybus.transports.flight.token_calls import TokenCalls
 
-BEARER = "Bearer "
+BEARER = "bearer"  # in any case (RFC 7235)
 MIN_TOKEN_CHARACTERS = 16  # shorter tokens could be guessed
 MAX_TOKENS_CHARACTERS = 1 << 20  # each call is compared with all tokens
 
@@ -46,27 +47,38 @@ class TokenFile:
     def __init__(self, path: Path | None, wall_s: Callable[[], float]) -> None:
         self._path = path
         self._wall_s = wall_s
-        self._tokens: tuple[Token, ...] = ()
+        self._tokens: dict[tuple[str, bytes], Token] = {}
         self.reload()
 
     def reload(self) -> None:
         """Read the file again. Raises `ConfigError` if it is invalid and keeps the old tokens."""
         if self._path is not None:
-            self._tokens = _read(self._path)
+            self._tokens = {(token.name, token.secret): token for token in _read(self._path)}
 
-    def find_name(self, header: str) -> str:
-        """Return the name of an `authorization` header; raise `Unauthenticated` if invalid."""
-        if not header.startswith(BEARER):
+    def find(self, header: str) -> Token:
+        """Return the token of an `authorization` header; raise `Unauthenticated` if invalid."""
+        scheme, _, text = header.partition(" ")
+        if scheme.lower() != BEARER:
             raise Unauthenticated("authorization is 'Bearer TOKEN'")
-        secret = header.removeprefix(BEARER).encode("utf-8", "surrogateescape")
+        secret = text.encode("utf-8", "surrogateescape")
         # Compare with all tokens, so that the time reveals nothing.
-        tokens = [token for token in self._tokens if hmac.compare_digest(token.secret, secret)]
+        known = self._tokens.values()
+        tokens = [token for token in known if hmac.compare_digest(token.secret, secret)]
         if not tokens:
             raise Unauthenticated("this token is not known here")
-        expires_s = tokens[0].expires_s
-        if expires_s is not None and expires_s <= self._wall_s():
+        self._check_expiry(tokens[0])
+        return tokens[0]
+
+    def check(self, token: Token) -> None:
+        """Raise `Unauthenticated` if a token was removed since it was found, or has expired."""
+        current = self._tokens.get((token.name, token.secret))
+        if current is None:
+            raise Unauthenticated("this token was removed")
+        self._check_expiry(current)
+
+    def _check_expiry(self, token: Token) -> None:
+        if token.expires_s is not None and token.expires_s <= self._wall_s():
             raise Unauthenticated("this token has expired")
-        return tokens[0].name
 
 
 def _read(path: Path) -> tuple[Token, ...]:
@@ -104,15 +116,18 @@ def _token(path: Path, number: int, line: str) -> Token:
 class CallIdentifier:
     """Identifies the callers of a listener at `host`:`port`."""
 
-    def __init__(self, host: str, tokens: TokenFile) -> None:
+    def __init__(self, host: str, token_calls: TokenCalls, *, require_token: bool = False) -> None:
         self._host = host
-        self._tokens = tokens
+        self._token_calls = token_calls
+        self._require_token = require_token
         self._table = open_socket_table()
         self._lock = Lock()  # the socket table is not thread-safe
 
     def identify(self, call: FlightCall, port: int) -> Identity:
         if call.authorization is not None:
-            return Identity(key=self._tokens.find_name(call.authorization))
+            return Identity(key=self._token_calls.add(call).name)
+        if self._require_token:
+            raise Unauthenticated("a call must have a token: authorization: Bearer TOKEN")
         if call.identity:
             return Identity(key=call.identity.decode("utf-8", "replace"))
         uid = self._uid(call.peer, port)
