@@ -22,6 +22,9 @@ from bench.store.contract import SIZE, bodies
 
 SCHEMA = pa.schema([("shard_key", pa.utf8()), pa.field("body", pa.binary(), nullable=False)])
 
+# Arrow shares a connection between clients of an address, and a connection has `max_streams` calls.
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+
 
 def _batch(messages: int) -> pa.RecordBatch:
     keys = pa.nulls(messages, pa.utf8())
@@ -64,12 +67,13 @@ class Stream:
 
 class Work:
     def __init__(self, url: str, topic: str) -> None:
-        self._client = flight.connect(url)
+        self._url = url
         self._topic = topic
         self._streams: list[Stream] = []
 
     def streams(self, count: int, messages: int, window: int) -> None:
-        made = [Stream(self._client, self._topic, messages, window) for _ in range(count)]
+        clients = [flight.connect(self._url, generic_options=OWN_CONNECTION) for _ in range(count)]
+        made = [Stream(client, self._topic, messages, window) for client in clients]
         self._streams = made
 
     def run(self, batches: int) -> None:
@@ -82,7 +86,7 @@ class Work:
     def read(self, messages: int) -> None:
         ticket = json.dumps({"topic": self._topic, "shard": 0, "from": 0}).encode()
         found = 0
-        for chunk in self._client.do_get(flight.Ticket(ticket)):
+        for chunk in flight.connect(self._url).do_get(flight.Ticket(ticket)):
             found += chunk.data.num_rows
             if chunk.data.column("body").nbytes < chunk.data.num_rows * SIZE:
                 raise SystemExit("a body was cut")

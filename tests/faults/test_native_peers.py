@@ -136,7 +136,7 @@ def test_client_that_does_not_read_answers_is_cut(bus):
 
 def test_waits_beyond_the_limit_are_refused(folder):
     """1024 calls wait, the others are refused; news wakes all waits."""
-    with start(folder) as bus, connect(bus) as client:
+    with start(folder, "[native]\nmax_streams = 4096\n") as bus, connect(bus) as client:
         act(client, "topic.create", topic="t", shards=1)
         places = [{"topic": "t", "shard": 0, "offset": 0}]
         with ThreadPoolExecutor(2000) as pool:

@@ -18,6 +18,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -30,6 +31,10 @@
 #include <arrow/api.h>
 #include <arrow/flight/api.h>
 #include <arrow/util/byte_size.h>
+#include <arrow/util/utf8.h>
+
+#include "flight_message.h"
+#include "grpc_bounds.h"
 
 namespace polybus {
 
@@ -115,20 +120,180 @@ inline Columns ColumnsOf(const arrow::RecordBatch& batch) {
 
 // A run of this many empty messages counts as the end of the stream (see ReadBatches).
 constexpr int kEmptyMessages = 1000;
+// Fields of a schema, nested ones included, and bytes of a name: more than a valid schema has.
+constexpr int kMaxFields = 64, kMaxNameBytes = 255;
+
+// Bytes of compressed batches that are unpacked and not answered, of all streams and per user.
+class UnpackBudget {
+ public:
+  UnpackBudget(int64_t max_bytes, int64_t max_user_bytes)
+      : max_bytes_(max_bytes), max_user_bytes_(max_user_bytes) {}
+
+  // Reserves bytes until it is destroyed.
+  class Charge {
+   public:
+    Charge(UnpackBudget* budget, std::string user, int64_t size)
+        : budget_(budget), user_(std::move(user)), size_(size) {}
+    ~Charge() { budget_->Release(user_, size_); }
+    Charge(const Charge&) = delete;
+
+   private:
+    UnpackBudget* budget_;
+    std::string user_;
+    int64_t size_;
+  };
+
+  // Waits until the bytes fit. Fails if they never will, or once the budget is closed.
+  arrow::Result<std::unique_ptr<Charge>> Reserve(const std::string& user, int64_t size) {
+    if (size > max_user_bytes_)
+      return Status::CapacityError("a compressed batch must unpack to at most ", max_user_bytes_,
+                                   " bytes, got ", size);
+    Guard guard(mutex_);
+    has_room_.wait(guard, [&] {
+      return is_closed_ || (total_ + size <= max_bytes_ && used_[user] + size <= max_user_bytes_);
+    });
+    if (is_closed_) return Status::Cancelled("the bus is stopping");
+    total_ += size;
+    used_[user] += size;
+    return std::make_unique<Charge>(this, user, size);
+  }
+
+  void Close() {
+    Guard guard(mutex_);
+    is_closed_ = true;
+    has_room_.notify_all();
+  }
+
+ private:
+  void Release(const std::string& user, int64_t size) {
+    Guard guard(mutex_);
+    total_ -= size;
+    if ((used_[user] -= size) == 0) used_.erase(user);
+    has_room_.notify_all();
+  }
+
+  const int64_t max_bytes_, max_user_bytes_;
+  std::mutex mutex_;
+  std::condition_variable has_room_;
+  std::map<std::string, int64_t> used_;
+  int64_t total_ = 0;
+  bool is_closed_ = false;
+};
+
+using Charge = std::unique_ptr<UnpackBudget::Charge>;
+
+// Admits calls. It runs before any other code of ours and without the interpreter's lock: gRPC has
+// given the call a thread already, so a call that waits here, or in Python, adds a thread.
+//
+// A client may cancel a call at once and open the next (HTTP/2 rapid reset). Calls that the client
+// cancelled are counted per connection; beyond `max_resets` within a second all its calls are
+// refused, and the first refusal asks the caller to cut the connection. A client that has few calls
+// at a time, and cancels one after the other, may cancel kAlone times as many.
+class CallGate {
+ public:
+  using Context = arrow::flight::ServerCallContext;
+  enum Verdict { kAdmitted, kTooMany, kReset, kCut };
+
+  CallGate(int max_calls, int max_resets) : max_calls_(max_calls), max_resets_(max_resets) {}
+
+  Verdict Enter(const Context& context) {
+    Guard guard(mutex_);
+    double now_s = Now();
+    auto& connection = connections_[context.peer()];
+    connection.Advance(now_s);
+    bool is_crowded = connection.calls.size() >= kMinLingering;
+    // gRPC polls for the answer, so a connection with few calls is not asked.
+    bool is_reset = is_crowded && context.is_cancelled();
+    connection.resets += is_reset;
+    // Cancelled calls whose threads still run, in Python perhaps, have not been counted yet.
+    if (is_crowded && now_s >= connection.look_s) {
+      connection.look_s = now_s + kLookInterval;
+      connection.lingering = 0;
+      int left = kMaxLooks;
+      for (const Context* call : connection.calls) {
+        if (--left < 0) break;
+        connection.lingering += call->is_cancelled();
+      }
+    }
+    int resets = connection.resets + connection.lingering;
+    if (resets > (is_crowded ? 1 : kAlone) * max_resets_) {
+      refused_resets_++;
+      bool was_cut = connection.is_cut;
+      connection.is_cut = true;
+      return was_cut ? kReset : kCut;
+    }
+    if (is_reset) return kReset;
+    if (calls_ >= max_calls_) {
+      refused_calls_++;
+      return kTooMany;
+    }
+    calls_++;
+    connection.calls.insert(&context);
+    return kAdmitted;
+  }
+
+  // Forgets an admitted call. `peer` is that of its context.
+  void Leave(const Context* context, const std::string& peer, bool was_cancelled) {
+    Guard guard(mutex_);
+    calls_--;
+    auto found = connections_.find(peer);
+    auto& connection = found->second;
+    connection.Advance(Now());
+    connection.resets += was_cancelled;
+    connection.calls.erase(context);
+    if (connection.IsIdle()) connections_.erase(found);
+  }
+
+  // Returns how many calls were refused since the last call: beyond max_calls, and for resets.
+  std::pair<int64_t, int64_t> TakeRefused() {
+    Guard guard(mutex_);
+    double now_s = Now();
+    for (auto one = connections_.begin(); one != connections_.end();) {
+      one->second.Advance(now_s);
+      one = one->second.IsIdle() ? connections_.erase(one) : std::next(one);
+    }
+    return {std::exchange(refused_calls_, 0), std::exchange(refused_resets_, 0)};
+  }
+
+ private:
+  // Running calls are looked at when there are kMinLingering, some of them, and not always.
+  static constexpr size_t kMinLingering = 16;
+  static constexpr int kMaxLooks = 64;
+  static constexpr double kLookInterval = 0.02;
+  static constexpr int64_t kAlone = 10;
+
+  struct Connection {
+    std::set<const Context*> calls;
+    double since_s = 0, look_s = 0;
+    int resets = 0, lingering = 0;
+    bool is_cut = false;
+
+    void Advance(double now_s) {
+      if (now_s - since_s < 1) return;
+      since_s = now_s;
+      resets = lingering = 0;
+      is_cut = false;  // another connection may have the peer's port
+    }
+    bool IsIdle() const { return calls.empty() && resets == 0; }
+  };
+
+  const int max_calls_, max_resets_;
+  std::mutex mutex_;
+  std::map<std::string, Connection> connections_;
+  int calls_ = 0;
+  int64_t refused_calls_ = 0, refused_resets_ = 0;
+};
 
 // The batches of all streams that wait for Python, with the limits of the whole port.
 class BatchQueue {
  public:
-  BatchQueue(int64_t max_bytes, int max_calls) : max_bytes_(max_bytes), max_calls_(max_calls) {}
+  BatchQueue(int64_t max_bytes, int max_calls, int max_resets, int64_t max_unpacked_bytes,
+             int64_t max_user_unpacked_bytes)
+      : gate(max_calls, max_resets), unpacked(max_unpacked_bytes, max_user_unpacked_bytes),
+        max_bytes_(max_bytes) {}
 
-  // Counts a call until RemoveCall. Returns false if there are max_calls already.
-  bool AddCall() {
-    if (calls_.fetch_add(1) < max_calls_) return true;
-    calls_--;
-    return false;
-  }
-
-  void RemoveCall() { calls_--; }
+  CallGate gate;
+  UnpackBudget unpacked;
 
   // Queues a batch, waiting for room. Returns false once the port stops. The window of a stream
   // does not bound the sum over thousands of streams while the disk is slow; this does.
@@ -174,6 +339,7 @@ class BatchQueue {
 
   // Refuses every further batch with this error.
   void Stop(const Refusal& refusal) {
+    unpacked.Close();
     Guard guard(mutex_);
     stop_ = refusal;
     has_room_.notify_all();
@@ -222,8 +388,6 @@ class BatchQueue {
 
  private:
   const int64_t max_bytes_;
-  const int max_calls_;
-  std::atomic<int> calls_{0};
   std::mutex mutex_;
   std::condition_variable has_work_, has_room_, settled_;
   std::deque<ReceivedBatch> pending_;
@@ -255,7 +419,20 @@ class FlightCall {
   void BeginHandover() { handover_->since_s = Now(); }
   void EndHandover() { handover_->since_s = 0; }
 
+  // Ends a put at its next message: gRPC has no way to end it before.
+  void Refuse(const Refusal& refusal) {
+    Guard guard(mutex_);
+    refusal_ = refusal;
+  }
+
+  Refusal refusal() const {
+    Guard guard(mutex_);
+    return refusal_;
+  }
+
  private:
+  mutable std::mutex mutex_;
+  Refusal refusal_;
   std::shared_ptr<BatchQueue> queue_;
   std::shared_ptr<Handover> handover_;
   const arrow::flight::ServerCallContext* context_;
@@ -270,17 +447,19 @@ class PutStream : public std::enable_shared_from_this<PutStream> {
         max_bytes_(max_bytes) {}
 
   std::vector<std::string> path;
+  std::string user;  // that open_put identified
   std::shared_ptr<arrow::Schema> schema;
   void* owner = nullptr;  // the Python object that open_put returned
 
-  // Queues a batch, waiting for room in the window. Returns false once the port stops.
-  bool Add(Batch batch, Bytes metadata, int64_t size) {
+  // Queues a batch, waiting for room in the window. Returns false once the port stops. The charge
+  // for unpacked bytes is held until the batch is answered.
+  bool Add(Batch batch, Bytes metadata, int64_t size, Charge charge) {
     uint64_t ticket;
     {
       Guard guard(mutex_);
       has_room_.wait(guard, [&] { return HasRoom(size); });
       ticket = first_ + answers_.size();
-      answers_.push_back(Answer{std::max<int64_t>(size, 0), false, {}});
+      answers_.push_back(Answer{std::max<int64_t>(size, 0), false, {}, std::move(charge)});
       bytes_ += std::max<int64_t>(size, 0);
     }
     auto self = shared_from_this();
@@ -331,6 +510,7 @@ class PutStream : public std::enable_shared_from_this<PutStream> {
     int64_t size;
     bool is_ready;
     std::string text;
+    Charge charge;
   };
 
   bool IsHeadReady() const { return !answers_.empty() && answers_.front().is_ready; }
@@ -384,10 +564,13 @@ struct Hooks {
   // refusal.
   void* (*begin_call)(void* python, FlightCall*, Refusal*) = nullptr;
   void (*end_call)(void* python, void* caller) = nullptr;
-  // Sets the refusal for a call beyond max_calls.
-  void (*on_too_many_calls)(void* python, Refusal*) = nullptr;
-  // Sets the refusal for a stream that is not Arrow data.
-  void (*on_malformed)(void* python, const std::string& text, Refusal*) = nullptr;
+  // The refusals of calls that the gate does not admit: made once, because a refusal in Python
+  // would wait for the interpreter's lock.
+  Refusal too_many_calls, too_many_resets;
+  // Cuts the connection of a peer that has cancelled too many calls.
+  void (*on_resets)(void* python, const std::string& peer) = nullptr;
+  // Sets the refusal for a stream that is not Arrow data, or whose batch is too large.
+  void (*on_malformed)(void* python, const std::string& text, bool is_too_large, Refusal*) = nullptr;
   void (*run_action)(void* python, FlightCall*, const std::string& type, const Bytes& body,
               std::vector<Bytes>*, void** more, Refusal*) = nullptr;
   // Returns the next result of the iterator `more`, nullptr at its end; close_get closes it.
@@ -479,37 +662,60 @@ class CallLimiter : public arrow::flight::ServerMiddlewareFactory {
 
   Status StartCall(const arrow::flight::CallInfo&, const arrow::flight::ServerCallContext& context,
                    std::shared_ptr<arrow::flight::ServerMiddleware>* middleware) override {
-    Refusal refusal;
-    if (queue_->AddCall()) {
-      FlightCall call(context, queue_);
-      void* caller = hooks_.begin_call(hooks_.python, &call, &refusal);
-      if (caller != nullptr) {
-        *middleware = std::make_shared<CountedCall>(queue_, hooks_, caller);
-        return Status::OK();
-      }
-      queue_->RemoveCall();
-    } else {
-      hooks_.on_too_many_calls(hooks_.python, &refusal);
+    switch (queue_->gate.Enter(context)) {
+      case CallGate::kAdmitted:
+        return Begin(context, middleware);
+      case CallGate::kTooMany:
+        return hooks_.too_many_calls.ToStatus();
+      case CallGate::kCut:
+        hooks_.on_resets(hooks_.python, context.peer());
+        break;
+      case CallGate::kReset:
+        break;
     }
-    return refusal.ToStatus();
+    return hooks_.too_many_resets.ToStatus();
   }
 
   struct CountedCall : arrow::flight::ServerMiddleware {
-    CountedCall(std::shared_ptr<BatchQueue> queue, const Hooks& hooks, void* caller)
-        : queue_(std::move(queue)), hooks_(hooks), caller(caller) {}
+    CountedCall(std::shared_ptr<BatchQueue> queue, const Hooks& hooks, void* caller,
+                const arrow::flight::ServerCallContext& context)
+        : queue_(std::move(queue)), hooks_(hooks), caller(caller), context_(&context),
+          peer_(context.peer()) {}
     ~CountedCall() override {
+      Leave(false);  // the context is being destroyed
       hooks_.end_call(hooks_.python, caller);
-      queue_->RemoveCall();
     }
     std::string name() const override { return kCallLimiter; }
     void SendingHeaders(arrow::flight::AddCallHeaders*) override {}
-    void CallCompleted(const Status&) override {}
+    void CallCompleted(const Status&) override { Leave(context_->is_cancelled()); }
+
+    void Leave(bool was_cancelled) {
+      if (!std::exchange(is_over_, true)) queue_->gate.Leave(context_, peer_, was_cancelled);
+    }
+
     std::shared_ptr<BatchQueue> queue_;
     const Hooks hooks_;
     void* caller;
+    const arrow::flight::ServerCallContext* context_;
+    const std::string peer_;
+    bool is_over_ = false;
   };
 
  private:
+  // Identifies and counts the caller of an admitted call.
+  Status Begin(const arrow::flight::ServerCallContext& context,
+               std::shared_ptr<arrow::flight::ServerMiddleware>* middleware) {
+    Refusal refusal;
+    FlightCall call(context, queue_);
+    void* caller = hooks_.begin_call(hooks_.python, &call, &refusal);
+    if (caller == nullptr) {
+      queue_->gate.Leave(&context, context.peer(), context.is_cancelled());
+      return refusal.ToStatus();
+    }
+    *middleware = std::make_shared<CountedCall>(queue_, hooks_, caller, context);
+    return Status::OK();
+  }
+
   std::shared_ptr<BatchQueue> queue_;
   const Hooks hooks_;
 };
@@ -519,6 +725,68 @@ inline void* FlightCall::caller() const {
   return counted == nullptr ? nullptr : counted->caller;
 }
 
+// Reserves memory for a compressed batch before Arrow unpacks it. Arrow passes the body of each
+// message to the server's memory manager, on the thread that reads the stream, and then decodes
+// it. The body is a part of the whole message as gRPC received it, so the header is there, too.
+//
+// Arrow asks a memory manager only for memory of another device, so this claims to be one.
+class MessageGuard : public arrow::MemoryManager {
+ public:
+  // The stream that the current thread reads, and the charge for its latest message.
+  struct Reading {
+    Reading(UnpackBudget* budget, const std::string& user) : budget(budget), user(user) { Current() = this; }
+    ~Reading() { Current() = nullptr; }
+    static Reading*& Current() {
+      static thread_local Reading* current = nullptr;
+      return current;
+    }
+    UnpackBudget* budget;
+    const std::string& user;
+    Charge charge;
+  };
+
+  static std::shared_ptr<MessageGuard> Make() { return std::make_shared<MessageGuard>(std::make_shared<Wire>()); }
+  explicit MessageGuard(const std::shared_ptr<arrow::Device>& device) : MemoryManager(device) {}
+
+  arrow::Result<std::shared_ptr<arrow::io::RandomAccessFile>> GetBufferReader(Bytes) override { return None(); }
+  arrow::Result<std::shared_ptr<arrow::io::OutputStream>> GetBufferWriter(Bytes) override { return None(); }
+  arrow::Result<std::unique_ptr<arrow::Buffer>> AllocateBuffer(int64_t) override { return None(); }
+
+ protected:
+  arrow::Result<Bytes> ViewBufferFrom(const Bytes& body, const std::shared_ptr<MemoryManager>&) override {
+    if (body->size() == 0) return body;  // of a schema
+    const auto whole = body->parent();
+    Span header, found;
+    if (!whole || !FindParts({whole->data(), whole->size()}, &header, &found) ||
+        found.data != body->data() || found.size != body->size())
+      return Status::Invalid("the header of a message is not found");
+    ARROW_ASSIGN_OR_RAISE(int64_t unpacked, UnpackedSize(header, found));
+    Reading* reading = Reading::Current();
+    if (unpacked == 0) return body;
+    if (reading == nullptr) return Status::Invalid("the first message must be a schema");
+    ARROW_ASSIGN_OR_RAISE(reading->charge, reading->budget->Reserve(reading->user, unpacked));
+    return body;
+  }
+
+  // Arrow tries this after an error of ViewBufferFrom, and reports this error then.
+  arrow::Result<Bytes> CopyBufferFrom(const Bytes& body, const std::shared_ptr<MemoryManager>& from) override {
+    return ViewBufferFrom(body, from);
+  }
+
+ private:
+  struct Wire : arrow::Device {
+    const char* type_name() const override { return "polybus::Wire"; }
+    std::string ToString() const override { return "polybus::Wire()"; }
+    bool Equals(const arrow::Device& other) const override { return this == &other; }
+    arrow::DeviceAllocationType device_type() const override { return arrow::DeviceAllocationType::kCPU; }
+    std::shared_ptr<arrow::MemoryManager> default_memory_manager() override {
+      return std::make_shared<MessageGuard>(shared_from_this());
+    }
+  };
+
+  static Status None() { return Status::NotImplemented("this memory manager only looks at messages"); }
+};
+
 class Service : public arrow::flight::FlightServerBase {
  public:
   Service(std::shared_ptr<BatchQueue> queue, const Hooks& hooks, std::shared_ptr<arrow::Schema> rows,
@@ -526,10 +794,16 @@ class Service : public arrow::flight::FlightServerBase {
       : queue_(std::move(queue)), hooks_(hooks), rows_schema_(std::move(rows)),
         max_batches_(max_batches), max_bytes_(max_bytes) {}
 
-  Status Open(arrow::flight::FlightServerOptions& options) {
+  Status Open(arrow::flight::FlightServerOptions& options, const GrpcBounds& bounds) {
     options.middleware.emplace_back(kCallLimiter, std::make_shared<CallLimiter>(queue_, hooks_));
+    arrow::util::InitializeUTF8();
+    options.memory_manager = MessageGuard::Make();
+    options.builder_hook = [&](void* builder) { is_bounded_ = bounds.Apply(builder); };
     return Init(options);
   }
+
+  // Whether gRPC has taken the bounds.
+  bool is_bounded() const { return is_bounded_; }
 
   Status DoPut(const arrow::flight::ServerCallContext& context,
                std::unique_ptr<arrow::flight::FlightMessageReader> reader,
@@ -540,6 +814,9 @@ class Service : public arrow::flight::FlightServerBase {
     auto schema = reader->GetSchema();
     if (!schema.ok()) return Malformed("the stream does not begin with a schema: ", schema.status());
     put->schema = *schema;
+    int fields_left = kMaxFields;
+    Status checked = CheckFields((*schema)->fields(), &fields_left);
+    if (!checked.ok()) return Malformed("", checked);
     Refusal refusal;
     hooks_.open_put(hooks_.python, &call, put.get(), &refusal);
     if (refusal.is_set) return refusal.ToStatus();
@@ -593,7 +870,9 @@ class Service : public arrow::flight::FlightServerBase {
   Status ReadBatches(const FlightCall& call, arrow::flight::FlightMessageReader* reader, PutStream* put) {
     int empty = 0;
     while (true) {
+      MessageGuard::Reading reading(&queue_->unpacked, put->user);
       auto next = reader->Next();
+      if (Refusal refusal = call.refusal(); refusal.is_set) return refusal.ToStatus();
       if (!next.ok()) {
         const Status& status = next.status();  // any kind: Arrow uses IOError for bad bytes, too
         return call.is_cancelled() ? status : Malformed("the stream is not Arrow data: ", status);
@@ -605,7 +884,7 @@ class Service : public arrow::flight::FlightServerBase {
       }
       empty = 0;
       int64_t size = SizeOf(chunk.data);
-      if (!put->Add(std::move(chunk.data), std::move(chunk.app_metadata), size))
+      if (!put->Add(std::move(chunk.data), std::move(chunk.app_metadata), size, std::move(reading.charge)))
         return queue_->stop().ToStatus();
     }
   }
@@ -620,9 +899,25 @@ class Service : public arrow::flight::FlightServerBase {
     return std::max(used, arrow::util::TotalBufferSize(*batch));
   }
 
+  // Checks what Python cannot print: it decodes names as UTF-8, and an error has the whole type.
+  static Status CheckFields(const arrow::FieldVector& fields, int* left) {
+    for (const auto& field : fields) {
+      if (--*left < 0) return Status::Invalid("a schema must have at most ", kMaxFields, " fields");
+      if (field->name().size() > kMaxNameBytes || !arrow::util::ValidateUTF8(field->name()))
+        return Status::Invalid("names of columns must be UTF-8 of at most ", kMaxNameBytes, " bytes");
+      const auto* type = field->type().get();
+      while (type->id() == arrow::Type::DICTIONARY)
+        type = static_cast<const arrow::DictionaryType*>(type)->value_type().get();
+      ARROW_RETURN_NOT_OK(CheckFields(type->fields(), left));
+    }
+    return Status::OK();
+  }
+
   Status Malformed(const char* what, const Status& status) {
     Refusal refusal;
-    hooks_.on_malformed(hooks_.python, what + status.message(), &refusal);
+    bool is_too_large = status.IsCapacityError();
+    std::string text = is_too_large ? status.message() : what + status.message();
+    hooks_.on_malformed(hooks_.python, text, is_too_large, &refusal);
     return refusal.ToStatus();
   }
 
@@ -631,6 +926,7 @@ class Service : public arrow::flight::FlightServerBase {
   std::shared_ptr<arrow::Schema> rows_schema_;
   const int max_batches_;
   const int64_t max_bytes_;
+  bool is_bounded_ = false;
 };
 
 }  // namespace polybus

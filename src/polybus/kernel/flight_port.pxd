@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr
 from libcpp.string cimport string
+from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
 
@@ -71,13 +72,21 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         string text
         string extra
 
+    cdef cppclass CCallGate "polybus::CallGate":
+        pair[int64_t, int64_t] TakeRefused()
+
+    cdef cppclass GrpcBounds:
+        int max_message_bytes
+        int max_streams
+
     cdef cppclass Handover:
         uint64_t id
         string peer
         double since_s
 
     cdef cppclass CBatchQueue "polybus::BatchQueue":
-        CBatchQueue(int64_t, int)
+        CBatchQueue(int64_t, int, int, int64_t, int64_t)
+        CCallGate gate
         cbool PopAll(vector[ReceivedBatch]*)
         void Wake()
         void Stop(const Refusal&)
@@ -92,9 +101,11 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         void* caller()
         cbool is_authorized()
         string authorization()
+        void Refuse(const Refusal&)
 
     cdef cppclass CPutStream "polybus::PutStream":
         vector[string] path
+        string user
         shared_ptr[CSchema] schema
         void* owner
 
@@ -131,8 +142,10 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         void (*close_put)(void*, CPutStream*) noexcept
         void* (*begin_call)(void*, CCall*, Refusal*) noexcept
         void (*end_call)(void*, void*) noexcept
-        void (*on_too_many_calls)(void*, Refusal*) noexcept
-        void (*on_malformed)(void*, const string&, Refusal*) noexcept
+        Refusal too_many_calls
+        Refusal too_many_resets
+        void (*on_resets)(void*, const string&) noexcept
+        void (*on_malformed)(void*, const string&, cbool, Refusal*) noexcept
         void (*run_action)(void*, CCall*, const string&, const shared_ptr[CBuffer]&,
                     vector[shared_ptr[CBuffer]]*, void**, Refusal*) noexcept
         void (*next_result)(void*, void*, shared_ptr[CBuffer]*, Refusal*) noexcept
@@ -144,7 +157,8 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
 
     cdef cppclass CService "polybus::Service":
         CService(shared_ptr[CBatchQueue], const Hooks&, shared_ptr[CSchema], int, int64_t)
-        CStatus Open(COptions&)
+        CStatus Open(COptions&, const GrpcBounds&)
+        cbool is_bounded()
         CStatus Shutdown()
         CStatus Wait()
         int port()

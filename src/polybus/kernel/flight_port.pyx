@@ -12,13 +12,14 @@ event loop. Here the service reads, checks, holds back and answers batches witho
     end_call(caller)
     open_put(call, path, schema) → owner     the owner of a stream's batches; raises to refuse it
     close_put(owner)
-    on_malformed(text) → an exception
-    on_too_many_calls() → an exception
+    on_malformed(text, is_too_large) → an exception
+    on_resets(peer)                          the peer has cancelled too many calls: cut it
     run_action(call, type, body) → results   bytes or Arrow buffers: a list, or an iterator
     on_action_end()                          gRPC has taken the last result
     open_rows(call, ticket) → (schema, an iterator of record batches)
     actions() → pairs of name and description
     describe_error(error) → (code, text, extra)   code: one of `INTERNAL` to `FAILED`
+    too_many_calls, too_many_resets          (code, text, extra) of calls that are refused
 """
 
 from cpython.buffer cimport PyBUF_READ
@@ -50,13 +51,32 @@ cdef class BatchQueue:
 
     cdef shared_ptr[CBatchQueue] queue
 
-    def __cinit__(self, int64_t max_bytes=INT64_MAX, int max_calls=INT_MAX):
+    def __cinit__(
+        self,
+        int64_t max_bytes=INT64_MAX,
+        int max_calls=INT_MAX,
+        int max_resets_per_s=INT_MAX,
+        int64_t max_unpacked_bytes=INT64_MAX,
+        int64_t max_user_unpacked_bytes=INT64_MAX,
+    ):
         """Bound the queue.
 
         The service stops reading streams while `max_bytes` of batches are queued, and refuses
-        calls beyond `max_calls` of any kind, because gRPC spends a thread on each.
+        calls beyond `max_calls` of any kind, because gRPC spends a thread on each. It refuses
+        the calls of a connection that has cancelled more than `max_resets_per_s`. It unpacks
+        compressed batches of at most `max_unpacked_bytes` at a time, per user of at most
+        `max_user_unpacked_bytes`.
         """
-        self.queue = make_shared[CBatchQueue](max_bytes, max_calls)
+        self.queue = make_shared[CBatchQueue](
+            max_bytes, max_calls, max_resets_per_s, max_unpacked_bytes, max_user_unpacked_bytes
+        )
+
+    def take_refused(self):
+        """Return how many calls were refused since the last time: (too many calls, resets)."""
+        cdef pair[int64_t, int64_t] refused
+        with nogil:
+            refused = self.queue.get().gate.TakeRefused()
+        return refused.first, refused.second
 
     def pop_all(self):
         """Wait for batches. Returns all that are queued, or None once the queue is closed.
@@ -172,6 +192,7 @@ cdef class FlightCall:
     cdef readonly bytes identity  # of the client's certificate; empty if it sent none
     cdef readonly object authorization  # the header, or None
     cdef readonly object caller  # the value that `begin_call` returned
+    cdef public str user  # the name of the caller, once it is known
 
     cdef close(self):
         self.call = NULL
@@ -179,13 +200,21 @@ cdef class FlightCall:
     def is_cancelled(self):
         return self.call == NULL or self.call.is_cancelled()
 
+    def refuse(self, int code, bytes text, bytes extra):
+        """End a put with this error at its next message."""
+        cdef Refusal refusal
+        if self.call != NULL:
+            refusal.is_set = True
+            refusal.code, refusal.text, refusal.extra = code, text, extra
+            self.call.Refuse(refusal)
+
 
 cdef FlightCall open_call(CCall* call):
     cdef FlightCall flight_call = FlightCall.__new__(FlightCall)
     flight_call.call = call
     flight_call.peer = call.peer().decode("utf-8", "replace")
     flight_call.identity = call.identity()
-    flight_call.authorization = None
+    flight_call.authorization, flight_call.user = None, ""
     if call.is_authorized():
         flight_call.authorization = call.authorization().decode("utf-8", "surrogateescape")
     if call.caller() != NULL:
@@ -212,6 +241,7 @@ cdef void open_put(void* python, CCall* call, CPutStream* put, Refusal* refusal)
         flight_call = open_call(call)
         path = put.path
         owner = (flight_call, handler.open_put(flight_call, path, wrap_schema(put.schema)))
+        put.user = flight_call.user.encode("utf-8", "surrogateescape")
         Py_INCREF(owner)
         put.owner = <void*>owner
     except BaseException as error:
@@ -254,18 +284,20 @@ cdef void end_call(void* python, void* caller) noexcept with gil:
     Py_DECREF(<object>caller)
 
 
-cdef void on_too_many_calls(void* python, Refusal* refusal) noexcept with gil:
+cdef void on_resets(void* python, const string& peer) noexcept with gil:
+    try:
+        (<object>python).on_resets(peer.decode("utf-8", "replace"))
+    except BaseException:
+        pass
+
+
+cdef void on_malformed(
+    void* python, const string& text, cbool is_too_large, Refusal* refusal
+) noexcept with gil:
     handler = <object>python
     try:
-        refuse(handler, handler.on_too_many_calls(), refusal)
-    except BaseException as error:
+        error = handler.on_malformed(text.decode("utf-8", "replace"), is_too_large)
         refuse(handler, error, refusal)
-
-
-cdef void on_malformed(void* python, const string& text, Refusal* refusal) noexcept with gil:
-    handler = <object>python
-    try:
-        refuse(handler, handler.on_malformed(text.decode("utf-8", "replace")), refusal)
     except BaseException as error:
         refuse(handler, error, refusal)
 
@@ -377,6 +409,14 @@ cdef void list_actions(void* python, vector[CActionType]* actions) noexcept with
         pass
 
 
+cdef Refusal refusal_of(object status):
+    cdef Refusal refusal
+    code, text, extra = status
+    refusal.is_set = True
+    refusal.code, refusal.text, refusal.extra = code, text.encode(), extra
+    return refusal
+
+
 cdef class FlightPort:
     """A Flight service that listens at a location until `shutdown`."""
 
@@ -394,8 +434,14 @@ cdef class FlightPort:
         *,
         object certificates=(),
         bytes client_authorities=b"",
+        int max_message_bytes=INT_MAX,
+        int max_streams=INT_MAX,
     ):
-        """Listen. `certificates` are pairs of PEM texts. Raises OSError if that fails."""
+        """Listen. `certificates` are pairs of PEM texts. Raises OSError if that fails.
+
+        gRPC refuses messages beyond `max_message_bytes` and streams of a connection beyond
+        `max_streams`, if it `is_bounded`.
+        """
         self.handler = handler
         cdef Hooks hooks
         hooks.python = <void*>handler
@@ -405,7 +451,9 @@ cdef class FlightPort:
             next_result,
             on_action_end,
         )
-        hooks.list_actions, hooks.on_too_many_calls = list_actions, on_too_many_calls
+        hooks.list_actions, hooks.on_resets = list_actions, on_resets
+        hooks.too_many_calls = refusal_of(handler.too_many_calls)
+        hooks.too_many_resets = refusal_of(handler.too_many_resets)
         hooks.begin_call, hooks.end_call = begin_call, end_call
         hooks.open_get, hooks.next_rows, hooks.close_get = open_get, next_rows, close_get
         cdef shared_ptr[CSchema] schema = unwrap_schema(rows_schema).ValueUnsafe()
@@ -420,10 +468,17 @@ cdef class FlightPort:
             options.get().tls_certificates.push_back(pair)
         options.get().verify_client = bool(client_authorities)
         options.get().root_certificates = client_authorities
+        cdef GrpcBounds bounds
+        bounds.max_message_bytes, bounds.max_streams = max_message_bytes, max_streams
         cdef CStatus status
         with nogil:
-            status = self.service.get().Open(options.get()[0])
+            status = self.service.get().Open(options.get()[0], bounds)
         check(status)
+
+    @property
+    def is_bounded(self):
+        """Whether gRPC has taken the bounds (kernel/grpc_bounds.h)."""
+        return self.service.get().is_bounded()
 
     @property
     def port(self):

@@ -82,6 +82,16 @@ class NativeLimits:
     max_uncommitted_bytes: int = 256 * MIB
     # Concurrent streams, reads and actions: each has a thread of about 100 kB.
     max_calls: int = 4096
+    # Streams of one connection: gRPC holds some 10 kB for each. Clients queue calls beyond it.
+    max_streams: int = 48
+    # Calls of one connection that the client cancels within a second: a client cancels a read or
+    # a wait now and then. Beyond it the connection is cut, because each call costs a thread.
+    max_resets_per_s: int = 100
+    # Bytes of compressed batches of one user, unpacked and not yet on disk: a few kB can unpack
+    # to a thousand times as much. A larger batch must be sent without compression.
+    max_user_unpacked_bytes: int = 32 * MIB
+    # The same of all users together.
+    max_unpacked_bytes: int = 64 * MIB
     # Each connection takes a descriptor, even if it is idle.
     max_connections: int = 4096
     # Each wait blocks a thread.

@@ -17,6 +17,8 @@ class NativeSettings(NativeLimits):
 
     # Lines of NAME TOKEN [EXPIRES], mode 0600; read again on SIGHUP.
     tokens: Path | None = None
+    # Refuse calls without a token; else such a caller is its certificate or its uid.
+    require_token: bool = False
     # Clients of grpc+tls must show a certificate that one of these has signed.
     client_authorities: Path | None = None
 
@@ -30,6 +32,10 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "max_batches_in_flight": (1, 1024),
     "max_bytes_in_flight": (64 * KIB, UNBOUNDED),
     "max_calls": (1, 65_536),
+    "max_streams": (1, 65_536),
+    "max_resets_per_s": (1, 65_536),
+    "max_user_unpacked_bytes": (MIB, UNBOUNDED),
+    "max_unpacked_bytes": (MIB, UNBOUNDED),
     "max_connections": (1, 1_000_000),
     "max_waits": (1, 65_536),
     "max_wait_s": (0, 3600),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polybus.bus.dialect import Dialect
+from polybus.errors import ConfigError
 from polybus.native.limits import BOUNDS, NativeSettings
 
 if TYPE_CHECKING:
@@ -16,10 +17,17 @@ if TYPE_CHECKING:
 async def open_server(context: ServerContext) -> DialectServer:
     from polybus.native.port.port_server import PortServer
 
+    check_token_settings(context.section)
     return PortServer(context)
 
 
+def check_token_settings(section: NativeSettings) -> None:
+    if section.require_token and section.tokens is None:
+        raise ConfigError("[native] require_token needs a file of tokens: set tokens")
+
+
 def check_files(section: NativeSettings, _data: Path) -> None:
+    check_token_settings(section)
     if section.tokens is not None:
         import time
 

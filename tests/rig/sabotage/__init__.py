@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.rig.patching import Patch
-from tests.rig.sabotage import cli, fdq, groups, gsb, pirate, policy, shares, spark, store, zmq
+from tests.rig.sabotage import (
+    cli,
+    fdq,
+    groups,
+    gsb,
+    native,
+    pirate,
+    policy,
+    shares,
+    spark,
+    store,
+    zmq,
+)
 
 ALL: list[Patch] = [
     *store.SABOTAGES,
@@ -18,6 +30,7 @@ ALL: list[Patch] = [
     *pirate.SABOTAGES,
     *zmq.SABOTAGES,
     *gsb.SABOTAGES,
+    *native.SABOTAGES,
     *spark.SABOTAGES,
     *policy.SABOTAGES,
     *shares.SABOTAGES,

@@ -9,9 +9,12 @@ from typing import Any
 import pyarrow.flight as flight
 
 from polybus.kernel.flight_port import BatchQueue, FlightPort
+from polybus.model.identity import ANONYMOUS
 from polybus.model.limits import NativeLimits
 from polybus.transports.flight import flight_handler
+from polybus.transports.flight.authentication import TokenFile
 from polybus.transports.flight.call_tracker import CallTracker
+from polybus.transports.flight.token_calls import TokenCalls
 
 PATIENCE_S = 60
 
@@ -53,8 +56,10 @@ def test_call_during_opening_is_answered(monkeypatch):
         NativeLimits(),
         calls,
         BatchQueue(),
-        lambda call, port: port,  # type: ignore[arg-type, return-value]
+        lambda call, port: ANONYMOUS,
+        TokenCalls(TokenFile(None, lambda: 0.0), lambda: 0.0),
         on_error=lambda error: None,
+        on_resets=lambda peer: None,
     )
     seen[0].join(PATIENCE_S)
     service.shutdown()

@@ -33,7 +33,11 @@ def listener(tmp_path: Path) -> Iterator[FlightListener]:
         Address.parse("grpc+tls://127.0.0.1:0"),
         SimpleNamespace(actions=list),
         NativeLimits(),
-        SecurityOptions(TokenFile(None, time.time), tmp_path / "cert.pem", tmp_path / "key.pem"),
+        SecurityOptions(
+            TokenFile(None, time.time),
+            certificate=tmp_path / "cert.pem",
+            key=tmp_path / "key.pem",
+        ),
         SlowConsumerLimits(10.0, 1),
         time.monotonic,
         lambda: 0,
@@ -41,6 +45,7 @@ def listener(tmp_path: Path) -> Iterator[FlightListener]:
         lambda error: None,
         lambda reason: None,
         lambda: None,
+        lambda reason, calls: None,
     )
     yield made
     asyncio.run(made.drain(5.0))

@@ -16,7 +16,13 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from polybus.errors import LimitReached, MalformedRequest, OutOfSequence, StoreClosed
+from polybus.errors import (
+    LimitReached,
+    MalformedRequest,
+    OutOfSequence,
+    StoreClosed,
+    TooLarge,
+)
 from polybus.kernel.flight_port import BatchQueue, FlightPort, answer_batches
 from polybus.model.arrow import READ_SCHEMA
 from polybus.transports.flight import grpc_sockets
@@ -37,6 +43,7 @@ class Handler:
     handed: list[tuple[bytes, Future[Any]]] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     closed: int = 0
+    too_many_calls = too_many_resets = to_flight_status(LimitReached("max_calls", "too many"))
     refused: Exception | None = None
     ready: Event = field(default_factory=Event)  # the dropped topic exists again
     made: Event = field(default_factory=Event)  # the thread that creates it is done
@@ -67,11 +74,8 @@ class Handler:
     def close_put(self, owner: PutTarget) -> None:
         self.closed += 1
 
-    def on_malformed(self, text: str) -> Exception:
-        return MalformedRequest(text)
-
-    def on_too_many_calls(self) -> Exception:
-        return LimitReached("max_calls", "too many")
+    def on_malformed(self, text: str, is_too_large: bool) -> Exception:
+        return TooLarge(text) if is_too_large else MalformedRequest(text)
 
     def describe_error(self, error: BaseException) -> tuple[int, str, bytes]:
         return to_flight_status(error)

@@ -82,7 +82,13 @@ class PortServer:
             address,
             self._port,
             section,
-            SecurityOptions(tokens, tls.certificate, tls.key, section.client_authorities),
+            SecurityOptions(
+                tokens,
+                section.require_token,
+                tls.certificate,
+                tls.key,
+                section.client_authorities,
+            ),
             SlowConsumerLimits(
                 limits.slow_consumer_timeout_s, limits.slow_consumer_min_bytes_per_s
             ),
@@ -92,6 +98,9 @@ class PortServer:
             lambda error: self._call_on_loop(lambda: self._on_error(error)),
             lambda reason: self._call_on_loop(lambda: self._count("closed", reason)),
             lambda: self._call_on_loop(lambda: self._count("in_doubt", "native")),
+            lambda reason, calls: self._call_on_loop(
+                lambda: self._count("refused", f"native_{reason}", calls)
+            ),
         )
         self._reloads.append(listener.reload)
         return listener
@@ -112,8 +121,8 @@ class PortServer:
         counters = self._context.broker.counters
         self._call_on_loop(lambda: counters.count("refused", f"native_{reason}"))
 
-    def _count(self, family: str, reason: str) -> None:
-        self._context.broker.counters.count(family, reason)
+    def _count(self, family: str, reason: str, number: int = 1) -> None:
+        self._context.broker.counters.count(family, reason, number)
 
     def _on_error(self, error: Exception) -> None:
         """Count an error that a client got. An error outside the tree is a fault of the bus."""

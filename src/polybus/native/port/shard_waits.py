@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from polybus.store.contract import Listener, ShardEnd, Store
 
 Place = tuple[int, int]  # topic number, shard
-# Interval of the check for disconnected clients.
-CALLER_CHECK_INTERVAL_S = 1.0
+# Interval of the check for disconnected clients and lost tokens, which must end within a second.
+CALLER_CHECK_INTERVAL_S = 0.5
 # Positions of one wait: four topics with the maximum number of shards.
 MAX_WAIT_POSITIONS = 16_384
 

@@ -31,7 +31,7 @@ from polybus.transports.socket_table import SocketEnd
 if TYPE_CHECKING:
     from polybus.kernel.flight_port import FlightCall
 
-BEARER = "Bearer "
+BEARER = "bearer"  # in any case (RFC 7235)
 ANY_HOST = ("0.0.0.0", "::")
 LOOPBACK = (packed("127.0.0.1"), packed("::1"))
 MIN_TOKEN_CHARACTERS = 16  # shorter tokens could be guessed
@@ -51,27 +51,38 @@ class TokenFile:
     def __init__(self, path: Path | None, wall_s: Callable[[], float]) -> None:
         self._path = path
         self._wall_s = wall_s
-        self._tokens: tuple[Token, ...] = ()
+        self._tokens: dict[tuple[str, bytes], Token] = {}
         self.reload()
 
     def reload(self) -> None:
         """Read the file again. Raises `ConfigError` if it is invalid and keeps the old tokens."""
         if self._path is not None:
-            self._tokens = _read(self._path)
+            self._tokens = {(token.name, token.secret): token for token in _read(self._path)}
 
-    def find_name(self, header: str) -> str:
-        """Return the name of an `authorization` header; raise `Unauthenticated` if invalid."""
-        if not header.startswith(BEARER):
+    def find(self, header: str) -> Token:
+        """Return the token of an `authorization` header; raise `Unauthenticated` if invalid."""
+        scheme, _, text = header.partition(" ")
+        if scheme.lower() != BEARER:
             raise Unauthenticated("authorization is 'Bearer TOKEN'")
-        secret = header.removeprefix(BEARER).encode("utf-8", "surrogateescape")
+        secret = text.encode("utf-8", "surrogateescape")
         # Compare with all tokens, so that the time reveals nothing.
-        tokens = [token for token in self._tokens if hmac.compare_digest(token.secret, secret)]
+        known = self._tokens.values()
+        tokens = [token for token in known if hmac.compare_digest(token.secret, secret)]
         if not tokens:
             raise Unauthenticated("this token is not known here")
-        expires_s = tokens[0].expires_s
-        if expires_s is not None and expires_s <= self._wall_s():
+        self._check_expiry(tokens[0])
+        return tokens[0]
+
+    def check(self, token: Token) -> None:
+        """Raise `Unauthenticated` if a token was removed since it was found, or has expired."""
+        current = self._tokens.get((token.name, token.secret))
+        if current is None:
+            raise Unauthenticated("this token was removed")
+        self._check_expiry(current)
+
+    def _check_expiry(self, token: Token) -> None:
+        if token.expires_s is not None and token.expires_s <= self._wall_s():
             raise Unauthenticated("this token has expired")
-        return tokens[0].name
 
 
 def _read(path: Path) -> tuple[Token, ...]:
@@ -112,16 +123,26 @@ class CallIdentifier:
     `on_in_doubt` is called for each call whose caller is in doubt.
     """
 
-    def __init__(self, host: str, tokens: TokenFile, on_in_doubt: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        tokens: TokenFile,
+        on_in_doubt: Callable[[], None],
+        *,
+        require_token: bool = False,
+    ) -> None:
         self._own_ips = _own_ips(host)  # empty: the listener has all addresses of this machine
         self._on_in_doubt = on_in_doubt
         self._tokens = tokens
+        self._require_token = require_token
         self._table = open_socket_table()
         self._lock = Lock()  # the socket table is not thread-safe
 
     def identify(self, call: FlightCall, port: int) -> Identity:
         if call.authorization is not None:
-            return Identity(key=self._tokens.find_name(call.authorization))
+            return Identity(key=self._tokens.find(call.authorization).name)
+        if self._require_token:
+            raise Unauthenticated("a call must have a token: authorization: Bearer TOKEN")
         if call.identity:
             return Identity(key=call.identity.decode("utf-8", "replace"))
         far = parse_peer(call.peer)

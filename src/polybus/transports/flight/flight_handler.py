@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from polybus.errors import Denied, LimitReached, MalformedRequest
+from polybus.errors import Denied, LimitReached, MalformedRequest, TooLarge
 from polybus.kernel.flight_port import FlightPort
 from polybus.model import arrow
 from polybus.transports.flight.flight_status import Unauthenticated, to_flight_status
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from polybus.model.rows import Rows
     from polybus.transports.flight.call_tracker import CallTracker
     from polybus.transports.flight.port_interface import PortCaller, PortInterface, PortStream
+    from polybus.transports.flight.token_calls import TokenCalls
+
+T = TypeVar("T")
 
 PRODUCE, STAGE = "produce", "stage"
 EXISTING = "existing"  # after the topic: do not create it
@@ -36,6 +39,9 @@ SMALL_BYTES = 64 << 10
 ROW_BYTES = 48  # of a row besides its key, body and headers
 SCHEMA_AND_END_BYTES = 4096  # per stream; the schema takes less than half of it
 MAX_TICKET_BYTES = 64 * 1024
+# Of a message besides the buffers of its batch: offsets, nulls, padding, headers. Whether a batch
+# is too large is checked exactly when it is decoded.
+MESSAGE_OVERHEAD_BYTES = 64 << 20
 NULL = "null"  # in JSON
 
 
@@ -48,23 +54,47 @@ class FlightHandler:
         calls: CallTracker,
         queue: BatchQueue,
         identify: Callable[[FlightCall, int], Identity],
+        token_calls: TokenCalls,
         on_error: Callable[[Exception], None],
+        on_resets: Callable[[str], None],
         **security: Any,
     ) -> None:
         self._verbs = verbs
         self._limits = limits
         self._calls = calls
         self._identify = identify
+        self._token_calls = token_calls
         self._on_error = on_error
+        self.on_resets = on_resets
+        self.too_many_calls = to_flight_status(
+            LimitReached("max_calls", f"{limits.max_calls} calls are in progress; retry later")
+        )
+        self.too_many_resets = to_flight_status(
+            LimitReached("max_resets_per_s", "the client has cancelled too many calls; retry later")
+        )
         self._is_open = Event()
         window = limits.max_batches_in_flight, limits.max_bytes_in_flight
-        self._port = FlightPort(location, self, queue, arrow.READ_SCHEMA, *window, **security)
+        self._port = FlightPort(
+            location,
+            self,
+            queue,
+            arrow.READ_SCHEMA,
+            *window,
+            max_message_bytes=limits.max_batch_bytes + MESSAGE_OVERHEAD_BYTES,
+            max_streams=limits.max_streams,
+            **security,
+        )
         self._is_open.set()
 
     @property
     def port(self) -> int:
         self._is_open.wait()  # the first calls may arrive before the constructor knows the port
         return self._port.port
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether gRPC keeps to `max_streams` and to the size of a message."""
+        return self._port.is_bounded
 
     def shutdown(self) -> None:
         """Release the port at once. Returns when all calls have ended."""
@@ -111,8 +141,12 @@ class FlightHandler:
             request = read_json(body, self._limits.max_action_bytes, "the action's body")
             caller = self._caller(call)
             if self._verbs.is_streamed(name):
-                return _encode_fetch(self._verbs.stream_fetch(caller, request))
-            return [json.dumps(self._verbs.act(caller, name, request)).encode()]
+                return self._check_each(
+                    call, _encode_fetch(self._verbs.stream_fetch(caller, request))
+                )
+            answer = self._verbs.act(caller, name, request)
+            self._token_calls.check(call)  # a wait ends when its token becomes invalid
+            return [json.dumps(answer).encode()]
 
     def on_action_end(self) -> None:
         self._calls.end_call(owed=True)
@@ -123,17 +157,13 @@ class FlightHandler:
         request = read_json(ticket, MAX_TICKET_BYTES, "the ticket")
         reading = self._verbs.read(self._caller(call), request)
         schema = arrow.read_schema(reading.columns)
-        return schema, self._batches(iter(reading), schema)
+        return schema, self._check_each(call, self._batches(iter(reading), schema))
 
     def actions(self) -> list[tuple[str, str]]:
         return self._verbs.list_actions()
 
-    def on_malformed(self, text: str) -> Exception:
-        return MalformedRequest(text)
-
-    def on_too_many_calls(self) -> Exception:
-        most = self._limits.max_calls
-        return LimitReached("max_calls", f"{most} calls are in progress; retry later")
+    def on_malformed(self, text: str, is_too_large: bool) -> Exception:
+        return TooLarge(text) if is_too_large else MalformedRequest(text)
 
     def describe_error(self, error: BaseException) -> tuple[int, str, bytes]:
         if isinstance(error, Unauthenticated):
@@ -145,7 +175,20 @@ class FlightHandler:
     # --- internals
 
     def _caller(self, call: FlightCall) -> PortCaller:
-        return self._verbs.new_caller(call.caller, call.is_cancelled)
+        if call.authorization is not None:
+            self._token_calls.add(call)
+        call.user = call.caller.account_name
+        is_valid = self._token_calls.is_valid
+        return self._verbs.new_caller(
+            call.caller, lambda: call.is_cancelled() or not is_valid(call)
+        )
+
+    def _check_each(self, call: FlightCall, parts: Iterator[T]) -> Iterator[T]:
+        """Yield parts of an answer while the token of the call is valid."""
+        for part in parts:
+            self._token_calls.check(call)
+            yield part
+        self._token_calls.check(call)
 
     def _batches(self, rows: Iterator[Rows], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._calls.track_call():

@@ -31,6 +31,7 @@ from polybus.transports.flight.flight_handler import FlightHandler
 from polybus.transports.flight.flight_status import to_flight_status
 from polybus.transports.flight.put_intake import PutIntake
 from polybus.transports.flight.slow_consumers import SlowConsumerMonitor
+from polybus.transports.flight.token_calls import TokenCalls
 
 if TYPE_CHECKING:
     from polybus.model.limits import NativeLimits
@@ -50,6 +51,7 @@ class SecurityOptions:
     """Certificate and key of the port, authorities for client certificates, and tokens."""
 
     tokens: TokenFile
+    require_token: bool = False
     certificate: Path | None = None
     key: Path | None = None
     client_authorities: Path | None = None
@@ -77,21 +79,33 @@ class FlightListener:
         on_error: Callable[[Exception], None],
         on_cut: Callable[[str], None],
         on_in_doubt: Callable[[], None],
+        on_refused: Callable[[str, int], None],
     ) -> None:
+        self._on_refused = on_refused
         self._log = log
         self._on_cut = on_cut
         self._on_error = on_error
-        self._queue = BatchQueue(limits.max_uncommitted_bytes, limits.max_calls)
+        self._queue = BatchQueue(
+            limits.max_uncommitted_bytes,
+            limits.max_calls,
+            limits.max_resets_per_s,
+            limits.max_unpacked_bytes,
+            limits.max_user_unpacked_bytes,
+        )
         self._slow_consumers = SlowConsumerMonitor(
             slow.timeout_s,
             slow.min_bytes_per_s,
             clock,
             self._queue.pending_handovers,
             self._confirmed_bytes,
-            self._cut,
+            partial(self._cut, "slow_consumer"),
         )
         self._security = security
         self._calls = CallTracker()
+        self._token_calls = TokenCalls(security.tokens, clock)
+        identifier = CallIdentifier(
+            address.host, security.tokens, on_in_doubt, require_token=security.require_token
+        )
         self._max_connections = limits.max_connections
         grpc_sockets.reserve_spare()
         self._tls = _tls(address, security)
@@ -102,12 +116,20 @@ class FlightListener:
             limits=limits,
             calls=self._calls,
             queue=self._queue,
-            identify=CallIdentifier(address.host, security.tokens, on_in_doubt).identify,
+            identify=identifier.identify,
+            token_calls=self._token_calls,
             on_error=on_error,
+            on_resets=partial(self._cut, "rapid_reset"),
         )
         self._serving = Lock()  # held while the service is opened or replaced
         self._service: FlightHandler | None = self._serve(address, self._tls)
         self.address = address.with_port(self._service.port)
+        if not self._service.is_bounded:
+            self._log.warning(
+                "gRPC is not bounded",
+                dialect="native",
+                text="this pyarrow does not take max_streams; let trusted clients alone connect",
+            )
         self._intake = PutIntake(self._queue, limits.max_batch_bytes, now_ms, on_error)
         self._closed = Event()
         self._closing = Event()
@@ -211,6 +233,8 @@ class FlightListener:
                 return
             try:
                 self._slow_consumers.tick()
+                self._token_calls.tick(partial(self._cut, "token"))
+                self._count_refused()
                 if tick % TICKS_A_COUNT == 0 or self._max_connections < FEW_CONNECTIONS:
                     self._close_surplus()
                 with self._serving:
@@ -241,11 +265,18 @@ class FlightListener:
         far = parse_peer(peer)
         return None if far is None else grpc_sockets.confirmed_bytes(self.address.port, far.port)
 
-    def _cut(self, peer: str) -> None:
+    def _count_refused(self) -> None:
+        """Count the calls that the compiled port has refused since the last tick."""
+        calls, resets = self._queue.take_refused()
+        for reason, refused in (("limit_reached", calls), ("rapid_reset", resets)):
+            if refused:
+                self._on_refused(reason, refused)
+
+    def _cut(self, reason: str, peer: str) -> None:
         far = parse_peer(peer)
         if far is not None and grpc_sockets.close_one(self.address.port, far.port):
-            self._on_cut("slow_consumer")
-            self._log.warning("connection cut", dialect="native", peer=peer, reason="slow_consumer")
+            self._on_cut(reason)
+            self._log.warning("connection cut", dialect="native", peer=peer, reason=reason)
 
 
 def _tls(address: Address, security: SecurityOptions) -> dict[str, Any]:
