@@ -78,12 +78,12 @@ TOPICS = mutants(
         "policy before existence",
         "        if self._lifecycle.find_action(TopicEvent.CREATE, topic) is TopicAction.NOTHING:\n"
         "            return NOTHING_HAPPENED\n"
-        '        if not self._policy.allows(caller, "create", name):\n'
-        "            return NO\n",
+        "        source =",
         '        if not self._policy.allows(caller, "create", name):\n'
         "            return NO\n"
         "        if self._lifecycle.find_action(TopicEvent.CREATE, topic) is TopicAction.NOTHING:\n"
-        "            return NOTHING_HAPPENED\n",
+        "            return NOTHING_HAPPENED\n"
+        "        source =",
     ),
     (
         "quota before policy",

@@ -376,7 +376,7 @@ EPHEMERAL = mutants(
     "dialects/freud/server/fast_session.pyx",
     ("to one of many", "len(current.readers) != 1", "len(current.readers) < 1"),
     ("push readers hear nothing", "entry.subscribers != 0 or ", ""),
-    ("any peer may produce", " or not self.may_produce(source, entry):", ":"),
+    ("any peer may produce", " or not self.may_produce(source, topic, entry):", ":"),
     ("verdicts of old policies", "self.subscribers.generation) == ALLOW", "1) == ALLOW"),
     ("unread messages are endless", "reader.held_messages >= self.max_unread_messages", "False"),
     ("one message too many", "reader.held_messages >= self", "reader.held_messages > self"),

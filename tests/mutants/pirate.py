@@ -86,7 +86,11 @@ SESSION = mutants(
 
 CLIENTS = mutants(
     "dialects/pirate/server/client_table.py",
-    ("a repeated HELLO is not recognised", "epoch = history.epoch_of(number)", "epoch = None"),
+    (
+        "a repeated HELLO is not recognised",
+        "epoch = history.epoch_of(self._number)",
+        "epoch = None",
+    ),
     (
         "HELLO answers counter 0",
         "then(HelloResult(epoch, client.counter))",

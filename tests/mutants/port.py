@@ -29,7 +29,7 @@ WAITS = mutants(
     ),
     (
         "places are not given back",
-        "self._position_shares.release(wait.identity.name, len(wait.places))",
+        "self._position_shares.release(wait.identity.account_name, len(wait.places))",
         "pass",
     ),
     (
@@ -80,8 +80,12 @@ BINDING = mutants(
     ("claims are shared", "in self._claimed:\n            raise", "in ():\n            raise"),
     ("claims do not end", "self._claimed.discard(topic.number)", "pass"),
     ("any peer may claim", "self.check_allowed(caller, DELETE, name)", "pass"),
-    ("both kinds at once", "if self._is_ephemeral(raw):", "if False:"),
-    ("quotas are kept", "self._quotas.release(reservation.caller, TOPICS, 1)", "pass"),
+    (
+        "both kinds at once",
+        "if self._is_ephemeral(topic_name.check_topic_name(name)):\n            raise",
+        "if False:\n            raise",
+    ),
+    ("quotas are kept", "self._quotas.release(reservation.owner, TOPICS, 1)", "pass"),
 )
 
 STATS = mutants(

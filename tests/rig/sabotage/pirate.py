@@ -41,8 +41,8 @@ SUBSCRIBERS = [
     Patch(
         "greetings-off",
         "dialects/pirate/server/client_table.py",
-        "    if epoch is None:\n        if record is None and not has_room:\n",
-        "    if True:\n        if record is None and not has_room:\n",
+        "        if epoch is None:\n            if record is None and self._refusal is not None:\n",
+        "        if True:\n            if record is None and self._refusal is not None:\n",
     ),
     # The position of a subscriber is confirmed, and not stored.
     Patch(

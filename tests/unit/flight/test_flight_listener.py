@@ -31,7 +31,7 @@ def listener(tmp_path: Path) -> Iterator[FlightListener]:
     write_certificate(tmp_path)
     made = FlightListener(
         Address.parse("grpc+tls://127.0.0.1:0"),
-        SimpleNamespace(actions=list),
+        SimpleNamespace(list_actions=list, begin_call=lambda one: None, end_call=lambda one: None),
         NativeLimits(),
         SecurityOptions(
             TokenFile(None, time.time),
