@@ -208,7 +208,7 @@ def test_gzip_of_grpc_is_refused(bus):
 def test_message_of_any_size_is_not_collected(bus):
     """The length of a message says four gigabytes; gRPC refuses it by its length."""
     with Growth(bus) as grown, Http2Client(bus.address("native").port) as client:
-        client.begin(call_headers("DoPut"), b"\0\xff\xff\xff\xff" + bytes(64 * 1024))
+        client.begin(call_headers("DoPut"), b"\0\xff\xff\xff\xff" + bytes(64 * 1024), ends=True)
         client.read_until_end_of_stream()
     assert grown.bytes <= MAX_GROWTH, f"{grown.bytes >> 20} MiB grown"
 
@@ -270,3 +270,16 @@ def test_first_message_with_a_batch_is_refused(bus):
     assert grown.bytes <= MAX_GROWTH, f"{grown.bytes >> 20} MiB grown"
     with connect(bus) as client:
         assert act(client, "bounds", topic="t")["next_id"] == 2
+
+
+def test_header_that_two_parsers_read_differently_is_refused(bus):
+    """A tag beyond 32 bits is another field for a parser that keeps all bits, and the header for
+    one that drops them."""
+    header, body = ipc_parts(message_of("record batch", zeroes(400 * MIB), compression="zstd"))
+    plain, _ = ipc_parts(message_of("record batch", zeroes(10)))
+    hidden = varint((1 << 35) | 2 << 3 | 2) + varint(len(header)) + header
+    schema = flight_data(SHORT.serialize().to_pybytes(), descriptor=DESCRIPTOR)
+    for second in (hidden, field(2, header), field(7, header)):
+        with Growth(bus) as grown:
+            send_raw(bus, schema, field(2, plain) + second + field(1000, body))
+        assert grown.bytes < MAX_GROWTH, f"{grown.bytes >> 20} MiB more"

@@ -23,6 +23,7 @@ from polybus.testing.bus_process import BusProcess, StartFailed
 from tests.attack.whole_bus import LISTEN
 from tests.rig import gsb_peer, rqueue_client
 from tests.rig.observer import check_unharmed, count, until
+from tests.rig.pirate.zmq_client import Bare
 from tests.rig.raw_attempts import BODY, DENIED, OK, SENT
 from tests.rig.second_user import User
 
@@ -271,3 +272,13 @@ def test_bus_does_not_log_calls_to_a_topic_that_a_client_created(folder):
     with start(folder, AUDIT) as bus:
         until(exists(bus, CALLS), "the call log")
         check_unharmed(bus)
+
+
+def test_pirate_subscriber_does_not_decide_how_long_dead_letters_stay(bus):
+    address = bus.address("pirate")
+    produce(bus, ("k", b"good"))
+    with Bare(f"tcp://{address.host}:{address.port}", b"\x01reader") as reader:
+        reader.hello()
+        assert reader.sub(LETTERS)[0] == "OK"
+        assert reader.unsub(LETTERS)[0] == "OK"
+    assert exists(bus, LETTERS)()

@@ -177,6 +177,8 @@ OTHERS: dict[str, str] = {
     **dict.fromkeys(("freud topic create", "freud topic delete", "freud subcount"), OWN_INPUT),
     **dict.fromkeys(("freud topic publish", "group rm", "group reset", "gsb ping"), OWN_INPUT),
     **dict.fromkeys(("gsb serve", "rqueue sink", "rqueue pusher", "pirate drop"), OWN_INPUT),
+    # Ids that are not plain text are printed as hex.
+    **dict.fromkeys(("pirate clients ls", "pirate clients rm"), SAME_FILTER),
     **dict.fromkeys(("store salvage", "store compact", "store backup"), SAME_FILTER),
     **dict.fromkeys(("store restore", "config check", "config show", "stats"), SAME_FILTER),
     **dict.fromkeys(("connections", "keys new", "keys ls", "keys allow"), SAME_FILTER),

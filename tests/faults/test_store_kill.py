@@ -33,7 +33,7 @@ PATIENCE_S = 60.0
 # of the ring, or the entry of a staged block without the block.
 TORN = (
     r"not dense|read as a whole|records disagree|producer \d: \d+ of \d+|ring: ends at \d+ after"
-    r"|a staged block is missing"
+    r"|a staged block is missing|topic '\w+' is damaged"
 )
 
 

@@ -14,7 +14,15 @@ import pytest
 from polybus import freud, gsb, rqueue
 from polybus.errors import AlreadyExists, Damaged, Denied, PolybusError, StageGone
 from polybus.store.lmdb import store_keys
-from tests.golden.goldenbus import HERE, GoldenBus, command, copied, plain_environment, wait_until
+from tests.golden.goldenbus import (
+    HERE,
+    READ_CALLS,
+    GoldenBus,
+    command,
+    copied,
+    plain_environment,
+    wait_until,
+)
 from tests.rig.store.record_damage import (
     Change,
     change_record,
@@ -30,6 +38,7 @@ GOLDEN = HERE / "v1"
 DAMAGED, INTACT = "orders", "readings"
 INTACT_MESSAGES = 30
 VERSION_BYTES = 8
+CALLS = "gsb.calls"
 START_FAILED = 2
 FAULT_FOUND = 1
 
@@ -137,7 +146,7 @@ DAMAGES: list[dict[str, Damage]] = [
         "orders": (topic_key, flip_bit),
         "events": (name_key, cut),
         "news": (state_key, cut),
-        "gsb.calls": (shard_key, flip_bit),
+        CALLS: (shard_key, flip_bit),
         "written": (first_entry, flip_head),
         "readings.copy": (name_key, remove),
     },
@@ -145,7 +154,7 @@ DAMAGES: list[dict[str, Damage]] = [
         "orders": (topic_key, remove),
         "events": (name_key, lead_elsewhere),
         "news": (state_key, remove),
-        "gsb.calls": (shard_key, remove),
+        CALLS: (shard_key, remove),
         "written": (last_entry, remove),
         "readings.copy": (state_key, lower_next_id),
     },
@@ -159,9 +168,12 @@ def test_damaged_topics_are_refused_and_the_others_serve(data, damages):
     for topic, (_, change) in damages.items():
         change_record(data, keys[topic], change)
     with GoldenBus(data) as bus:
+        bus.run("acl", "add", *READ_CALLS.split())
         with bus.client() as client:
             for topic in damages:
                 assert_refused(topic, partial(count, client, topic), "a read")
+                if topic == CALLS:  # only the bus writes, creates and removes it
+                    continue
                 assert_refused(topic, partial(produce, client, topic), "a write")
                 with pytest.raises((Damaged, Denied)):  # the creator may be lost
                     client.drop_topic(topic)
@@ -175,7 +187,7 @@ def test_damaged_topics_are_refused_and_the_others_serve(data, damages):
         assert all(map(names_the_tools, raised.values())), raised
         stats = json.loads(bus.run("stats", "--json"))
         assert stats["faults"] == {"topic_damaged": len(damages)}
-        assert stats["refused"]["native_damaged"] >= 2 * len(damages)
+        assert stats["refused"]["native_damaged"] >= 2 * len(damages) - 1
         logged = [line for line in bus.log().splitlines() if names_the_tools(line)]
         assert all(any(topic in line for line in logged) for topic in damages)
         assert "Traceback" not in bus.log()

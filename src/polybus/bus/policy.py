@@ -115,6 +115,7 @@ _DEAD_LETTERS = Decision(
     "rule with a pattern that ends in .dlq",
 )
 _DEAD_LETTER_VERBS = {PRODUCE: _DEAD_LETTERS}
+_RESERVED_LETTER_VERBS = {**_RESERVED_VERBS, PRODUCE: _DEAD_LETTERS}
 _NO_VERBS: Mapping[str, Decision] = {}
 _NAMED = "rule {rule} names the caller"
 _MAY_NAME = "rule {rule} may name the caller, which is in doubt"
@@ -325,7 +326,10 @@ class Policy:
         """Return the verbs that are not for every caller, each with the refusal of others."""
         if topic in self._reserved:
             return _RESERVED_VERBS
-        return _NO_VERBS if topic_name.dead_letter_source(topic) is None else _DEAD_LETTER_VERBS
+        source = topic_name.dead_letter_source(topic)
+        if source is None:
+            return _NO_VERBS
+        return _RESERVED_LETTER_VERBS if source in self._reserved else _DEAD_LETTER_VERBS
 
     def _by_rules(self, named: RuleMatch, verb: str, topic: bytes) -> Decision | None:
         """Return the verdict of the rules, inherited ones included; None if there are none."""

@@ -104,8 +104,11 @@ class TopicNames:
         """
         if self._durable.find(name) is None:
             self.check_allowed(caller, CREATE, name)
-        source = topic_name.dead_letter_source(topic_name.check_topic_name(name))
-        creator = None if source is None else self.creator_of(source)
+        raw = topic_name.check_topic_name(name)
+        source = topic_name.dead_letter_source(raw)
+        # Groups write `a.dlq` alone; the creator of `a` must not pay for `a.dlq.dlq` of others.
+        is_target = source is not None and raw == source + topic_name.DEAD_LETTER_SUFFIX.encode()
+        creator = self.creator_of(source) if source is not None and is_target else None
         return self.reserve_for_bus(caller if creator is None else creator, name)
 
     def reserve_for_bus(self, owner: Identity, name: str) -> tuple[Topic | NameReservation, bool]:

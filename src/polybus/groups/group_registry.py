@@ -114,17 +114,18 @@ class GroupRegistry:
         if group is not None:
             return group
         self._shares.take(creator)  # before the lock, because it may wait for the event loop
+        account = creator.account_name
         try:
             with self._lock:
                 key = topic.number, name
                 if key not in self._loaded:
-                    group = self._loaded[key] = self._new(topic, name, start, creator.name)
-                    self._known[key] = creator.name
+                    group = self._loaded[key] = self._new(topic, name, start, account)
+                    self._known[key] = account
                     return group
         except BaseException:
-            self._shares.release(creator.name)
+            self._shares.release(account)
             raise
-        self._shares.release(creator.name)  # another caller has created it meanwhile
+        self._shares.release(account)  # another caller has created it meanwhile
         return self._loaded[key]
 
     def discard(self, group: Group) -> None:

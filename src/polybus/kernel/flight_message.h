@@ -14,6 +14,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include <arrow/api.h>
 
@@ -96,11 +97,13 @@ class FlatTable {
   int64_t at_ = 0, vtable_ = 0;
 };
 
-// Finds header and body in the bytes of a FlightData. As in Arrow, the last of repeated fields
-// counts. Returns false if malformed.
+// Finds header and body in the bytes of a FlightData. Returns false if malformed, and also for
+// bytes that another parser could read differently: unknown fields, tags beyond 32 bits, and
+// repeated fields. Arrow decodes the header that its own parser finds, so both must agree.
 inline bool FindParts(Span message, Span* header, Span* body) {
-  constexpr uint64_t kHeader = 2, kBody = 1000;
+  constexpr uint64_t kDescriptor = 1, kHeader = 2, kMetadata = 3, kBody = 1000;
   int64_t at = 0;
+  bool has_header = false, has_body = false;
   auto varint = [&](uint64_t* value) {
     *value = 0;
     for (int shift = 0; shift < 64; shift += 7) {
@@ -114,11 +117,24 @@ inline bool FindParts(Span message, Span* header, Span* body) {
   while (at < message.size) {
     uint64_t tag, size;
     // All fields of FlightData are strings of bytes or messages: wire type 2.
-    if (!varint(&tag) || (tag & 7) != 2 || !varint(&size)) return false;
+    if (!varint(&tag) || tag > UINT32_MAX || (tag & 7) != 2 || !varint(&size)) return false;
     if (size > static_cast<uint64_t>(message.size - at)) return false;
     Span field{message.data + at, static_cast<int64_t>(size)};
-    if (tag >> 3 == kHeader) *header = field;
-    if (tag >> 3 == kBody) *body = field;
+    switch (tag >> 3) {
+      case kDescriptor:
+      case kMetadata:
+        break;
+      case kHeader:
+        if (std::exchange(has_header, true)) return false;
+        *header = field;
+        break;
+      case kBody:
+        if (std::exchange(has_body, true)) return false;
+        *body = field;
+        break;
+      default:
+        return false;
+    }
     at += field.size;
   }
   return true;

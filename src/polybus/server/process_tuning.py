@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from polybus.kernel import scheduler
@@ -39,6 +40,9 @@ def prepare_process() -> DescriptorLimit:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
     keep_freed_buffers()
+    # gRPC writes a line to stderr for each failed handshake or thread, past the limit of repeated
+    # log lines, so a client could fill the disk. The bus logs and counts what it cuts itself.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -54,14 +58,17 @@ def freeze_heap() -> None:
     scheduler.set_time_slice_us(LOOP_SLICE_US)
 
 
-def fit_limits(settings: Settings, descriptors: DescriptorLimit) -> Settings:
+def fit_limits(
+    settings: Settings, descriptors: DescriptorLimit, listening: Collection[str]
+) -> Settings:
     """Return the settings with limits of connections that fit the descriptors.
 
-    Each connection needs one. The native port counts its connections apart from the other
-    dialects, so both are lowered in proportion: neither may take the descriptors of the other.
+    Each connection to one of the dialects in `listening` needs one. The native port counts its
+    connections apart from the other dialects, so both are lowered in proportion: neither may take
+    the descriptors of the other.
     """
     most = max(2, descriptors.now - RESERVED_DESCRIPTORS)
-    native = settings.section(NATIVE)
+    native = settings.section(NATIVE) if NATIVE in listening else None
     wanted = settings.limits.max_connections, native.max_connections if native else 0
     if sum(wanted) <= most:
         return settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import os
@@ -22,7 +23,6 @@ KEEPALIVE_INTERVAL_S = 15
 
 IPV4_LOOPBACK = 127  # the first byte
 IPV6_LOOPBACK = bytes(15) + b"\x01"
-DISCARD_PORT = 9  # any port would do
 # TCP_ESTABLISHED, in the first byte of TCP_INFO.
 ESTABLISHED, CLOSE_WAIT = 1, 8
 
@@ -106,12 +106,11 @@ def is_own_address(ip: bytes) -> bool:
         return True
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # Sends nothing: the kernel chooses the route, and to reach an address of its own it
-            # takes the same address as the source.
-            probe.connect((socket.inet_ntop(family, ip), DISCARD_PORT))
-            return packed(probe.getsockname()[0]) == ip
-    except OSError:  # no route
-        return False
+            probe.bind((socket.inet_ntop(family, ip), 0))  # only to an address of this machine
+    except OSError as error:
+        # After any other error the peer may be local, such as without a free descriptor.
+        return error.errno != errno.EADDRNOTAVAIL
+    return True
 
 
 def _can_find_own_socket(table: SocketTable) -> bool:

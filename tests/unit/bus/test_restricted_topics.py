@@ -269,3 +269,10 @@ def test_caller_denied_on_a_topic_is_denied_on_its_dead_letters(
         return
     if not one.allows(who, verb, b"a"):
         assert not one.allows(who, verb, b"a.dlq")
+
+
+@pytest.mark.parametrize("verb", ["create", "subscribe", "produce", "delete"])
+def test_dead_letters_of_a_reserved_topic_are_reserved(verb: str):
+    one = policy()
+    assert not one.allows(BOB, verb, b"gsb.calls.dlq")
+    assert one.allows(ROOT, "subscribe", b"gsb.calls.dlq")

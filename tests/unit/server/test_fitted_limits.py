@@ -15,13 +15,13 @@ def fitted(descriptors: int, streams: int = 10_000, native: int = 4096) -> tuple
     limits = replace(settings.limits, max_connections=streams)
     own = replace(settings.section("native"), max_connections=native)
     settings = replace(settings, limits=limits, dialects={**settings.dialects, "native": own})
-    found = fit_limits(settings, DescriptorLimit(descriptors, descriptors))
+    found = fit_limits(settings, DescriptorLimit(descriptors, descriptors), {"native"})
     return found.limits.max_connections, found.section("native").max_connections
 
 
 def test_enough_descriptors_change_nothing():
     settings = Settings()
-    assert fit_limits(settings, DescriptorLimit(1024, 20_000)) is settings
+    assert fit_limits(settings, DescriptorLimit(1024, 20_000), {"native"}) is settings
 
 
 @pytest.mark.parametrize("descriptors", [1, 64, 129, 130, 256, 1024, 4096, 14_000])
@@ -35,3 +35,8 @@ def test_all_connections_fit_and_no_listener_is_shut_out(descriptors, streams, n
 
 def test_both_are_lowered_in_proportion():
     assert fitted(256) == (91, 37)
+
+
+def test_native_port_that_does_not_listen_takes_no_descriptors():
+    found = fit_limits(Settings(), DescriptorLimit(2000, 2000), {"rqueue"})
+    assert found.limits.max_connections == 2000 - RESERVED_DESCRIPTORS

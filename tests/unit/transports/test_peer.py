@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -418,3 +419,17 @@ def test_closed_socket_has_no_unsent_bytes():
         pass
     assert unsent_bytes(sock) == 0
     assert unsent_bytes(None) == 0
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_every_address_of_this_machine_is_local():
+    """A secondary address has the route of the primary one. In a network namespace of its own."""
+    script = (
+        "from polybus.transports.peer_identity import is_own_address as own\n"
+        "from polybus.transports.proc_net_table import packed\n"
+        "print([own(packed(ip)) for ip in ('10.9.0.1', '10.9.0.2', '10.8.0.1')])\n"
+    )
+    setup = "ip link set lo up; ip addr add 10.9.0.1/24 dev lo; ip addr add 10.9.0.2/24 dev lo"
+    command = ["unshare", "-rn", "sh", "-c", f'{setup}; exec "$0" -c "$1"', sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "[True, True, False]\n", done.stderr

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
@@ -140,15 +141,16 @@ class ProducerRegistry:
     def _count_stored(self) -> None:
         """Count the producers of the store, once, before the first change."""
         with self._counting:
+            if self._is_counted:
+                return
+            owners: Counter[str] = Counter()
             after = b""
-            while not self._is_counted:
-                page = self._store.scan(OWNER, after)
-                for record in page:
-                    self._shares.restore(record.value.decode())
-                if page:
-                    after = page[-1].key
-                else:
-                    self._is_counted = True
+            while page := self._store.scan(OWNER, after):
+                owners.update(record.value.decode("utf-8", "replace") for record in page)
+                after = page[-1].key
+            for owner, producers in owners.items():
+                self._shares.restore(owner, producers)
+            self._is_counted = True
 
     def _look_up(self, producer: str) -> bytes:
         closed = self._closed

@@ -136,11 +136,15 @@ class _PageReader:
         self._descriptor = descriptor
         self._page_bytes = page_bytes
         self._file_bytes = os.fstat(descriptor).st_size
+        self._visited: set[int] = set()  # pages of the tree
 
     def free_pages(self, root: int, depth: int = 0) -> Iterator[int]:
         """Yield the pages of the tree of free pages: each value is a count and the numbers."""
         if root == NO_PAGE:
             return
+        if root in self._visited:  # a damaged tree may refer to itself
+            raise _Unreadable
+        self._visited.add(root)
         page = self._read(root, self._page_bytes)
         _, _, flags, lower, _ = _PAGE_HEAD.unpack_from(page)
         if depth > MAX_DEPTH or not flags & (_BRANCH | _LEAF):

@@ -4,12 +4,6 @@ Its compiled part links to the libraries inside pyarrow, which must be loaded fi
 file names contain a version, so a build for another version of pyarrow does not load.
 """
 
-import os
-
-# gRPC writes a line to stderr for each failed handshake or thread, past the limit of repeated log
-# lines, so a client could fill the disk. The bus counts and logs the connections that it cuts.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
 import pyarrow.flight
 
 from polybus.errors import ConfigError

@@ -175,8 +175,8 @@ class FlightHandler:
     # --- internals
 
     def _caller(self, call: FlightCall) -> PortCaller:
-        if call.authorization is not None:
-            self._token_calls.add(call)
+        if call.authorization is not None and self._token_calls.add(call).name != call.caller.key:
+            raise Unauthenticated("the token has another name now; call again")
         call.user = call.caller.account_name
         is_valid = self._token_calls.is_valid
         return self._verbs.new_caller(

@@ -232,8 +232,8 @@ class FlightListener:
             if self._closed.wait(TICK_S):
                 return
             try:
-                self._slow_consumers.tick()
                 self._token_calls.tick(partial(self._cut, "token"))
+                self._slow_consumers.tick()
                 self._count_refused()
                 if tick % TICKS_A_COUNT == 0 or self._max_connections < FEW_CONNECTIONS:
                     self._close_surplus()

@@ -38,6 +38,7 @@ from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
 from polybus.durable.topic_registry import KEEP, KEEP_READ, WITH_SUBSCRIBERS
 from polybus.errors import Denied, PolybusError, Stale, WrongKind
 from polybus.groups.group_records import roster_prefix
+from polybus.model import topic_name
 from polybus.model.access_rule import SUBSCRIBE
 from polybus.model.commit import Commit, CommitResult, RecordChange
 from polybus.model.identity import Identity
@@ -116,7 +117,10 @@ class SubscribeHandler:
         store = self._context.durable.store
 
         def create() -> tuple[Topic, int]:
-            settings = {**SETTINGS, CREATOR: creator_record(reservation.owner)}
+            # Dead letters are not removed when their readers have read them, or leave.
+            is_dead_letters = topic_name.dead_letter_source(name.encode()) is not None
+            own = {} if is_dead_letters else SETTINGS
+            settings = {**own, CREATOR: creator_record(reservation.owner)}
             topic = store.create(name, 1, settings)
             # The ids of an earlier topic with this name continue.
             return topic, store.bounds(topic.number).next_id
