@@ -15,7 +15,7 @@ from tests.rig.observer import check_unharmed, rss_bytes, stats
 from tests.rig.soak_runs import SoakRun
 
 SHORT_FRAMES = 20_000
-LONG_FRAMES = 10_000_000
+LONG_FRAMES = 1_000_000  # of one run; the record sums them (docs/soak-runs.jsonl)
 ROUNDS = 10  # the first two reach the plateau of memory
 MAX_GROWTH = 1.1
 
@@ -52,7 +52,7 @@ def test_mutated_frames_harm_no_port(bus: BusProcess) -> None:
 
 
 @pytest.mark.soak
-def test_ten_million_mutated_frames_leave_memory_where_it_was(bus: BusProcess) -> None:
+def test_a_million_mutated_frames_leave_memory_where_it_was(bus: BusProcess) -> None:
     seed = int.from_bytes(os.urandom(4), "big")
     run = SoakRun("attack/test_port_fuzz.py", seed)
     with Bystander(bus) as bystander:

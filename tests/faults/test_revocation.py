@@ -279,16 +279,17 @@ def stage_with(client: Any, topic: str, body: bytes) -> str:
 def test_stage_cannot_be_published(bus, client, topic):
     stage = stage_with(client, topic, b"staged")
     put = Put(client, "stage", stage, topic)
+    assert "error" not in put.ask(b"more")  # the bus has opened the stream
     revoke(bus, "produce", topic)
-    assert put.ask(b"more")["error"]["code"] == "denied"
+    assert put.ask(b"too late")["error"]["code"] == "denied"
     put.close()
     assert refused(client, "stage.publish", stages=[stage]) == "denied"
     run = {"stamp": {"producer": topic, "counter": 1}, "run": {"id": "query"}}
     assert refused(client, "stage.publish", stages=[stage], **run) == "denied"
     assert bodies(client, topic=topic) == []
     restore(bus, "produce", topic)
-    assert act(client, "stage.publish", stages=[stage])["spans"][0]["count"] == 1
-    assert bodies(client, topic=topic) == [b"staged"]
+    assert act(client, "stage.publish", stages=[stage])["spans"][0]["count"] == 2
+    assert bodies(client, topic=topic) == [b"staged", b"more"]
 
 
 @pytest.mark.sabotage("stages-unchecked", expects="group.commit was answered")
