@@ -87,6 +87,19 @@ def test_next_group_runs_during_a_background_commit_and_resolves_after_it(store,
     assert store.read(topic.number, 0, 0).count == 2
 
 
+def test_commits_that_arrive_during_a_background_commit_share_one_transaction(store, topic, held):
+    visible: list[int] = []
+    store.watch(lambda ends: visible.append(ends[0].end))
+    first = start_commit(store, topic, held)
+    store.commit(Commit((Append(topic.number, 0, block(b"second")),)))
+    # Now the second is executed, and its group waits for the first.
+    assert executes_tasks(store)
+    third = store.commit(Commit((Append(topic.number, 0, block(b"third")),)))
+    held.go_on.set()
+    assert (first_id(first), first_id(third)) == (1, 3)
+    assert visible == [1, 3]
+
+
 def test_small_batch_is_written_by_the_writer_thread(store, topic, held):
     future = store.commit(Commit((Append(topic.number, 0, block(b"small")),)))
     assert held.is_blocked.wait(TIMEOUT_S)
