@@ -107,6 +107,27 @@ def test_consumers_survive_a_restart_of_the_bus(bus, ends):
     assert (stats["emitted"], stats["redelivered"]) == (700, 0)
 
 
+@pytest.mark.sabotage("counts-in-memory", expects=r"emitted is \d+ of 20 after the kill")
+def test_counts_of_transactions_survive_a_kill_of_the_bus(bus):
+    """A transaction acks its message itself, so that the consumer reports only the counts."""
+
+    def handle(envelope):
+        with envelope.transaction() as tx:
+            tx.produce("out", envelope.shard_key, envelope.message)
+
+    def emitted():
+        return fdq.stats(bus.url, "t")["all"]["emitted"]
+
+    produce(bus.url, "t", *((f"k{n}", b"%d" % n) for n in range(20)))
+    with fdq.Consumer(bus.url, **HASTY) as consumer:
+        consumer.consume("t", "one", handle)
+        until(lambda: emitted() == 20, "the consumer has reported all runs")
+        bus.kill()
+        bus.start()
+        counted = emitted()
+    assert counted == 20, f"emitted is {counted} of 20 after the kill"
+
+
 @pytest.mark.sabotage("acks-forgotten", expects="the failed message was not retried")
 def test_failures_survive_a_restart_of_the_bus(bus):
     deliveries, is_back = [], threading.Event()
