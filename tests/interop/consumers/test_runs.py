@@ -210,6 +210,22 @@ def test_failing_message_of_a_batch_does_not_kill_the_others(url, topic, consume
     assert (acked(url, topic), total(url, topic, "emitted")) == (6, 18)
 
 
+def test_dead_letters_of_a_batch_need_few_commits(url, topic, consumer):
+    """Messages of one commit have one timestamp."""
+
+    def handle(batch):
+        raise ValueError("down")
+
+    produce(url, topic, *(("k", b"%d" % n) for n in range(1000)))
+    consumer.consume(topic, "one", handle, batch=True, max_deliver=2, **QUICK)
+    until(lambda: acked(url, topic) == 1000, "all are dead letters")
+    letters = list(fdq.replay(url, f"{topic}.dlq"))
+    assert [one.message for one in letters] == [b"%d" % n for n in range(1000)]
+    commits = len({one.timestamp_ns for one in letters})
+    assert commits <= 100, f"{commits} commits for 1000 dead letters"
+    assert (total(url, topic, "emitted"), total(url, topic, "dead_lettered")) == (2000, 1000)
+
+
 # --- invalid input
 
 
