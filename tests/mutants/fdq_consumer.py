@@ -137,6 +137,7 @@ REST = mutants(
         "if is_drained and has_held_acks(shard):",
         "if False:",
     ),
+    ("consumer leaves before its held acks", " or any(map(has_held_acks, shards))", ""),
     ("close does not wait", "while not self.is_idle(shards) and", "while False and"),
     ("slow run keeps its room", "executor.refresh(is_slow=True)", "pass"),
     ("abandoned run is not reported", "run = executor.abandon(ABANDONED)", "run = None"),
