@@ -41,6 +41,21 @@ consumer.consume(topic, name, handle, max_deliver=int(max_deliver))
 consumer.wait()
 """
 
+BATCH_CHILD = """
+import sys, threading
+from polybus import fdq
+consumer = fdq.Consumer(sys.argv[1], heartbeat_s=0.1, dead_s=0.5)
+def handle(batch):
+    bodies = batch.column("body").to_pylist()
+    if len(bodies) > 1:
+        raise ValueError("no")
+    consumer._subscriptions[0]._send_heartbeat()  # the bus knows what is running
+    print(bodies[0].decode(), flush=True)
+    threading.Event().wait()
+consumer.consume("t", "one", handle, batch=True, max_deliver=2, first_backoff_s=0)
+consumer.wait()
+"""
+
 
 @pytest.fixture
 def bus():
@@ -105,6 +120,27 @@ def test_consumers_survive_a_restart_of_the_bus(bus, ends):
     assert max(runs.values()) == 1, "a finished run was repeated"
     stats = fdq.stats(bus.url, "t")["all"]
     assert (stats["emitted"], stats["redelivered"]) == (700, 0)
+
+
+@pytest.mark.sabotage("counts-in-memory", expects=r"emitted is \d+ of 20 after the kill")
+def test_counts_of_transactions_survive_a_kill_of_the_bus(bus):
+    """A transaction acks its message itself, so that the consumer reports only the counts."""
+
+    def handle(envelope):
+        with envelope.transaction() as tx:
+            tx.produce("out", envelope.shard_key, envelope.message)
+
+    def emitted():
+        return fdq.stats(bus.url, "t")["all"]["emitted"]
+
+    produce(bus.url, "t", *((f"k{n}", b"%d" % n) for n in range(20)))
+    with fdq.Consumer(bus.url, **HASTY) as consumer:
+        consumer.consume("t", "one", handle)
+        until(lambda: emitted() == 20, "the consumer has reported all runs")
+        bus.kill()
+        bus.start()
+        counted = emitted()
+    assert counted == 20, f"emitted is {counted} of 20 after the kill"
 
 
 @pytest.mark.sabotage("acks-forgotten", expects="the failed message was not retried")
@@ -172,6 +208,31 @@ def test_suspect_messages_run_guarded_and_do_not_count_as_failed(bus):
     assert [one.delivery for one in seen[1:]] == [2] * 20
     stats = fdq.stats(bus.url, "t")["all"]
     assert (stats["dead_lettered"], stats["redelivered"]) == (0, 21)
+
+
+@pytest.mark.sabotage("last-runs-together", expects=r"20 messages died with their neighbour")
+def test_message_that_runs_for_the_last_time_dies_alone(bus):
+    """The messages of a failed batch run alone, and only one of them runs when it is killed."""
+    produce(bus.url, "t", ("k", b"slow"), *(("k", b"%d" % n) for n in range(20)))
+    args = [sys.executable, "-c", BATCH_CHILD, bus.url]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True, env=bus.process.env) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "slow\n"
+        one.send_signal(signal.SIGKILL)
+    bodies = []
+    with fdq.Consumer(bus.url, **QUICK) as consumer:
+        consumer.consume(
+            "t",
+            "two",
+            lambda batch: bodies.extend(batch.column("body").to_pylist()),
+            batch=True,
+            max_deliver=2,
+        )
+        until(lambda: acked(bus.url, "t") == 21, "all is done")
+    letters = [one.message for one in fdq.replay(bus.url, "t.dlq")]
+    assert len(letters) == 1, f"{len(letters) - 1} messages died with their neighbour"
+    assert letters == [b"slow"]
+    assert bodies == [b"%d" % n for n in range(20)]
 
 
 @pytest.mark.sabotage("rejoin-off", expects="the resumed consumer did not handle message 5")

@@ -97,7 +97,6 @@ BAD_INPUT = {
     "SUBSCRIBE of nothing": ("topic_length", frame(SUBSCRIBE)),
     "topic past the SUBSCRIBE": ("topic_length", frame(SUBSCRIBE, b"\6topic")),
     "REMOVE without a topic": ("topic_length", frame(REMOVE, b"\0")),
-    "REMOVE of nothing": ("topic_length", frame(REMOVE)),
     "topic past the REMOVE": ("topic_length", frame(REMOVE, b"\6topic")),
     # bytes after the topic
     "bytes after SUBSCRIBE's topic": ("trailing_bytes", frame(SUBSCRIBE, GOOD)),

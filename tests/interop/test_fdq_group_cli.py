@@ -127,7 +127,7 @@ def test_inspect_shows_consumers_and_owners(polybus, bus, topic, member, where):
     assert tree[f"fdq/topic/{topic}/shards/1/stats/acked"] == "1"
 
 
-def test_stats_survive_a_kill_and_counts_a_clean_stop(polybus, monkeypatch):
+def test_stats_survive_a_kill_and_a_clean_stop(polybus, monkeypatch):
     with NativeBus() as bus, bus.client() as client:
         monkeypatch.setenv("POLYBUS_URL", bus.url)
         client.create_topic("t", shards=1)

@@ -12,9 +12,11 @@ from tests.rig.observer import check_unharmed, connections, count, stats
 from tests.rig.rqueue_client import (
     NOTIFICATION,
     PART,
+    REMOVE,
     Client,
     connect,
     deregister,
+    frame,
     publish,
     publish_part,
     remove,
@@ -96,6 +98,14 @@ def test_deregister_ends_all_subscriptions(client: Client, other: Client):
     client.send(publish(b"a", b"1"), publish(b"b", b"2"))
     assert client.settle() == []
     assert other.messages(1) == [(b"a", b"1")]
+    client.send(subscribe(b"b"), publish(b"b", b"again"))
+    assert client.messages(1) == [(b"b", b"again")]
+
+
+def test_empty_frame_of_type_2_is_a_deregister(client: Client):
+    client.send(subscribe(b"a"), subscribe(b"b"), frame(REMOVE), publish(b"a", b"1"))
+    client.send(publish(b"b", b"2"))
+    assert client.settle() == []
     client.send(subscribe(b"b"), publish(b"b", b"again"))
     assert client.messages(1) == [(b"b", b"again")]
 

@@ -137,8 +137,8 @@ CONSUMER = [
         ),
         (
             "end of an abandoned run counts",
-            "            return False\n        self.current = None\n        shard",
-            "            pass\n        self.current = None\n        shard",
+            "            return False\n        if isinstance(run, LastRuns):\n            self._end_message(run, None)",
+            "            pass\n        if isinstance(run, LastRuns):\n            self._end_message(run, None)",
         ),
         ("key stays blocked", "self._blocked.pop((run.shard, blocked.key), None)", "pass"),
     ),

@@ -22,6 +22,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/unit/fdq/test_retry_schedule.py",
         "tests/unit/fdq/test_consumer_parts.py",
         "tests/unit/fdq/test_key_queue.py",
+        "tests/unit/fdq/test_last_runs.py",
     ),
     "live": ("tests/interop/consumers", "tests/interop/test_fdq_membership_changes.py"),
 }
@@ -36,8 +37,8 @@ LANES = mutants(
     ("closed shards start runs", "if not run.shard.is_open:", "if False:"),
     (
         "end of an abandoned run counts",
-        "            return False\n        self.current = None\n        shard",
-        "            pass\n        self.current = None\n        shard",
+        "            return False\n        if isinstance(run, LastRuns):\n            self._end_message(run, None)",
+        "            pass\n        if isinstance(run, LastRuns):\n            self._end_message(run, None)",
     ),
     ("failure after a commit counts", "if run.is_committed:  # its", "if False:  # its"),
     ("full shards start any run", "if not shard.may_start(run.offset, is_new=True):", "if False:"),
@@ -96,7 +97,20 @@ RUNS = mutants(
 
 BATCHES = mutants(
     "dialects/fdq/client/handler_run.py",
-    ("last run shares a batch", "is_alone = failures >= last_attempt", "is_alone = False"),
+    (
+        "last run shares a batch",
+        "failures > 0, failures >= last_attempt",
+        "failures > 0, False",
+    ),
+    ("success after a failed last run is acked", "elif self.failures:", "elif False:"),
+    ("last runs of a closed shard go on", "            and self.shard.is_open\n", ""),
+    ("held successes are lost", "shard.finished_ranges.extend(", "list("),
+    ("all held successes are acked", "if offset < first]", "]"),
+    (
+        "rest of the last runs is lost",
+        "return LastRuns(self.shard, rest, self.offset + 1, self._last_attempt)",
+        "return None",
+    ),
     (
         "large batches of suspect rows",
         "end = min(end, start + MAX_SUSPECT_BATCH_ROWS, self.shard.suspect_to)",
@@ -118,6 +132,12 @@ REST = mutants(
         "shard.is_releasing",
     ),
     ("timeouts are ignored", "if run is None or now_s - run.started_s <= timeout_s:", "if True:"),
+    (
+        "shard is released before its held acks",
+        "if is_drained and has_held_acks(shard):",
+        "if False:",
+    ),
+    ("consumer leaves before its held acks", " or any(map(has_held_acks, shards))", ""),
     ("close does not wait", "while not self.is_idle(shards) and", "while False and"),
     ("slow run keeps its room", "executor.refresh(is_slow=True)", "pass"),
     ("abandoned run is not reported", "run = executor.abandon(ABANDONED)", "run = None"),

@@ -20,6 +20,7 @@ FRAMING = mutants(
     ("header of four bytes", "if left < HEADER:", "if left < HEADER - 1:"),
     ("payload one byte short", "if left < HEADER + length:", "if left < HEADER + length - 1:"),
     ("type 6 is known", "or kind == 4 or kind == 6:", "or kind == 4:"),
+    ("empty type 2 is a bad REMOVE", "if kind == REMOVE and length == 0:", "if False:"),
     ("deregister may have a payload", "kind == DEREGISTER and length != 0", "False"),
     ("inner length may be less", "load_u32_be(at) != inner:", "read_u32(at) > inner:"),
     ("publish without a header", "if inner < 0 or", "if"),

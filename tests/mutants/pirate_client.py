@@ -246,6 +246,11 @@ CLIENT = mutants(
         "            raise\n",
     ),
     (
+        "recorded positions are not sent at close",
+        "                        await self._requester.send_lasts()\n",
+        "                        pass\n",
+    ),
+    (
         "bodies may be too large",
         "        if len(raw) > codec.MAX_MESSAGE_BYTES:\n",
         "        if False:\n",

@@ -99,7 +99,8 @@ def _apply_report(
         member = group.roster.members.get(name)
         if member is not None:
             progress = shard_progress.assign_owner(progress, name, member.epoch)
-    if progress != before:
+    # Also if only the counts have changed, as after transactions: they outlive a kill of the bus.
+    if progress != before or counted != before.counted:
         fresh = offset_ranges.unacked_parts(before.low, before.ranges, report.acked)
         look_up = partial(context.commit_time_ns, topic, shard.number)
         latency = shard.commit_times.count_acked(

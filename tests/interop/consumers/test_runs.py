@@ -9,7 +9,15 @@ import xxhash
 from polybus import fdq
 from polybus.dialects.fdq.client.fetcher import FetchWindow
 from polybus.errors import DoesNotExist, InvalidTopic, StoreClosed, UsageError
-from tests.interop.consumers.consumer_fixture import QUICK, Seen, acked, numbered, produce, total
+from tests.interop.consumers.consumer_fixture import (
+    QUICK,
+    Seen,
+    acked,
+    numbered,
+    produce,
+    total,
+    unhurried,
+)
 from tests.rig.observer import until
 
 
@@ -208,6 +216,63 @@ def test_failing_message_of_a_batch_does_not_kill_the_others(url, topic, consume
     assert set(sizes[2:]) == {1}
     assert [one.message for one in fdq.replay(url, f"{topic}.dlq")] == [b"3"]
     assert (acked(url, topic), total(url, topic, "emitted")) == (6, 18)
+
+
+def test_dead_letters_of_a_batch_need_few_commits(url, topic, consumer):
+    """Messages of one commit have one timestamp."""
+
+    def handle(batch):
+        raise ValueError("down")
+
+    produce(url, topic, *(("k", b"%d" % n) for n in range(1000)))
+    consumer.consume(topic, "one", handle, batch=True, max_deliver=2, **QUICK)
+    until(lambda: acked(url, topic) == 1000, "all are dead letters")
+    letters = list(fdq.replay(url, f"{topic}.dlq"))
+    assert [one.message for one in letters] == [b"%d" % n for n in range(1000)]
+    commits = len({one.timestamp_ns for one in letters})
+    assert commits <= 100, f"{commits} commits for 1000 dead letters"
+    assert (total(url, topic, "emitted"), total(url, topic, "dead_lettered")) == (2000, 1000)
+
+
+@pytest.mark.parametrize("ends", ["released", "closed"])
+def test_success_after_a_dead_letter_is_acked_before_its_shard_moves(url, topic, consumer, ends):
+    may_end, handled = threading.Event(), []
+
+    def handle(batch):
+        bodies = batch.column("body").to_pylist()
+        if bodies[0] == b"bad":
+            raise ValueError("poison")
+        handled.extend(bodies)
+        may_end.wait(60)
+
+    keys = one_key_per_shard(16)
+    produce(url, topic, *((key, body) for key in keys for body in (b"bad", key.encode())))
+    consumer.consume(topic, "one", handle, batch=True, executors=16, max_deliver=2, **QUICK)
+    until(lambda: len(handled) == 16, "the good message of every shard")
+    with unhurried(url) as other:
+        (subscription,) = consumer._subscriptions
+        if ends == "released":
+            other.consume(topic, "two", handle, batch=True)
+            shards = subscription._shards.all
+            until(lambda: sum(shard.is_releasing for shard in shards()) == 8, "half must move")
+            may_end.set()
+        else:
+            closing = threading.Thread(target=consumer.close)
+            closing.start()
+            until(lambda: subscription._stopping.is_set(), "it is closing")
+            may_end.set()
+            closing.join(60)
+            other.consume(topic, "two", handle, batch=True)
+        until(lambda: acked(url, topic) == 32, "all messages")
+    assert sorted(handled) == sorted(key.encode() for key in keys), "a finished run was repeated"
+    assert total(url, topic, "dead_lettered") == 16
+
+
+def one_key_per_shard(count):
+    keys = {}
+    for n in range(1000):
+        keys.setdefault(xxhash.xxh64_intdigest(b"k%d" % n) % count, f"k{n}")
+    return [keys[n] for n in range(count)]
 
 
 # --- invalid input

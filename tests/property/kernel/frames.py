@@ -58,6 +58,7 @@ def remove(topic: bytes) -> bytes:
 
 
 DEREGISTER = frame(5, b"")
+EMPTY_REMOVE = frame(2, b"")  # taken as DEREGISTER
 
 
 def filler(size: int) -> bytes:
@@ -93,7 +94,11 @@ parts = st.tuples(st.integers(0, 65534), st.integers(1, 65535)).flatmap(
         st.binary(max_size=1),
     )
 )
-controls = st.builds(subscribe, topics) | st.builds(remove, topics) | st.just(DEREGISTER)
+controls = (
+    st.builds(subscribe, topics)
+    | st.builds(remove, topics)
+    | st.sampled_from([DEREGISTER, EMPTY_REMOVE])
+)
 
 
 def frames(max_payload: int) -> st.SearchStrategy[bytes]:

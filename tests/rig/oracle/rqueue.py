@@ -58,8 +58,8 @@ def first_frame(data: bytes, max_payload: int) -> Published | Control | None:
     payload = data[HEADER_BYTES:size]
     if kind == PUBLISH:
         return _published(size, payload)
-    if kind == DEREGISTER:
-        return Control(size, kind, b"")
+    if kind == DEREGISTER or (kind == REMOVE and not payload):
+        return Control(size, DEREGISTER, b"")
     return Control(size, kind, _topic_alone(payload))
 
 

@@ -63,9 +63,9 @@ class OracleServer:
             await self._publish(payload)
         elif kind == 1:
             self.subscribers.setdefault(topic_alone(payload), {})[writer] = None
-        elif kind == 2:
+        elif kind == 2 and payload:
             self.subscribers.get(topic_alone(payload), {}).pop(writer, None)
-        elif kind == 5:
+        else:  # DEREGISTER, also as an empty frame of type 2
             self._deregister(writer)
 
     async def _publish(self, inner: bytes) -> None:

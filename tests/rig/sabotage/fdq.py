@@ -12,6 +12,13 @@ SABOTAGES = [
         'self.suspect_to = int(assignment.get("suspect_to") or 0)',
         "self.suspect_to = 0",
     ),
+    # All messages of the last runs of a batch count as running.
+    Patch(
+        "last-runs-together",
+        "dialects/fdq/client/handler_run.py",
+        "        return range(self.offset, self.offset + 1)\n",
+        "        return range(self._first, self._first + int(self.batch.num_rows))\n",
+    ),
     # Acks that could not be sent are dropped.
     Patch(
         "acks-forgotten",

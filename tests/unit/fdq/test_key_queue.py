@@ -380,15 +380,17 @@ def test_suspect_batches_are_small_and_end_at_the_mark():
     [([], []), ([3], [(3, 4)]), ([1, 2, 5, 6, 8], [(1, 3), (5, 7), (8, 9)])],
 )
 def test_offsets_are_split_into_consecutive_ranges(offsets, expected):
-    assert list(split_runs(offsets, {}, 1)) == expected
+    assert list(split_runs(offsets, {}, 1)) == [(*bounds, False) for bounds in expected]
 
 
 def test_split_runs_keeps_failed_messages_together():
-    assert list(split_runs(range(6), {2: 1, 3: 2}, 4)) == [(0, 2), (2, 4), (4, 6)]
+    ranges = [(0, 2, False), (2, 4, False), (4, 6, False)]
+    assert list(split_runs(range(6), {2: 1, 3: 2}, 4)) == ranges
 
 
 def test_split_runs_isolates_last_attempts():
-    assert list(split_runs(range(5), {0: 2, 3: 2}, 2)) == [(0, 1), (1, 3), (3, 4), (4, 5)]
+    ranges = [(0, 1, True), (1, 2, False), (2, 4, True), (4, 5, False)]
+    assert list(split_runs(range(5), {0: 2, 2: 2, 3: 3}, 2)) == ranges
 
 
 def test_shard_stops_reading_if_all_runs_fail(monkeypatch):

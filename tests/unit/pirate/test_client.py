@@ -302,6 +302,43 @@ def test_recorded_message_is_not_delivered_again(opening, keeper, topic):
     assert opening().get(topic) is None
 
 
+def test_close_sends_the_recorded_positions(opening, keeper, topic):
+    """A client that lost its folder learns from SUB how far the bus knows it to have read."""
+    client = opening("a", id=topic[-60:])
+    client.subscribe(topic)
+    for body in (b"one", b"two", b"three"):
+        keeper.put(topic, body)
+    assert client.get(topic).body == b"one"
+    client.record(client.get(topic, order="deliver-then-record"))
+    client.close()
+    client.close()
+    assert opening("b", id=topic[-60:]).subscribe(topic) == 2
+
+
+def test_close_sends_only_positions_that_have_moved(gate, opening, keeper, topic):
+    client = opening("a", gate.endpoint)
+    client.subscribe(topic)
+    keeper.put(topic, b"one")
+    assert client.get(topic).body == b"one"
+    assert client.get(topic) is None  # carries LAST
+    sent = len(gate.requests)
+    client.close()
+    assert len(gate.requests) == sent
+
+
+def test_close_does_not_wait_for_a_bus_that_is_away(gate, opening, keeper, topic):
+    client = opening("a", gate.endpoint)
+    client.subscribe(topic)
+    keeper.put(topic, b"one")
+    client.get(topic)
+    gate.lose_requests = ALL
+    client.close()
+    gate.lose_requests = 0
+    again = opening("a", gate.endpoint)
+    assert again.subscriptions == {topic: 1}
+    assert again.get(topic) is None
+
+
 def test_break_leaves_the_last_message_unread(opening, keeper, topic):
     for body in (b"one", b"two"):
         keeper.put(topic, body)

@@ -128,8 +128,7 @@ def test_lost_folder_continues_from_the_positions_of_the_bus(opening, keeper, to
         keeper.put(topic, body)
     assert bodies(client, topic) == [b"one", b"two"]  # the bus knows both
     client.put(topic, b"three")
-    client.get(topic)  # and not of this one
-    client.close()
+    client.get(topic)  # and not of this one, because the client is not closed
     again = opening("b", id=topic[-60:])
     check_notice(again, "this state folder is new", "continue from 3", "may be delivered again")
     assert again.put(topic, b"four") == 4

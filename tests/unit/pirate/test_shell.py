@@ -36,8 +36,8 @@ def test_every_command_is_answered(opening, topic):
     say = Spoken(opening())
     assert say(f"SUB {topic}\n") == ["OK 0"]
     assert say(f"PUT {topic} hello\n") == ["OK 1"]
-    assert say(f"GET {topic}\n") == ["MSG 1 hello"]
-    assert say(f"GET {topic}\n") == ["NONE"]
+    assert say(f"GET {topic} 1\n") == ["MSG 1 hello"]
+    assert say(f"GET {topic} 1\n") == ["NONE"]
     assert say("RESUME\n") == ["OK no request is pending"]
     assert say("FORGET\n") == ["OK no request is pending"]
     assert say(f"UNSUB {topic}\n") == ["OK 1"]
@@ -63,15 +63,24 @@ def test_put_data_is_the_rest_of_the_line(say, topic):
     for data in ("two  words ", " led by a space", '"quoted"', "übung", "*", "#", "\udcff"):
         say(f"PUT {topic} {data}\n")
         raw = data.encode("utf-8", "surrogateescape")
-        (answer,) = say(f"GET {topic}")
+        (answer,) = say(f"GET {topic} 1")
         assert answer.split(" ", 2)[2] == printable_body(raw)
 
 
-def test_get_star_reads_all_unread_messages(say, topic):
+@pytest.mark.parametrize("form", ["", " *"], ids=["plain", "star"])
+def test_get_reads_until_no_message_is_left(say, topic, form):
     for data in ("a", "b", "c"):
         say(f"PUT {topic} {data}")
-    assert say(f"GET {topic} *") == ["MSG 1 a", "MSG 2 b", "MSG 3 c", "NONE"]
-    assert say(f"GET {topic} *") == ["NONE"]
+    assert say(f"GET {topic}{form}") == ["MSG 1 a", "MSG 2 b", "MSG 3 c", "NONE"]
+    assert say(f"GET {topic}{form}") == ["NONE"]
+
+
+def test_get_one_reads_one_message(say, topic):
+    for data in ("a", "b"):
+        say(f"PUT {topic} {data}")
+    assert say(f"GET {topic} 1") == ["MSG 1 a"]
+    assert say(f"GET {topic}") == ["MSG 2 b", "NONE"]
+    assert say(f"GET {topic} 1") == ["NONE"]
 
 
 def test_put_sends_each_file_as_a_message(say, topic, tmp_path):
@@ -79,21 +88,21 @@ def test_put_sends_each_file_as_a_message(say, topic, tmp_path):
         (tmp_path / name).write_bytes(content)
     line = f'PUT {topic} @{tmp_path}/one "@{tmp_path}/two words" @{tmp_path}/empty'
     assert say(line) == ["OK 1 2 3"]
-    assert say(f"GET {topic} *") == ["MSG 1 1", r"MSG 2 2\n", "MSG 3 ", "NONE"]
+    assert say(f"GET {topic}") == ["MSG 1 1", r"MSG 2 2\n", "MSG 3 ", "NONE"]
 
 
 def test_first_failed_file_ends_the_command(say, topic, tmp_path):
     (tmp_path / "one").write_bytes(b"1")
     (answer,) = say(f"PUT {topic} @{tmp_path}/one @{tmp_path}/none @{tmp_path}/one")
     assert answer == f"ERROR after 1: {tmp_path}/none: No such file or directory"
-    assert say(f"GET {topic} *") == ["MSG 1 1", "NONE"]
+    assert say(f"GET {topic}") == ["MSG 1 1", "NONE"]
     (answer,) = say(f"PUT {topic} @{tmp_path}")
     assert answer == f"ERROR {tmp_path}: Is a directory"
 
 
 def test_double_at_escapes_text(say, topic):
     assert say(f"PUT {topic} @@x @y") == ["OK 1"]
-    assert say(f"GET {topic}") == ["MSG 1 @x @y"]
+    assert say(f"GET {topic} 1") == ["MSG 1 @x @y"]
 
 
 def test_too_large_file_is_not_sent(say, topic, tmp_path):
@@ -105,7 +114,7 @@ def test_too_large_file_is_not_sent(say, topic, tmp_path):
 
 WRONG = """
 SUB | SUB a b | UNSUB | UNSUB a b | SUB a,b | PUT | PUT a | PUT a @ | PUT a @x y | PUT a @"x
-GET | GET a b | QUIT now | RESUME 1 | FORGET 1 | HELP me | HELLO
+GET | GET a b | GET a 2 | GET a 1 1 | QUIT now | RESUME 1 | FORGET 1 | HELP me | HELLO
 """
 
 
@@ -171,7 +180,7 @@ def test_order_decides_whether_an_unprinted_message_is_recorded(keeper, topic, o
     keeper.put(topic, b"hello")
     with pytest.raises(Gone):
         Shell(keeper, order, show).run(f"GET {topic}")
-    again = Spoken(keeper)(f"GET {topic}")
+    again = Spoken(keeper)(f"GET {topic} 1")
     assert again == (["NONE"] if order is Order.RECORD_THEN_DELIVER else ["MSG 1 hello"])
 
 

@@ -78,17 +78,38 @@ class TestConnecting:
         with pytest.raises(NotConnected, match=r"none\.sock"):
             await rqueue.connect(f"unix:{tmp_path}/none.sock").open()
 
-    async def test_silent_server_raises_not_connected_after_the_timeout(self):
-        done = asyncio.Event()
+    async def test_server_without_probes_is_used_with_a_warning(self, topic, caplog):
+        async with listening(ServerWithoutProbes().serve) as address:
+            async with rqueue.connect(address, connect_timeout_s=1.0) as client:
+                await round_trip(client, topic)
+                await client.flush()
+                await client.deregister()
+            assert "did not return a probe within 0.5 s" in caplog.text
 
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            done.set()
+    async def test_server_that_executes_frames_in_any_order_is_used(self, topic, caplog):
+        server = DisorderlyServer()
+        async with listening(server.serve) as address:
+            async with rqueue.connect(address) as client:
+                await round_trip(client, topic)
+                await client.deregister()
+                await client.flush()
+            assert server.probes_lost > 0
+            assert caplog.text == ""
 
-        async with listening(silent) as address:
-            with pytest.raises(NotConnected, match="answer"):
-                await rqueue.connect(address, connect_timeout_s=0.05).open()
-            await asyncio.wait_for(done.wait(), 20)
+    async def test_late_echo_confirms_again(self, topic):
+        server = ServerWithoutProbes()
+        async with (
+            listening(server.serve) as address,
+            rqueue.connect(address, connect_timeout_s=1.0) as client,
+        ):
+            connection = client._reconnector.connection
+            assert connection is not None
+            assert not connection.has_echoes
+            server.has_probes = True
+            await client.deregister()  # subscribes to the probe topic again
+            await client.subscribe(topic)
+            await until(lambda: connection.has_echoes)
+            await client.flush()
 
     async def test_server_of_another_protocol_raises_bad_frame(self):
         async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -115,6 +136,37 @@ class TestConnecting:
     async def test_invalid_address_is_rejected_before_connecting(self):
         with pytest.raises(AddressError):
             rqueue.connect("127.0.0.1")
+
+
+class ServerWithoutProbes(OracleServer):
+    """A server that does not relay topics that begin with an underscore."""
+
+    has_probes = False
+
+    async def _obey(self, writer: asyncio.StreamWriter, kind: int, payload: bytes) -> None:
+        if self.has_probes or b"_probe/" not in payload:
+            await super()._obey(writer, kind, payload)
+
+
+class DisorderlyServer(OracleServer):
+    """A server that executes every SUBSCRIBE after the PUBLISH that follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.probes_lost = 0
+        self._delayed: list[bytes] = []
+
+    async def _obey(self, writer: asyncio.StreamWriter, kind: int, payload: bytes) -> None:
+        if kind == 1:
+            self._delayed.append(payload)
+            return
+        if kind == 0 and b"_probe/" in payload and self._delayed:
+            self.probes_lost += not any(self.subscribers.values())
+        await super()._obey(writer, kind, payload)
+        if kind == 0:
+            for subscription in self._delayed:
+                await super()._obey(writer, 1, subscription)
+            self._delayed.clear()
 
 
 class TestOtherRoads:

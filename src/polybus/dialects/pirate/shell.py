@@ -4,8 +4,9 @@
     UNSUB <topic>           OK 1, or OK 0 if there was no subscription
     PUT <topic> <data>      OK <id>
     PUT <topic> @file…      OK <id> <id> …; each file is a message; @@x is the text @x
-    GET <topic>             MSG <id> <body>, or NONE
-    GET <topic> *           a MSG line for each unread message, then NONE
+    GET <topic>             MSG <id> <body> for each unread message, then NONE
+    GET <topic> *           the same
+    GET <topic> 1           MSG <id> <body>, or NONE
     RESUME                  OK and the outcome of the pending request
     FORGET                  OK and the fate of the pending request
     HELP, QUIT              OK …
@@ -40,7 +41,7 @@ USAGE: Final = {
     "SUB": "SUB <topic>",
     "UNSUB": "UNSUB <topic>",
     "PUT": "PUT <topic> <data> (or @file…; @@x is the text @x)",
-    "GET": "GET <topic> [*]",
+    "GET": "GET <topic> [1]",
     "RESUME": "RESUME",
     "FORGET": "FORGET",
     "HELP": "HELP",
@@ -134,7 +135,7 @@ class Shell:
         self._show(f"OK {' '.join(ids)}")
 
     def _get(self, topic: str, more: str) -> None:
-        _check(more.strip() in ("", "*"), "GET")
+        _check(more.strip() in ("", "*", "1"), "GET")
         while True:
             message = self._client.get(topic, order=self._order)
             if message is None:
@@ -144,7 +145,7 @@ class Shell:
             # Printed and flushed: after a crash here the message is printed again.
             if self._order is Order.DELIVER_THEN_RECORD:
                 self._client.record(message)
-            if more.strip() != "*":
+            if more.strip() == "1":
                 return
 
     def _resume(self) -> None:

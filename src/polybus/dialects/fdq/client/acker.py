@@ -11,13 +11,14 @@ import heapq
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from threading import Event
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from polybus.dialects.fdq.client.group_member import RETRYABLE, ConsumerClosing
+from polybus.dialects.fdq.client.handler_run import LastRuns
 from polybus.errors import Expired, LimitReached, PolybusError, UsageError, error_from_code
 from polybus.native.protocol.requests import GroupAck, GroupLeave
 
@@ -43,6 +44,7 @@ LAST_ACK_EVERY_S = 0.25
 ACK_TIME_SHARE = 0.1
 URGENT_S = 0.002
 MAX_SHARDS = 256  # per call
+MAX_FAILED = 1024  # failed runs per call, of several shards: the dead letters of one commit
 POLL_S = 0.1  # while a handler runs long
 SLOW_S = 1.0  # a longer run must not keep other executors from fetching
 RETRY_PAUSE_S = 0.1  # after an ack that did not reach the bus
@@ -108,6 +110,10 @@ class AckBatch:
         self._acked: list[Range] = shard.take_unsent_acks()
         self._failures: list[RunFailure] = [shard.failures.popleft() for _ in shard.failures.copy()]
 
+    @property
+    def failed_count(self) -> int:
+        return sum(len(list(run.failed_rows(""))) for run, _ in self._failures)
+
     def build_report(self) -> dict[str, Any]:
         shard = self.shard
         return {
@@ -116,8 +122,8 @@ class AckBatch:
             "acked": self._acked,
             "failed": [
                 {"offset": offset, "reason": reason, "attempt": run.attempts_of(offset)}
-                for run, reason in self._failures
-                for offset in run.offsets
+                for run, run_reason in self._failures
+                for offset, reason in run.failed_rows(run_reason)
             ],
             "emitted": self._counts[0],
             "redelivered": self._counts[1],
@@ -141,12 +147,31 @@ class AckBatch:
         followers, gone = [], set()
         for failure in self._failures:
             # A message without a count is done: by this ack, or by one whose response was lost.
-            dead = {at for at in failure.run.offsets if at not in attempts}
+            dead = {at for at, _ in failure.run.failed_rows("") if at not in attempts}
             gone |= dead
             followers.append((failure.run, failure.run.retry_runs(attempts, dead)))
         shard.mark_done(gone, int(response["low"]))
         shard.reported = self._counts
         return followers
+
+
+def has_held_acks(shard: AssignedShard) -> bool:
+    """Return whether successes of the shard wait for the answer to failed last runs."""
+    return any(isinstance(failure.run, LastRuns) for failure in shard.failures.copy())
+
+
+def split_calls(batches: Iterable[AckBatch]) -> Iterator[list[AckBatch]]:
+    """Split reports over calls, whose dead letters the bus can write in one commit."""
+    call: list[AckBatch] = []
+    failed = 0
+    for batch in batches:
+        failed += batch.failed_count
+        if call and (len(call) == MAX_SHARDS or failed > MAX_FAILED):
+            yield call
+            call, failed = [], batch.failed_count
+        call.append(batch)
+    if call:
+        yield call
 
 
 class Acker:
@@ -218,10 +243,13 @@ class Acker:
         batches, began_s = [], time.monotonic()
         for shard in self._shards.all():
             is_drained = shard.is_releasing and self.is_idle([shard])
+            if is_drained and has_held_acks(shard):  # the next ack has them, and the release
+                is_drained = False
+                self._wake_signal.wake_urgently()
             if is_drained or shard.has_unreported():
                 batches.append(AckBatch(shard, release=is_drained))
-        for at in range(0, len(batches), MAX_SHARDS):
-            self._send(batches[at : at + MAX_SHARDS])
+        for group in split_calls(batches):
+            self._send(group)
         wanted_s = (time.monotonic() - began_s) / ACK_TIME_SHARE
         self._ack_every_s = min(max(wanted_s, FIRST_ACK_EVERY_S), LAST_ACK_EVERY_S)
 
@@ -324,7 +352,8 @@ class Acker:
         """Send the last acks and leave the group. Tries once if the deadline has passed."""
         last_s = time.monotonic() + LEAVE_TRIES_S
         # `group.leave` carries at most MAX_SHARDS reports; the others go before it.
-        if len(self._shards.all()) > MAX_SHARDS:
+        shards = self._shards.all()
+        if len(shards) > MAX_SHARDS or any(map(has_held_acks, shards)):
             self._ack()
         unreported = [shard for shard in self._shards.all() if shard.has_unreported()]
         reports = [AckBatch(shard).build_report() for shard in unreported[:MAX_SHARDS]]

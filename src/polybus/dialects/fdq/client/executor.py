@@ -176,8 +176,13 @@ class Executor:
         """
         with self.lock:
             may_start = self.hung < MAX_HUNG
+            # Last runs may have gone on to their next message since the caller looked.
+            if time.monotonic() - run.started_s <= self._options.handler_timeout_s:
+                return False
             # A consumer that is leaving starts no more runs, so it needs no other thread.
-            if not (may_start or self._member.is_leaving) or not self.queue.fail(run, reason):
+            if not (may_start or self._member.is_leaving):
+                return False
+            if not self.queue.fail(run, reason, is_given_up=True):
                 return False
             self.hung += 1
         self._guard.end(run)
@@ -190,7 +195,9 @@ class Executor:
         with self.lock:
             run = self.queue.current
             has_begun = run is not None and run.started_s < math.inf
-            if run is None or not has_begun or not self.queue.fail(run, reason):
+            if run is None or not has_begun:
+                return None
+            if not self.queue.fail(run, reason, is_given_up=True):
                 return None
             self.hung += 1
             return run
@@ -238,21 +245,9 @@ class Executor:
         `reason` is None for a success. Returns None if the thread must end.
         """
         queue = self.queue
-        if ended is not None:
-            if ended.offset < ended.shard.suspect_to:
-                self._guard.end(ended)
-            if reason is None:
-                if self._wake_signal.is_waiting:
-                    self._wake_signal.wake()
-                is_current = queue.finish(ended)
-            elif reason is NOT_RUN:
-                is_current = queue.cancel(ended)
-            else:
-                self._wake_signal.wake_urgently()
-                is_current = queue.fail(ended, reason)
-            if not is_current:  # it was given up, and another thread has taken over
-                self.hung -= 1
-                return None
+        if ended is not None and not self._end_run(ended, reason):
+            self.hung -= 1  # it was given up, and another thread has taken over
+            return None
         while not self.is_stopping:
             now_s = time.monotonic()
             has_lease = now_s <= self._member.lease_until_s
@@ -266,6 +261,24 @@ class Executor:
             self._wake_signal.wake()
             self.changed.wait(None if has_lease else LEASE_POLL_S)
         return None
+
+    def _end_run(self, ended: HandlerRun, reason: Any) -> bool:
+        """End a run. Returns False if it was given up."""
+        queue = self.queue
+        if ended.offset < ended.shard.suspect_to:
+            self._guard.end(ended)
+        if reason is None:
+            if self._wake_signal.is_waiting:
+                self._wake_signal.wake()
+            is_current = queue.finish(ended)
+        elif reason is NOT_RUN:
+            is_current = queue.cancel(ended)
+        else:
+            is_current = queue.fail(ended, reason)
+        # A run that keeps its blocked key has failed. Last runs are reported together.
+        if ended.blocked_key is not None and queue.current is None:
+            self._wake_signal.wake_urgently()
+        return is_current
 
 
 def format_reason(error: BaseException) -> str:

@@ -127,7 +127,7 @@ def _pending_parts(
         return
     indices = {offset: index for index, offset in enumerate(offsets.to_pylist())}
     pending = [offset for offset in indices if not shard.is_done(offset)]
-    for start, end in split_runs(pending, {}, 1):  # at each row that is done
+    for start, end, _ in split_runs(pending, {}, 1):  # at each row that is done
         yield start, batch.slice(indices[start], end - start)
 
 

@@ -7,6 +7,9 @@
     (full shard)                                     ▼
                         ready ◀── retry, after its backoff
 
+`LastRuns` stay current from message to message: `finish` and `fail` end one of them, and
+`begin` continues with the next.
+
 The later messages of a failed key wait in its `BlockedKey` and follow one by one, in order.
 All other keys continue, and a failed message without a key blocks none. Ready runs start
 before new ones.
@@ -24,7 +27,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from polybus.dialects.fdq.client.assigned_shards import COLLECT_EVERY, AssignedShard
-from polybus.dialects.fdq.client.handler_run import HandlerRun, QueuedRows
+from polybus.dialects.fdq.client.handler_run import HandlerRun, LastRuns, QueuedRows
 
 
 class BlockedKey:
@@ -65,9 +68,9 @@ class KeyOrderedQueue:
 
     def begin(self, now_s: float) -> HandlerRun | None:
         """Start the next run, which becomes `current`. Returns None if none can start."""
-        run = None
+        run = self._continue_last_runs() if self.current is not None else None
         # Fast path: nothing is blocked, parked or ready.
-        if self._queued and not (self._ready or self._full_shards or self._blocked):
+        if run is None and self._queued and not (self._ready or self._full_shards or self._blocked):
             rows = self._queued[0]
             if rows.shard.is_open and not rows.shard.is_full:
                 run = rows.take()
@@ -84,6 +87,9 @@ class KeyOrderedQueue:
         """Record a success. Returns False if the run was given up, so it does not count."""
         if self.current is not run:
             return False
+        if isinstance(run, LastRuns):
+            self._end_message(run, None)
+            return True
         self.current = None
         shard = run.shard
         run.finish()
@@ -93,22 +99,20 @@ class KeyOrderedQueue:
             shard.collect_finished()
         return True
 
-    def fail(self, run: HandlerRun, reason: str) -> bool:
+    def fail(self, run: HandlerRun, reason: str, *, is_given_up: bool = False) -> bool:
         """Record a failure or timeout; the key stays blocked until the bus has answered."""
         if self.current is not run:
             return False
+        if isinstance(run, LastRuns):
+            self._end_message(run, reason, is_given_up=is_given_up)
+            return True
         self.current = None
         if run.is_committed:  # its transaction stands, so a later exception cannot undo the ack
             run.finish()
             if run.blocked_key is not None:
                 self._unblock_next(run)
             return True
-        if run.blocked_key is None:
-            run.blocked_key = BlockedKey(run.key, self.index)
-            run.detach()
-            run.shard.add_blocked_keys(1)
-            if run.key is not None:  # a message without a key blocks no other
-                self._blocked[run.shard, run.key] = run.blocked_key
+        self._block_key(run)
         run.fail(reason)
         return True
 
@@ -156,6 +160,37 @@ class KeyOrderedQueue:
     def wants_room(self) -> bool:
         """Whether a run waits for its full shard to make progress."""
         return bool(self._full_shards or self._ready)
+
+    # --- last runs
+
+    def _continue_last_runs(self) -> HandlerRun | None:
+        """Return the current run at its next message, or None if it ends here."""
+        run = self.current
+        assert isinstance(run, LastRuns)
+        if run.shard.is_open:
+            run.begin_next()
+            return run
+        self._end_last_runs(run)
+        return None
+
+    def _end_message(self, run: LastRuns, reason: str | None, *, is_given_up: bool = False) -> None:
+        """End the run of one message. The thread of one that was given up runs no other."""
+        if not run.end_message(reason) or is_given_up:
+            self._end_last_runs(run)
+
+    def _end_last_runs(self, run: LastRuns) -> None:
+        self.current = None
+        if not run.failures:
+            if run.blocked_key is not None:
+                self._unblock_next(run)
+            return
+        blocked = self._block_key(run)
+        rest = run.split_rest()
+        if rest is not None:
+            rest.blocked_key = blocked
+            blocked.waiting.appendleft(rest)
+            rest.shard.add_waiting(1, rest.size_bytes)
+        run.fail("")
 
     # --- selection of the next run
 
@@ -214,6 +249,16 @@ class KeyOrderedQueue:
             return rows
         self.freed_rows += rows.rows
         return _ParkedRows(rows)
+
+    def _block_key(self, run: HandlerRun) -> BlockedKey:
+        """Block the key of a failed run, unless it is blocked already."""
+        if run.blocked_key is None:
+            run.blocked_key = BlockedKey(run.key, self.index)
+            run.detach()
+            run.shard.add_blocked_keys(1)
+            if run.key is not None:  # a message without a key blocks no other
+                self._blocked[run.shard, run.key] = run.blocked_key
+        return run.blocked_key
 
     def _unblock_next(self, run: HandlerRun) -> None:
         """Make the next message of a blocked key ready, or unblock the key."""

@@ -21,6 +21,7 @@ Guarantees of the client:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections import deque
@@ -101,12 +102,22 @@ class Client(AsyncClient):
             raise
 
     async def close(self) -> None:
-        """Release the state folder. An unanswered request stays in it."""
-        self._closed = True
-        if self._requester is not None:
-            self._requester.close()
-        if self._folder is not None:
-            await run_to_completion(self._folder.close)
+        """Send the bus the recorded positions, then release the state folder.
+
+        Waits at most `timeout_s` for the bus. An unanswered request, and positions that the bus
+        did not get, stay in the folder.
+        """
+        was_closed, self._closed = self._closed, True
+        try:
+            if self._requester is not None and not was_closed:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.options.timeout_s):
+                        await self._requester.send_lasts()
+        finally:
+            if self._requester is not None:
+                self._requester.close()
+            if self._folder is not None:
+                await run_to_completion(self._folder.close)
 
     # --- state
 

@@ -9,7 +9,8 @@ next start continues from the journal:
     3. the answer is in the journal                   else as 2
 
 At most one request is between 1 and 3: the next request first settles that one. GET has no
-counter; its LAST says which messages were read.
+counter; its LAST says which messages were read. A client that ends sends a last GET for each
+topic whose LAST the bus does not know, so that the bus can remove what was read.
 
 A counted request ends with an `OK` or a refusal of FINAL_CODES. Those of STORED_CODES use up
 the counter at the bus. Any other answer leaves its outcome unknown.
@@ -18,6 +19,7 @@ the counter at the bus. Any other answer leaves its outcome unknown.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
@@ -133,6 +135,7 @@ class Requester:
         self._fenced: Fenced | None = None
         # Recorded for a reader that was cancelled before delivery, by topic.
         self._undelivered: dict[str, Message] = {}
+        self._unsent_lasts: dict[str, int] = {}  # recorded since the last GET of the topic
 
     @property
     def state(self) -> JournalState:
@@ -208,7 +211,19 @@ class Requester:
             return message
 
     async def record(self, message: Message) -> None:
+        self._unsent_lasts[message.topic] = message.id
         await run_to_completion(self._folder.record_read, message.topic, message.id)
+
+    async def send_lasts(self) -> None:
+        """Send each LAST that no GET has carried, as far as the bus answers."""
+        for topic in list(self._unsent_lasts):
+            last = self.state.lasts.get(topic)
+            if last is None or topic in self.state.doubted:
+                continue
+            with contextlib.suppress(PolybusError):  # the next GET of this folder sends it
+                async with self._read_turn:
+                    self._check_fenced()
+                    await self._get(topic, last)  # the message that it returns stays unread
 
     def close(self) -> None:
         self._counted_channel.close()
@@ -281,6 +296,8 @@ class Requester:
     async def _get(self, topic: str, last: int) -> Message | None:
         asked = ClientRequest(codec.GET, self.state.id, self.state.epoch, 0, topic, (), last)
         reply = await self._exchange(self._read_channel, asked, f"GET {topic!r}")
+        if not isinstance(reply, ErrorReply) and self._unsent_lasts.get(topic, 0) <= last:
+            self._unsent_lasts.pop(topic, None)
         if isinstance(reply, EmptyReply):
             return None
         if isinstance(reply, codec.MessageReply):

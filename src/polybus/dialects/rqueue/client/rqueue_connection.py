@@ -8,12 +8,17 @@ each connection subscribes to a private probe topic; `echo` publishes a number t
 waits for it to return. Then everything sent before is in force. Echoes are removed from the
 batches. A new connection counts as up when its first echo has returned: then the peer is
 known to speak rqueue, and every topic is subscribed.
+
+Other servers may execute the frames of a connection in any order, so a number may arrive
+before the probe topic is subscribed: it is sent again until it returns. If it never returns,
+the connection counts as up all the same, with a warning, and nothing on it is confirmed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -33,6 +38,8 @@ from polybus.model.topic_name import PROBE_PREFIX, PROBE_RANDOM_BYTES
 if TYPE_CHECKING:
     from polybus.dialects.rqueue.client.client import ClientOptions
 
+log = logging.getLogger("polybus.rqueue")
+
 # Bytes of one read: larger gains nothing, smaller costs system calls.
 READ_BUFFER_BYTES = 256 * KIB
 # A publisher that never waits yields to the loop after this much: about a millisecond.
@@ -40,10 +47,19 @@ TURN_BYTES = 1 * MIB
 # Bytes that a server may send before an echo: twice its largest outbox.
 ECHO_SLACK_BYTES = 2 * Limits().outbox_max_bytes
 NUMBER_BYTES = 8
+# Pause before a number is sent again; it doubles. Our server answers the first in order.
+FIRST_RESEND_S = 0.1
+LAST_RESEND_S = 2.0
+# Of the time for connecting: after it a server without an answer is taken as one that has none.
+PROBE_TIME_SHARE = 0.5
 
 CLOSED_BY_SERVER = (
     "the server closed the connection: it stopped, a limit was reached, this client read too"
     " slowly, or sent an invalid frame, such as one over --max-payload; see the server's log"
+)
+UNCONFIRMED = (
+    "%s did not return a probe within %g s: it is not a polybus server, or it is overloaded;"
+    " continuing, but subscribe and flush cannot wait until they are in force"
 )
 LARGER_CAP = "the server's --max-payload is larger than this client's max_payload; make them equal"
 
@@ -74,6 +90,7 @@ class RqueueConnection(client_connection.ClientConnection):
         self._bytes_since_yield = 0  # bytes written since the last yield to the loop
         self._numbers = itertools.count()
         self._echoes: dict[int, asyncio.Future[None]] = {}
+        self.has_echoes = True  # False if the server did not answer; its next echo sets it again
         self._reading = True
         self._wants_reading = reading
         self._slack_bytes = ECHO_SLACK_BYTES
@@ -102,16 +119,24 @@ class RqueueConnection(client_connection.ClientConnection):
             raise self.make_loss_error()
 
     async def echo(self, timeout_s: float) -> None:
-        """Wait until the server has executed everything written before."""
-        number = next(self._numbers)
-        waiter = asyncio.get_running_loop().create_future()
-        if not self.write(codec.publish(self.probe_topic, number.to_bytes(NUMBER_BYTES, "big"))):
+        """Wait until the server has executed everything written before.
+
+        Returns at once if the server has no echoes. Raises NotConnected after the timeout.
+        """
+        number, pause_s = next(self._numbers), FIRST_RESEND_S
+        probe = codec.publish(self.probe_topic, number.to_bytes(NUMBER_BYTES, "big"))
+        if not self.write(probe):
             raise self.make_loss_error()
-        self._echoes[number] = waiter
+        if not self.has_echoes:
+            return
+        waiter = self._echoes[number] = asyncio.get_running_loop().create_future()
         self._regulate()
         try:
             async with asyncio.timeout(timeout_s):
-                await waiter
+                while not (await asyncio.wait([waiter], timeout=pause_s))[0]:
+                    self.write(probe)
+                    pause_s = min(2 * pause_s, LAST_RESEND_S)
+                waiter.result()  # raises if the connection has ended
         except TimeoutError:
             raise NotConnected(f"no answer from {self.address} within {timeout_s:g} s") from None
         finally:
@@ -141,6 +166,7 @@ class RqueueConnection(client_connection.ClientConnection):
         if consumed and self._filled:
             self._view[: self._filled] = self._view[consumed:end]
         batch, echoes = batch.without(self.probe_topic)
+        self.has_echoes = self.has_echoes or bool(echoes)
         for number in echoes:
             waiter = self._echoes.get(int.from_bytes(number, "big"))
             if waiter is not None and not waiter.done():
@@ -224,4 +250,9 @@ class RqueueReconnector(reconnector.Reconnector[RqueueConnection]):
         subscribes = [codec.subscribe(topic) for topic in (connection.probe_topic, *self.topics)]
         connection.write(b"".join(subscribes))
         # The echo proves that the peer speaks rqueue and that the subscriptions are in force.
-        await connection.echo(self.options.connect_timeout_s)
+        wait_s = self.options.connect_timeout_s * PROBE_TIME_SHARE
+        try:
+            await connection.echo(wait_s)
+        except NotConnected:
+            connection.has_echoes = False
+            log.warning(UNCONFIRMED, connection.address, wait_s)

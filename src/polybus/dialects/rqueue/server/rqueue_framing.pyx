@@ -92,6 +92,9 @@ cdef class RqueueFraming(Framing):
             return bad(frame, UNKNOWN_TYPE)
         if kind >= NOTIFICATION:
             return bad(frame, NOT_FOR_SERVER)
+        # The original's list numbers DEREGISTER 5, its table 2. A REMOVE is never empty.
+        if kind == REMOVE and length == 0:
+            kind = DEREGISTER
         if kind == DEREGISTER and length != 0:
             return bad(frame, DEREGISTER_NOT_EMPTY)
         if left < HEADER + length:
