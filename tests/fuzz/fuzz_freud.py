@@ -62,4 +62,4 @@ def check_framing(stream: bytes, cap: int) -> None:
 FRAMES = [one.frame for sender in ("client", "server") for one in vectors(sender)]
 SEEDS = [bytes([len(one) // 2 // CUT_STEP, at % 3]) + one for at, one in enumerate(FRAMES)]
 SEEDS += [b"\x05\x00" + one * 3 for one in FRAMES if len(one) < 40]
-WORDS = [one for one in FRAMES if len(one) < 60] + [one[:8] for one in FRAMES] + [oracle.NOTICE]
+WORDS = [one for one in FRAMES if len(one) < 60] + [one[:8] for one in FRAMES] + [oracle.RESERVED]

@@ -1,8 +1,9 @@
 """Counters with reasons: nothing is dropped, refused or closed without one.
 
 A counter is (family, reason). Families are fixed here, reasons are the stable
-words that logs use too. The reasons of `in_doubt` are dialects: it counts callers whose
-user is not known (`model.identity`). The counts of the fan-out stay in the kernel and are
+words that logs use too. The reasons of `in_doubt` and `unfinished_frames` are dialects: they
+count callers whose user is not known (`model.identity`), and frames of which the rest does not
+arrive (`transports.unfinished_frames`). The counts of the fan-out stay in the kernel and are
 added when statistics are read.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-FAMILIES = ("dropped", "refused", "closed", "faults", "in_doubt")
+FAMILIES = ("dropped", "refused", "closed", "faults", "in_doubt", "unfinished_frames")
 
 
 class Counters:

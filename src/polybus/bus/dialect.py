@@ -144,6 +144,9 @@ class Dialect:
     name: str
     default_addresses: tuple[str, ...] = ()
     schemes: tuple[str, ...] = ()
+    # Options of its listeners, `freud=unix:/path?length=with-header`: the values of each, the
+    # default first. `DialectServer.listen` finds those that were given in `Address.options`.
+    listen_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # The class of the section `[name]` of the settings, and the bounds of its keys.
     limits: type | None = None
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)

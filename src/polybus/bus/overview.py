@@ -61,6 +61,7 @@ class Overview:
                 "waiting": self._delivery.waiting,
                 "closed": self._counters.family("closed"),
                 "in_doubt": self._counters.family("in_doubt"),
+                "unfinished_frames": self._counters.family("unfinished_frames"),
             },
             "dropped": self._dropped(),
             "refused": self._counters.family("refused"),

@@ -50,6 +50,7 @@ cdef class ReceiveBuffer:
     cdef bytes tail  # unconsumed bytes, unless they are in `own`
     cdef bytearray own
     cdef Py_ssize_t own_filled
+    cdef readonly long long takes  # calls of `receive` that consumed bytes
     cdef public object receive
 
     def __init__(self, SharedBuffer shared not None):
@@ -60,6 +61,10 @@ cdef class ReceiveBuffer:
     def held_bytes(self):
         """Return the number of bytes that were received and not consumed."""
         return len(self.tail) if self.own is None else self.own_filled
+
+    def held_head(self, Py_ssize_t size):
+        """Return up to `size` of the first bytes that were received and not consumed."""
+        return self.tail[:size] if self.own is None else bytes(self.own[: min(size, self.own_filled)])
 
     def get_buffer(self, sizehint=-1):
         """Return the buffer for the next read, as large as possible; the hint is ignored."""
@@ -84,6 +89,7 @@ cdef class ReceiveBuffer:
             return
         end = len(self.tail) + nbytes
         consumed = self.receive(self.shared.data, 0, end)
+        self.takes += consumed > 0
         if consumed == end:
             self.tail = b""
         else:
@@ -96,11 +102,13 @@ cdef class ReceiveBuffer:
             self.receive_own()
         elif self.tail:
             consumed = self.receive(self.tail, 0, len(self.tail))
+            self.takes += consumed > 0
             self.tail = self.tail[consumed:]
 
     cdef int receive_own(self) except -1:
         cdef bytearray own = self.own
         cdef Py_ssize_t consumed = self.receive(own, 0, self.own_filled)
+        self.takes += consumed > 0
         # A full buffer must be replaced by a larger one even if nothing was consumed.
         if consumed or self.own_filled == len(own):
             self.own = None

@@ -39,12 +39,17 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One address. Host and port for the network schemes, a path for `unix` and `ipc`."""
+    """One address. Host and port for the network schemes, a path for `unix` and `ipc`.
+
+    `options` are those of a listener (server/listener_plan.py). They are not part of the text:
+    a client connects to the same address.
+    """
 
     scheme: str
     host: str = ""
     port: int = 0
     path: str = ""
+    options: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Address:

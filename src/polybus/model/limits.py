@@ -37,6 +37,9 @@ class Limits:
     slow_consumer_min_bytes_per_s: int = 64 * KIB
     # ...for this long is disconnected: a stuck process must not block its publishers.
     slow_consumer_timeout_s: float = 5.0
+    # A frame of which only a part has arrived for this long is logged: its client probably
+    # wrote a wrong length, and waits for an answer.
+    unfinished_frame_s: float = 5.0
     # The part of each bounded table that one user may take (`bus.shares`): much, because many
     # hosts have one user, and not all, because others must still be served.
     user_share: float = 0.5

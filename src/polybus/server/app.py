@@ -161,7 +161,7 @@ class App:
             log=self._log,
             data=self._program.data,
             connections=self._streams.places,
-            serve_streams=self._streams.serve,
+            serve_streams=partial(self._streams.serve, dialect),
             stats=self._stats,
             rule_verbs=self._acl.verbs(),
             on_fault=partial(self._fault, dialect),

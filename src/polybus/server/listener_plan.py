@@ -7,6 +7,9 @@ machines are not served without encryption unless `insecure` is set.
 
 `localhost` stands for two addresses, and a client may try either first. So it becomes two
 listeners on a host that has both; at port 0 each gets its own port.
+
+An address may end in options, `?NAME=VALUE&NAME=VALUE`: those that its dialect declares
+(`Dialect.listen_options`). So the path of a listed socket must not contain `?`.
 """
 
 from __future__ import annotations
@@ -75,13 +78,33 @@ def _parse(item: str, source: str) -> ListenerSpec:
     known = [*(one.name for one in installed_dialects().listening), ADMIN]
     if name not in known:
         raise ConfigError(f"{source}: unknown dialect {name!r}: this bus has {', '.join(known)}")
+    text, _, options = text.partition("?")
     try:
         address = Address.parse(text)
         if address.is_unix:  # so that the printed address is valid in any folder
             address = Address.parse(f"{address.scheme}:{Path(address.path).absolute()}")
+        address = replace(address, options=_parse_options(name, options))
     except AddressError as error:
         raise AddressError(f"{source}: {name}: {error}") from None
     return ListenerSpec(name, address, listed=True)
+
+
+def _parse_options(name: str, text: str) -> tuple[tuple[str, str], ...]:
+    """Parse the options of an address. Raises AddressError for one that the dialect lacks."""
+    known = {} if name == ADMIN else installed_dialects()[name].listen_options
+    options: dict[str, str] = {}
+    for item in text.split("&") if text else ():
+        option, _, value = item.partition("=")
+        if option not in known:
+            allowed = ", ".join(known) or "none"
+            raise AddressError(f"option must be one of: {allowed}; got {option!r}")
+        if option in options:
+            raise AddressError(f"option {option!r} must be given once")
+        if value not in known[option]:
+            allowed = ", ".join(known[option])
+            raise AddressError(f"option {option!r} must be one of: {allowed}; got {value!r}")
+        options[option] = value
+    return tuple(options.items())
 
 
 def _expand_localhost(one: ListenerSpec) -> list[ListenerSpec]:
@@ -125,12 +148,11 @@ def _check(one: ListenerSpec, settings: Settings) -> None:
 
 
 def _check_distinct(wanted: list[ListenerSpec]) -> None:
-    seen: dict[Address, str] = {}
+    seen: dict[str, str] = {}
     for one in wanted:
         if not one.address.is_unix and one.address.port == 0:
             continue
-        if one.address in seen:
-            raise ConfigError(
-                f"{one.address} is asked for twice, by {seen[one.address]} and {one.dialect}"
-            )
-        seen[one.address] = one.dialect
+        place = str(one.address)  # without its options
+        if place in seen:
+            raise ConfigError(f"{place} is asked for twice, by {seen[place]} and {one.dialect}")
+        seen[place] = one.dialect

@@ -25,23 +25,36 @@ from polybus.transports.stream_listener import (
     StreamListener,
     listen,
 )
+from polybus.transports.unfinished_frames import UnfinishedFrames
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
+    from polybus.bus.connection import UnfinishedFrame
     from polybus.model.address import Address
     from polybus.server.listener_plan import ListenerSpec
     from polybus.server.settings import Settings
+    from polybus.transports.stream_connection import StreamConnection
 
 
 class StreamListeners:
     """The stream listeners of one dialect: a `DialectServer`."""
 
-    def __init__(self, open_session: OpenSession, options: ListenOptions) -> None:
+    def __init__(
+        self,
+        dialect: str,
+        open_session: OpenSession,
+        options: ListenOptions,
+        unfinished: UnfinishedFrames,
+    ) -> None:
+        self._dialect = dialect
         self._open_session = open_session
         self._options = options
+        self._unfinished = unfinished
 
     async def listen(self, address: Address) -> StreamListener:
-        return await listen(address, self._open_session, self._options)
+        listener = await listen(address, self._open_session, self._options)
+        self._unfinished.add(self._dialect, listener.connections)
+        return listener
 
     async def reload(self) -> None:
         """Do nothing: the certificate is shared, `StreamServer` reads it again."""
@@ -91,15 +104,23 @@ class StreamServer:
         self._certificates = Certificates(settings.tls) if encrypted else None
         self.shared = SharedBuffer()
         self._hangups = HangupMonitor()
+        self._unfinished = UnfinishedFrames(
+            settings.limits.unfinished_frame_s, self._on_unfinished
+        )
+        broker.on_tick.append(self._unfinished.tick)
 
-    def serve(self, open_session: OpenSession, *, charge_user: bool = False) -> StreamListeners:
+    def serve(
+        self, dialect: str, open_session: OpenSession, *, charge_user: bool = False
+    ) -> StreamListeners:
         """Return the listeners of a dialect; `charge_user` applies quota_connections."""
         quota = ConnectionQuota(self._broker.quotas) if charge_user else None
         shares = ConnectionShares(self._shares, quota, self._log)
-        return StreamListeners(open_session, self._options(self._limit, shares))
+        options = self._options(self._limit, shares)
+        return StreamListeners(dialect, open_session, options, self._unfinished)
 
     def serve_admin(self, open_session: OpenSession) -> StreamListeners:
-        return StreamListeners(open_session, self._options(self._admin_limit, None))
+        options = self._options(self._admin_limit, None)
+        return StreamListeners("admin", open_session, options, self._unfinished)
 
     async def reload(self) -> None:
         """Read the certificate again. Raises `ConfigError` if it is invalid."""
@@ -129,6 +150,19 @@ class StreamServer:
             self._log.warning("connection refused", peer=peer, reason=setting)
 
         return refused
+
+    def _on_unfinished(
+        self, dialect: str, connection: StreamConnection, frame: UnfinishedFrame
+    ) -> None:
+        self._broker.counters.count("unfinished_frames", dialect)
+        self._log.warning(
+            "unfinished frame",
+            dialect=dialect,
+            peer=connection.peer,
+            received_bytes=connection.held_bytes,
+            missing_bytes=frame.missing_bytes,
+            likely_cause=frame.likely_cause,
+        )
 
     def _on_handshake_failed(self, peer: str, reason: str) -> None:
         self._broker.counters.count("refused", "tls_handshake")

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
+from polybus.bus.connection import UnfinishedFrame
 from polybus.kernel.stream_io import SharedBuffer, StreamIO
 from polybus.transports.peer_identity import describe_peer, identify_peer, keep_alive, unsent_bytes
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from polybus.transports.hangup_monitor import HangupMonitor
     from polybus.transports.stream_session import StreamSession
 
+# Of an unfinished frame: more than the header of any dialect.
+HEAD_BYTES = 64
+STOPPED = "the client sends slowly, or has stopped within a frame"
 # A closing connection sends its remaining bytes within this time; then it is aborted.
 LINGER_S = 5.0
 
@@ -181,6 +185,21 @@ class StreamConnection(StreamIO, asyncio.BufferedProtocol):
         self._transport.abort()
         # A stopping bus aborts sessions that have not finished; nothing else frees their slots.
         self.release_slot()
+
+    # --- called by the monitor of unfinished frames
+
+    @property
+    def awaits_more(self) -> bool:
+        """True if the session has left bytes unread that must be the start of a frame."""
+        return self._state is State.READING and self.held_bytes > 0
+
+    def describe_unfinished(self) -> UnfinishedFrame | None:
+        """Describe the frame that has begun. Returns None if the session does not wait for it."""
+        describe = getattr(self._session, "describe_unfinished", None)
+        if describe is None:  # of a session that stops reading whenever it does not wait
+            return UnfinishedFrame(None, STOPPED)
+        described: UnfinishedFrame | None = describe(self.held_head(HEAD_BYTES), self.held_bytes)
+        return described
 
     # --- called by the event loop
 

@@ -13,7 +13,7 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -86,8 +86,9 @@ class StreamListener:
         self.address: Address
 
     @property
-    def connections(self) -> int:
-        return len(self._connections)
+    def connections(self) -> Set[StreamConnection]:
+        """The open connections; the set changes with them."""
+        return self._connections
 
     def close(self) -> None:
         """Stop accepting connections; open ones stay."""

@@ -40,6 +40,7 @@ from tests.rig.oracle.freud_dialogue import Connection, Talk
 
 MAX_FRAME_BYTES = 300
 TIMEOUT_S = 30.0
+DETACHED_S = 45.0
 MAX_UNREAD = 6
 CALLERS = (Caller(1, "a"), Caller(1, "b"), Caller(2, "a"), Caller(3, ""))
 PUSHER = Identity(9)
@@ -53,8 +54,8 @@ DENIED = {
 QUOTAS = {BYTES: 60, SUBSCRIPTIONS: 5, TOPICS: 3}
 OWN_QUOTAS = {2: {BYTES: 25, SUBSCRIPTIONS: 2}, 3: {TOPICS: 1}}
 NAMES = (b"a", b"b", "\u00fc/x".encode())
-BODIES = (b"", b"0123456789", b"x" * 20, b"y" * 40)
-PUSHED_BODIES = (*BODIES, freud_client.NOTICE + b"a", freud_client.NOTICE)
+BODIES = (b"", b"0123456789", b"x" * 20, b"y" * 40, freud_client.NOTICE + b"a", b"\0FREUD\0")
+PUSHED_BODIES = (*BODIES, freud_client.NOTICE)
 ODD = (
     freud_client.list_topics(),
     freud_client.frame(99),
@@ -62,7 +63,6 @@ ODD = (
     freud_client.frame(0, b"\x05\0\0\0a"),
     freud_client.create(b"_a"),
     freud_client.create(b"a,b"),
-    freud_client.produce(b"a", freud_client.NOTICE + b"a"),
     freud_client.frame(3, bytes(15)),
 )
 TOO_LARGE = freud_client.frame(4, bytes(MAX_FRAME_BYTES + 1))
@@ -99,13 +99,13 @@ class World:
         quotas = QuotaLimits(QUOTAS[BYTES], QUOTAS[SUBSCRIPTIONS], QUOTAS[TOPICS])
         self.bus = MemoryBus(
             Limits(slow_consumer_timeout_s=1e9),
-            freud=FreudLimits(MAX_FRAME_BYTES, TIMEOUT_S, MAX_UNREAD),
+            freud=FreudLimits(MAX_FRAME_BYTES, TIMEOUT_S, MAX_UNREAD, DETACHED_S),
             quotas=quotas,
             policy=policy(),
         )
         self.bus.broker.quotas.configure(quotas, OWN_QUOTAS)
         self.model = FreudBus(
-            allows, limit, TIMEOUT_S, MAX_UNREAD, lambda: self.talk.now_s, self.wall_ns
+            allows, limit, TIMEOUT_S, DETACHED_S, MAX_UNREAD, lambda: self.talk.now_s, self.wall_ns
         )
         self.talk = Talk(self.model, MAX_FRAME_BYTES, MALFORMED_TEXTS)
         self.talk.now_s = self.bus.now_s
@@ -231,9 +231,9 @@ class World:
         together: dict[bytes, list[bytes]] = {}
         for name, body in messages:
             together.setdefault(name, []).append(body)
-        for name, bodies in together.items():
+        for name in together:
             self.visit(TopicEvent.COLLECT, name)
-            self.model.publish(name, bodies)
+        self.model.publish(together)
         self.talk.settle()
 
     def push_end(self, place: int) -> None:
@@ -260,6 +260,8 @@ class World:
         assert stats["dropped"] == {reason: n for reason, n in self.model.dropped.items() if n}
         pushed = sum(len(reader.topics) for _, reader in self.pushers)
         assert stats["subscriptions"] == len(self.model.subscriptions()) + pushed
+        detached = {"detached": len(self.model.detached), "evicted": self.model.evicted}
+        assert detached.items() <= stats["freud"].items()
         self.check_quotas()
         topics = self.bus.topics._topics
         for name in NAMES:
@@ -281,7 +283,7 @@ class World:
         while self.pushers:
             self.push_end(0)
         self.check()
-        self.pass_time(2 * TIMEOUT_S)
+        self.pass_time(TIMEOUT_S + DETACHED_S)
         self.check()
         left = [one for one in self.bus.broker.quotas.accounts() if one["quota"] != TOPICS]
         assert left == []

@@ -50,7 +50,7 @@ names = (
 )
 any_names = st.sampled_from(NAMES + BAD_NAMES) | names | st.binary(max_size=9)
 notices = st.builds(
-    lambda size, rest: oracle.NOTICE[:size] + rest, st.integers(13, 15), st.binary(max_size=3)
+    lambda size, rest: oracle.ESCAPE[:size] + rest, st.integers(6, 13), st.binary(max_size=3)
 )
 bodies = st.binary(max_size=40) | notices
 produces = st.builds(lambda name, body: frame(4, named(name, body)), names, bodies)

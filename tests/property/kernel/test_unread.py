@@ -21,7 +21,11 @@ from polybus.dialects.freud.server.unread_queue import (
 from tests.rig.oracle import unread as oracle
 
 bodies = st.lists(
-    st.binary(max_size=30) | st.integers(0, GATHERED_BYTES + 9).map(bytes), min_size=1, max_size=5
+    st.binary(max_size=30)
+    | st.integers(0, GATHERED_BYTES + 9).map(bytes)
+    | st.sampled_from((b"\0FREUD", b"\0FREUD\0", b"\0FREUD\0x")),
+    min_size=1,
+    max_size=5,
 )
 batches = bodies | st.integers(1, 2 * WORTH_A_CHUNK).map(lambda count: [b"x" * 9] * count)
 steps = st.lists(
@@ -29,7 +33,9 @@ steps = st.lists(
         st.tuples(st.just("put"), batches, st.integers(0, 9)),
         st.tuples(st.just("skip"), st.integers(0, 3)),
         st.tuples(st.just("notice")),
-        st.tuples(st.just("take"), st.integers(1, 99), st.integers(0, 2 * GATHERED_BYTES)),
+        st.tuples(
+            st.just("take"), st.integers(1, 99), st.integers(0, 2 * GATHERED_BYTES), st.booleans()
+        ),
         st.tuples(st.just("give_back"), st.integers(0, 9)),
         st.tuples(st.just("confirm"), st.integers(0, 9)),
     ),
@@ -93,14 +99,19 @@ class Pair:
         self.readers[1].put([oracle.Message(self.next_id, 7, body, True)])
         self.next_id += 1
 
-    def take(self, count: int, max_bytes: int) -> None:
-        found = self.readers[0].take(count, max_bytes)
+    def take(self, count: int, max_bytes: int, bare: bool = False) -> None:
+        found = self.readers[0].take(count, max_bytes, bare)
         if found is None:
             assert self.readers[1].unread == []
             return
         assert 1 <= len(found) <= count
         assert len(found) == 1 or found.size <= max_bytes
-        assert messages(found) == self.readers[1].take(len(found))
+        plain = self.readers[1].take(len(found))
+        assert messages(found) == plain
+        reserved = [one.body.startswith(b"\0FREUD\0") and not one.notice for one in plain]
+        assert found.needs_escape == reserved[0]
+        if bare and len(plain) > 1:
+            assert not any(reserved)
         self.out.append(found)
 
     def give_back(self, place: int) -> None:

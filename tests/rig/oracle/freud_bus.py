@@ -5,7 +5,7 @@ have yet to read their end, and at most one that is not marked, the last. A
 subscription is a list of messages. Nothing is shared, batched or fast, and
 the use of a quota is summed up again for every question.
 
-    bus = FreudBus(allows, limit, timeout_s=30, max_unread=100, clock, wall_ns)
+    bus = FreudBus(allows, limit, timeout_s=30, detached_s=60, max_unread=100, clock, wall_ns)
     bus.create(alice, b"news")
     reader = bus.subscribe(alice, b"news").found
 
@@ -61,7 +61,7 @@ class Subscription:
     unread: list[Message] = field(default_factory=list)
     lent: list[Message] = field(default_factory=list)  # being sent: not yet consumed
     waiting: list[Waiter] = field(default_factory=list)
-    used_s: float = 0.0  # when last; of interest once its connection has closed
+    used_s: float = 0.0  # when last; of interest while it is detached
     gone: bool = False
 
     def holds(self) -> list[Message]:
@@ -94,6 +94,7 @@ class FreudBus:
         allows: Callable[[Caller, str, bytes, Caller | None], bool],
         limit: Callable[[int, str], int],
         timeout_s: float,
+        detached_s: float,
         max_unread: int,
         clock: Callable[[], float],
         wall_ns: Callable[[], int],
@@ -101,12 +102,14 @@ class FreudBus:
         self.allows = allows
         self.limit = limit
         self.timeout_s = timeout_s
+        self.detached_s = detached_s
         self.max_unread = max_unread
         self.clock = clock
         self.wall_ns = wall_ns
         self.lives: dict[bytes, list[Life]] = {}
         self.push_readers: list[PushReader] = []
-        self.abandoned: list[Subscription] = []  # their connections have closed, in this order
+        self.detached: list[Subscription] = []  # their connections have closed; oldest first
+        self.evicted = 0
         self.timed: list[Life] = []  # those with a deadline, in the order they got it
         self.dropped: Counter[str] = Counter()
         self.received = 0  # accepted messages, also those without a reader
@@ -179,8 +182,9 @@ class FreudBus:
             return Reply(DOESNT_EXIST)
         if not self.allows(caller, "subscribe", name, life.creator):
             return Reply(NO)
-        if self.is_over(caller, SUBSCRIPTIONS, 1):
-            return Reply(SERVER_ERROR, SUBSCRIPTIONS.encode())
+        while self.is_over(caller, SUBSCRIPTIONS, 1):
+            if not self.evict_oldest(caller):
+                return Reply(SERVER_ERROR, SUBSCRIPTIONS.encode())
         found = Subscription(life, caller)
         life.subscribers.append(found)
         self.heard(name)
@@ -192,16 +196,20 @@ class FreudBus:
             return Reply(DOESNT_EXIST)
         if not self.allows(caller, "produce", name, life.creator):
             return Reply(NO)
-        if self.state(name) in ("recreating", "awaiting"):
+        if self.is_buffering(name):
+            self.make_buffer_room(life, len(body))
+        if self.is_buffering(name):  # the eviction may have ended the last old reader
             return self.hold_back(life, body)
         pushed = self.pushed_to(name)
+        attached = [one for one in life.subscribers if one not in self.evictable()]
+        reached = self.reached_by_all(attached, len(body))
+        if reached:
+            return Reply(SERVER_ERROR, reached.encode())
+        self.make_room_for_all(life, len(body))
         if not life.subscribers and not pushed:
             self.received += 1
             self.dropped["no_subscriber"] += 1
             return Reply(NOTHING_HAPPENED)
-        reached = self.reached_by_all(life.subscribers, len(body))
-        if reached:
-            return Reply(SERVER_ERROR, reached.encode())
         self.received += 1
         for reader in pushed:
             reader.got.append((name, body))
@@ -240,22 +248,34 @@ class FreudBus:
         reader.topics.add(name)
         self.heard(name)
 
-    def publish(self, name: bytes, bodies: list[bytes]) -> None:
-        """Publish messages of one batch. A reader without room loses them."""
-        self.received += len(bodies)
-        pushed = self.pushed_to(name)
-        life = self.current(name)
-        buffering = self.state(name) in ("recreating", "awaiting")
-        for reader in pushed:
-            reader.got += [(name, body) for body in bodies]
-        if not pushed and not (life and (life.subscribers or buffering)):
-            self.dropped["no_subscriber"] += len(bodies)
-        elif life is not None:
-            messages = [self.new_message(life, body) for body in bodies]
-            if buffering:
-                self.buffer_where_room(life, messages)
-            else:
-                self.put_where_room(life, messages)
+    def publish(self, batches: dict[bytes, list[bytes]]) -> None:
+        """Publish one buffer, by topic: first to all push readers, then to all others."""
+        collected = []
+        for name, bodies in batches.items():
+            self.received += len(bodies)
+            pushed = self.pushed_to(name)
+            life = self.current(name)
+            for reader in pushed:
+                reader.got += [(name, body) for body in bodies]
+            if not pushed and not (life and (life.subscribers or self.is_buffering(name))):
+                self.dropped["no_subscriber"] += len(bodies)
+            elif life is not None:
+                collected.append((life, bodies))
+        for life, bodies in collected:
+            self.accept_pushed(life, bodies)
+
+    def accept_pushed(self, life: Life, bodies: list[bytes]) -> None:
+        """A reader without room loses the messages."""
+        if self.is_buffering(life.name):
+            self.make_buffer_room(life, sum(map(len, bodies)))
+        if self.is_buffering(life.name):
+            self.buffer_where_room(life, [self.new_message(life, body) for body in bodies])
+        elif life.subscribers:
+            self.put_where_room(life, [self.new_message(life, body) for body in bodies])
+        else:
+            life.next_id += len(bodies)
+            if not self.pushed_to(life.name):  # evicted since the fan-out looked
+                self.dropped["no_subscriber"] += len(bodies)
 
     def buffer_where_room(self, life: Life, messages: list[Message]) -> None:
         for message in messages:
@@ -292,6 +312,8 @@ class FreudBus:
         subscription.unread = []
         subscription.gone = True
         subscription.life.subscribers.remove(subscription)
+        if subscription in self.detached:
+            self.detached.remove(subscription)
         self.end_if_read(subscription.life)
         self.serve(subscription)
 
@@ -304,12 +326,11 @@ class FreudBus:
 
     def tick(self) -> None:
         now = self.clock()
-        self.abandoned = [one for one in self.abandoned if not one.gone]
-        for one in self.abandoned:
+        for one in [one for one in self.detached if now - one.used_s >= self.detached_s]:
             if one.waiting:
-                one.used_s = now
-        for one in [one for one in self.abandoned if now - one.used_s >= self.timeout_s]:
-            self.end(one, "abandoned")
+                self.detach(one)
+            elif not one.gone:
+                self.end(one, "abandoned")
         for life in [life for life in self.timed if life.deadline_s and life.deadline_s <= now]:
             self.set_deadline(life, None)
             if life.marked:
@@ -319,6 +340,55 @@ class FreudBus:
                 self.dropped["no_subscriber"] += len(life.buffer)
                 life.buffer = []
 
+    # --- detached subscriptions
+
+    def detach(self, one: Subscription) -> None:
+        """Its connection has closed, or it was used by another just now."""
+        self.detached = [other for other in self.detached if other is not one] + [one]
+        one.used_s = self.clock()
+
+    def evictable(self, caller: Caller | None = None) -> list[Subscription]:
+        return [
+            one
+            for one in self.detached
+            if not one.waiting and (caller is None or one.caller.uid == caller.uid)
+        ]
+
+    def evict_oldest(self, caller: Caller) -> bool:
+        oldest = self.evictable(caller)[:1]
+        for one in oldest:
+            self.evicted += 1
+            self.end(one, "evicted")
+        return bool(oldest)
+
+    def make_room(self, caller: Caller, size: int) -> None:
+        while self.is_over(caller, BYTES, size) and self.evict_oldest(caller):
+            pass
+
+    def is_buffering(self, name: bytes) -> bool:
+        return self.state(name) in ("recreating", "awaiting")
+
+    def make_buffer_room(self, life: Life, size: int) -> None:
+        fits = not self.is_over(life.creator, BYTES, size, without_detached=True)
+        if fits and len(life.buffer) < self.max_unread:
+            self.make_room(life.creator, size)
+
+    def make_room_for_all(self, life: Life, size: int) -> None:
+        """After this, nothing but attached subscriptions can be in the way of a message."""
+        for one in list(life.subscribers):
+            if one in self.evictable() and len(one.holds()) >= self.max_unread:
+                self.evicted += 1
+                self.end(one, "evicted")
+        for caller in dict.fromkeys(one.caller for one in life.subscribers):
+
+            def own() -> int:
+                uids = [one.caller.uid for one in life.subscribers]
+                return uids.count(caller.uid)  # noqa: B023
+
+            while own() and self.is_over(caller, BYTES, own() * size):
+                if not self.evict_oldest(caller):
+                    break
+
     # --- inside
 
     def sees(self, caller: Caller, name: bytes) -> bool:
@@ -327,8 +397,13 @@ class FreudBus:
         allowed = [self.allows(caller, verb, name, creator) for verb in verbs]
         return caller == creator or any(allowed)
 
-    def is_over(self, caller: Caller, quota: str, amount: int) -> bool:
-        return self.used(caller.uid, quota) + amount > self.limit(caller.uid, quota)
+    def is_over(
+        self, caller: Caller, quota: str, amount: int, *, without_detached: bool = False
+    ) -> bool:
+        used = self.used(caller.uid, quota)
+        if without_detached:
+            used -= sum(one.weight for own in self.evictable(caller) for one in own.holds())
+        return used + amount > self.limit(caller.uid, quota)
 
     def reached(self, one: Subscription, size: int) -> str:
         """What keeps it from getting one more message; nothing if it may."""
@@ -336,13 +411,15 @@ class FreudBus:
             return UNREAD
         return BYTES if self.is_over(one.caller, BYTES, size) else ""
 
-    def reached_by_all(self, readers: list[Subscription], size: int) -> str:
+    def reached_by_all(self, attached: list[Subscription], size: int) -> str:
         """The same for all of them at once: those of one user share its bytes."""
         so_far: Counter[int] = Counter()
-        for one in readers:
+        for one in attached:
             so_far[one.caller.uid] += size
-            if reached := self.reached(one, so_far[one.caller.uid]):
-                return reached
+            if len(one.holds()) >= self.max_unread:
+                return UNREAD
+            if self.is_over(one.caller, BYTES, so_far[one.caller.uid], without_detached=True):
+                return BYTES
         return ""
 
     def buffer_reached(self, life: Life, size: int) -> str:
@@ -367,7 +444,9 @@ class FreudBus:
     def put_where_room(self, life: Life, messages: list[Message]) -> None:
         those = list(life.subscribers)
         for one in those:
-            for message in messages:
+            if not one.gone:
+                self.make_room(one.caller, sum(message.weight for message in messages))
+            for message in [] if one.gone else messages:
                 if reached := self.reached(one, message.weight):
                     self.dropped[reached] += 1
                 else:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.rig.oracle.freud import Get, Malformed, One, Produce, Request, scan
+from tests.rig.oracle.freud import Get, Malformed, One, Produce, Request, escaped, scan
 from tests.rig.oracle.freud_bus import (
     DOESNT_EXIST,
     MALFORMED,
@@ -121,8 +121,7 @@ class Talk:
             self.look(one)
         for made in one.made:
             if not made.gone:
-                made.used_s = self.now_s
-                self.bus.abandoned.append(made)
+                self.bus.detach(made)
         self.settle()
 
     def pass_time(self, seconds: float) -> None:
@@ -204,13 +203,15 @@ class Talk:
         found = self.ids.get(key)
         if found is None or found.gone or found.caller.uid != one.caller.uid:
             return None
-        found.used_s = self.now_s
         return found
 
     # --- Gets
 
     def get(self, one: Connection, asked: Get) -> bool:
         found = self.subscription(one, asked.subscriber)
+        if found is not None and found in self.bus.detached:
+            self.bus.detached.remove(found)  # it belongs to this connection now
+            one.made.append(found)
         if found is None:
             self.say(one, Reply(DOESNT_EXIST))
         elif found.unread:
@@ -230,6 +231,8 @@ class Talk:
             flags = 1 if message.notice else 0
             fields = ((message.id, 8), (message.time_ns, 8), (flags, 4))
             payload = b"".join(value.to_bytes(size, "little") for value, size in fields) + payload
+        elif not message.notice:
+            payload = escaped(payload)
         self.say(one, Reply(OK, payload), (found, message))
         if message.notice:
             self.flush(one)
@@ -246,6 +249,8 @@ class Talk:
     def stop_waiting(self, one: Connection) -> None:
         if one.waits_on is not None and one in one.waits_on.waiting:
             one.waits_on.waiting.remove(one)
+        if one.waits_on in self.bus.detached:
+            self.bus.detach(one.waits_on)
         one.waits_on = one.deadline = None
 
     def serve(self, one: Connection) -> None:

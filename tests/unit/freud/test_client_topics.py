@@ -31,7 +31,10 @@ def strict() -> Iterator[BusProcess]:
     me = f"user:{os.getuid()}"
     rules = [f"deny {me} create no-create", f"deny {me} produce no-produce"]
     rules += [f"deny {me} subscribe no-subscribe"]
-    patience = {"freud_subscriber_timeout_s": str(SUBSCRIBER_TIMEOUT_S)}
+    patience = {
+        "freud_subscriber_timeout_s": str(SUBSCRIBER_TIMEOUT_S),
+        "freud_detached_subscription_s": str(SUBSCRIBER_TIMEOUT_S),
+    }
     with running(None, acl=";".join(rules), **patience, **QUOTAS) as one:
         yield one
 

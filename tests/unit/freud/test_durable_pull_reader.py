@@ -214,7 +214,7 @@ def test_reader_without_a_connection_expires(bus: MemoryBus):
     client = bus.connect_freud(identity=ALICE)
     me = reader_of(bus, client)
     client.hang_up()
-    bus.pass_time(FreudLimits().subscriber_timeout_s + 1)
+    bus.pass_time(FreudLimits().detached_subscription_s + 1)
     other = bus.connect_freud(identity=ALICE)
     assert ask(bus, other, get(me)) == [Answer(DOESNT_EXIST)]
     assert bus.topics.durable_readers is not None

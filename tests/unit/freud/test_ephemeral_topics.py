@@ -270,7 +270,7 @@ def test_buffer_is_charged_to_the_creator_then_to_the_reader():
     bench.ask(bench.bob, get(new), get(new))
     assert bench.used(BOB) == 300
     bench.bob.hang_up()
-    bench.bus.pass_time(LIMITS.subscriber_timeout_s)
+    bench.bus.pass_time(LIMITS.detached_subscription_s)
     assert bench.used(BOB) == 0
     assert bench.bus.stats("dropped") == {"abandoned": 3}
 

@@ -98,7 +98,6 @@ def test_waiting_get_is_woken(slow_path_inputs: list[bytes]):
         freud_client.produce(b"", b"x"),
         freud_client.frame(4, b"\x09\0\0\0t"),
         freud_client.frame(4, b"\x01\0"),
-        freud_client.produce(NAME, freud_client.NOTICE + NAME),
         freud_client.produce(NAME, bytes(1 << 16)),
         freud_client.produce(NAME, b"a") + freud_client.produce(NAME, b"b"),
         freud_client.produce(NAME, b"a")[:-1],
@@ -115,6 +114,21 @@ def test_other_requests_take_the_slow_path(slow_path_inputs: list[bytes], reques
     slow_path_inputs.clear()
     pipe.deliver(request_)
     assert slow_path_inputs == [request_]
+
+
+def test_body_that_needs_an_escape_takes_the_slow_path(slow_path_inputs: list[bytes]):
+    pipe, key = subscribed(bus_with())
+    body = freud_client.NOTICE + NAME
+    for request in (freud_client.get(key), freud_client.get_record(key)):
+        say(pipe, freud_client.produce(NAME, body))
+        slow_path_inputs.clear()
+        payload = say(pipe, request)[0].payload
+        if request == freud_client.get(key):
+            assert slow_path_inputs == [request]
+            assert payload == b"\0FREUD\0BODY\0" + body
+        else:
+            assert slow_path_inputs == []
+            assert payload[20:] == body
 
 
 def test_frame_over_the_limit_takes_the_slow_path(slow_path_inputs: list[bytes]):

@@ -385,7 +385,7 @@ def test_disconnected_client_has_its_requests_executed_except_gets(bus: MemoryBu
     assert owner.ask(create(b"new")) == [(NOTHING_HAPPENED, b"")]
     assert owner.ask(get(key), get(key)) == [(OK, b"kept"), (OK, b"more")]
     assert freud_client.number(owner.ask(freud_client.count(b"t"))[0]) == 2
-    bus.pass_time(FreudLimits().subscriber_timeout_s + 1)
+    bus.pass_time(FreudLimits().detached_subscription_s + 1)
     assert (
         freud_client.number(owner.ask(freud_client.count(b"t"))[0]) == 1
     )  # no other connection used it

@@ -362,7 +362,7 @@ def test_drain_aborts_remaining_connections_after_its_timeout():
             listener.close()
             await listener.drain(0.05)
             assert house.sessions[0].events == ["ended"]
-            assert listener.connections == 0
+            assert len(listener.connections) == 0
             with pytest.raises(ConnectionRefusedError):
                 await house.call(listener)
 

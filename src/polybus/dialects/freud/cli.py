@@ -12,12 +12,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polybus import errors
-from polybus.cli.flags import Raw
+from polybus.cli.flags import Admin, Raw
 from polybus.cli.terminal import print_raw
 from polybus.dialects.freud.limits import FreudLimits
 from polybus.model.limits import KIB
@@ -43,7 +43,7 @@ Exit codes:
   0   Ok
   11  Nothing Happened: the topic has no subscriber, or no change was needed
   12  No: the policy does not allow it
-  13  Doesn't Exist: no such topic, or it was deleted before COUNT
+  13  Doesn't Exist: no such topic or subscription, or it was deleted before COUNT
   14  Malformed Request
   15  Server Error: a quota is reached
   2   a wrong argument
@@ -69,11 +69,14 @@ Socket = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SubscriberId = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the subscription, as `create` prints it.")
+]
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
     """Add the `freud` group to the `polybus` command."""
-    freud, topic = typer.Typer(), typer.Typer()
+    freud, topic, subscription = typer.Typer(), typer.Typer(), typer.Typer()
     commands: tuple[tuple[typer.Typer, str, Callable[..., int], str], ...] = (
         (topic, "create", create, "Create a topic."),
         (topic, "delete", delete, "Delete a topic; its readers get a notice."),
@@ -81,10 +84,20 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
         (topic, "publish", publish, "Publish a message, and print its id."),
         (freud, "subscribe", subscribe, "Print messages as they arrive."),
         (freud, "subcount", subcount, "Count the subscribers of a topic."),
+        (subscription, "create", create_subscription, "Subscribe, print the id, and leave."),
+        (subscription, "read", read_subscription, "Print the unread messages of a subscription."),
+        (subscription, "ls", ls_subscriptions, "List your subscriptions; an admin sees all."),
+        (subscription, "rm", rm_subscription, "End a subscription; its messages are dropped."),
     )
     for parent, command_name, command, command_help in commands:
         parent.command(command_name, help=command_help, epilog=EXIT_CODES)(command)
     freud.add_typer(topic, name="topic", help="Create, delete, list, publish.", epilog=EXIT_CODES)
+    freud.add_typer(
+        subscription,
+        name="subscription",
+        help="Subscriptions that outlive a command: create, read, list, remove.",
+        epilog=EXIT_CODES,
+    )
     root.add_typer(freud, name=name, help=help_line, epilog=EXIT_CODES)
 
 
@@ -163,17 +176,98 @@ def subscribe(
         format_record = _as_json if as_json else _as_text
         printed = 0
         for records in _batches(subscription, count):
-            sys.stdout.buffer.write(b"".join(map(format_record, records)))
-            sys.stdout.buffer.flush()
+            _print_records(records, format_record)
             printed += len(records)
         if subscription.notice is not None and (printed < count or not count):
-            notice = subscription.notice
-            if as_json:
-                line = {"id": notice.message_id, "timestamp_ns": notice.timestamp_ns}
-                print(json.dumps({**line, "deleted": topic}), flush=True)
-            _print_notice(f"topic {topic!r} was deleted")
-            return OK if not count else 13
+            return _print_deletion(subscription.notice, as_json, OK if not count else 13)
     return bus.code
+
+
+def create_subscription(topic: Topic, as_json: Json = False, socket: Socket = None) -> int:
+    with _Bus(socket) as bus:
+        subscriber_id = bus.client.subscribe(topic).detach().hex()
+        print(json.dumps({"id": subscriber_id, "topic": topic}) if as_json else subscriber_id)
+    return bus.code
+
+
+def read_subscription(
+    subscriber_id: SubscriberId,
+    as_json: Json = False,
+    count: Annotated[
+        int,
+        typer.Option(
+            "-n",
+            "--count",
+            metavar="COUNT",
+            min=0,
+            help="Stop after this many messages; 0: after all unread ones.",
+        ),
+    ] = 0,
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="Wait this long for the first message."
+        ),
+    ] = 0,
+    raw: Raw = False,
+    socket: Socket = None,
+) -> int:
+    print_raw(raw)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # detaches on the way out
+    key = _parse_id(subscriber_id)
+    with _Bus(socket) as bus:
+        subscription = bus.client.attach(key)
+        format_record = _as_json if as_json else _as_text
+        printed = 0
+        try:
+            while not count or printed < count:
+                wanted = min(count - printed, BATCH) if count else BATCH
+                records = subscription.get_many(wanted, 0 if printed else wait_s)
+                if not records:
+                    break
+                _print_records(records, format_record)
+                printed += len(records)
+        except errors.TopicDeleted:
+            assert subscription.notice is not None
+            code = OK if printed >= count else 13
+            return _print_deletion(subscription.notice, as_json, code)
+        finally:
+            subscription.detach()  # else the end of the client would unsubscribe
+        if not printed:
+            return bus.nothing_happened("the subscription has no unread message")
+    return bus.code
+
+
+def ls_subscriptions(as_json: Json = False, admin: Admin = None) -> int:
+    from polybus.cli.admin_request import ask_admin
+    from polybus.cli.text_table import print_fields
+
+    rows: list[dict[str, Any]] = []
+    skip: int | None = 0
+    while skip is not None:
+        page = ask_admin("freud_subscriptions", admin, skip=skip)
+        rows += page["subscriptions"]
+        skip = page["next"]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        columns = ("id", "topic", "user", "state", "unread_messages", "unread_bytes", "detached_s")
+        short = {name.removesuffix("_s").replace("_", " "): name for name in columns}
+        print_fields(columns, short, rows)
+    return OK
+
+
+def rm_subscription(subscriber_id: SubscriberId, admin: Admin = None) -> int:
+    from polybus.cli.admin_request import ask_admin
+
+    key = _parse_id(subscriber_id)
+    try:
+        row = ask_admin("freud_subscription_rm", admin, id=key.hex())
+    except errors.Refused as error:
+        _print_notice(str(error))
+        return 13
+    print(f"removed {key.hex()}, {row['unread_messages']} unread messages")
+    return OK
 
 
 # --- helpers -----------------------------------------------------------------
@@ -238,6 +332,36 @@ def _publish_lines(bus: _Bus, topic: str) -> int:
     if unread:
         return bus.nothing_happened(f"{unread} more messages to {topic!r} had no subscriber")
     return OK
+
+
+def _parse_id(text: str) -> bytes:
+    from polybus.dialects.freud.codec import SUBSCRIBER_ID_BYTES
+
+    try:
+        subscriber_id = bytes.fromhex(text)
+    except ValueError:
+        subscriber_id = b""
+    if len(subscriber_id) != SUBSCRIBER_ID_BYTES:
+        digits = 2 * SUBSCRIBER_ID_BYTES
+        raise errors.UsageError(f"ID must be {digits} hex digits, got {text[:64]!r}")
+    return subscriber_id
+
+
+def _print_records(records: list[Record], format_record: Callable[[Record], bytes]) -> None:
+    sys.stdout.buffer.write(b"".join(map(format_record, records)))
+    sys.stdout.buffer.flush()
+
+
+def _print_deletion(notice: Record, as_json: bool, code: int) -> int:
+    """Print the deletion notice of a topic. Returns the exit code."""
+    from polybus.dialects.freud.codec import NOTICE_PREFIX
+
+    topic = notice.body.removeprefix(NOTICE_PREFIX).decode("utf-8", "backslashreplace")
+    if as_json:
+        line = {"id": notice.message_id, "timestamp_ns": notice.timestamp_ns}
+        print(json.dumps({**line, "deleted": topic}), flush=True)
+    _print_notice(f"topic {topic!r} was deleted")
+    return code
 
 
 def _lines() -> Iterator[list[bytes]]:

@@ -68,10 +68,10 @@ LABELS = {
 # The text of a Malformed Request answer, by the stable name of the broken rule.
 MALFORMED_TEXTS: dict[str, str] = {
     requests.TOO_LARGE: "the request is longer than max_frame_bytes allows",
+    requests.TOO_SHORT: "the length must count the header's 8 bytes on this listener",
     requests.UNKNOWN_TYPE: "no request has this type",
     requests.TRUNCATED: "the payload is shorter than the request needs",
     requests.TRAILING_BYTES: "there are bytes behind the request's last field",
-    requests.RESERVED_BODY: "the body starts like a deletion notice, which only the bus sends",
     requests.BAD_NAME: "no topic can have this name",
 }
 
@@ -85,6 +85,10 @@ MAX_U32 = 0xFFFF_FFFF  # lengths have 32 bits
 MAX_BLOCKING_S = 0x7FFF_FFFF  # as does max_blocking_secs, with its sign
 
 NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
+# In the answer to a Get Message, before a body that starts with `\0FREUD\0`: so no body can
+# be taken for a notice, and no content is reserved.
+RESERVED_PREFIX = b"\0FREUD\0"
+BODY_PREFIX = b"\0FREUD\0BODY\0"
 NOTICE_FLAG = 1  # of a record: the deletion notice, not a message
 
 DEFAULT_MAX_FRAME_BYTES = FreudLimits().max_frame_bytes
@@ -116,12 +120,9 @@ def notice(name: bytes) -> bytes:
     return NOTICE_PREFIX + name
 
 
-def is_notice(body: bytes) -> bool:
-    """Return True if the body looks like a notice.
-
-    Only the flag of a record is proof: other dialects may send such bodies.
-    """
-    return body.startswith(NOTICE_PREFIX)
+def is_notice(payload: bytes) -> bool:
+    """Return True if the answer to a Get Message is the deletion notice of its topic."""
+    return payload.startswith(NOTICE_PREFIX)
 
 
 # --- requests ----------------------------------------------------------------
@@ -141,7 +142,7 @@ def subscribe(name: bytes) -> bytes:
 
 
 def unsubscribe(subscriber: bytes) -> bytes:
-    return _frame(RequestType.UNSUBSCRIBE, _subscriber(subscriber))
+    return _frame(RequestType.UNSUBSCRIBE, check_subscriber(subscriber))
 
 
 def produce(name: bytes, body: Buffer, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> bytes:
@@ -153,11 +154,11 @@ def produce(name: bytes, body: Buffer, max_frame_bytes: int = DEFAULT_MAX_FRAME_
 
 
 def get_message(subscriber: bytes, max_blocking_s: int) -> bytes:
-    return encode_gets(_subscriber(subscriber), 1, _blocking(max_blocking_s), False)
+    return encode_gets(check_subscriber(subscriber), 1, _blocking(max_blocking_s), False)
 
 
 def get_record(subscriber: bytes, max_blocking_s: int) -> bytes:
-    return encode_gets(_subscriber(subscriber), 1, _blocking(max_blocking_s), True)
+    return encode_gets(check_subscriber(subscriber), 1, _blocking(max_blocking_s), True)
 
 
 def list_topics() -> bytes:
@@ -177,7 +178,7 @@ def answer(code: Code, payload: bytes = b"") -> bytes:
 
 
 def subscribed(subscriber: bytes) -> bytes:
-    return _frame(Code.OK, _subscriber(subscriber))
+    return _frame(Code.OK, check_subscriber(subscriber))
 
 
 def topics(found: Iterable[bytes]) -> bytes:
@@ -227,6 +228,15 @@ def read_count(payload: bytes) -> int:
     return int(U32.unpack(payload)[0])
 
 
+def read_message(payload: bytes) -> bytes:
+    """Return the body in the answer to a Get Message that is not a notice (`is_notice`)."""
+    if not payload.startswith(RESERVED_PREFIX):
+        return payload
+    if not payload.startswith(BODY_PREFIX):
+        raise BadFrame("message")
+    return payload[len(BODY_PREFIX) :]
+
+
 def read_record(payload: bytes) -> Record:
     if len(payload) < RECORD_HEADER.size:
         raise BadFrame("record")
@@ -257,7 +267,8 @@ def _prefixed(name: bytes) -> bytes:
     return U32.pack(len(name)) + name
 
 
-def _subscriber(subscriber: bytes) -> bytes:
+def check_subscriber(subscriber: bytes) -> bytes:
+    """Return the subscriber id. Raises UsageError if it cannot be one."""
     if len(subscriber) != SUBSCRIBER_ID_BYTES:
         raise UsageError(f"a subscriber id has {SUBSCRIBER_ID_BYTES} bytes, not {len(subscriber)}")
     return subscriber

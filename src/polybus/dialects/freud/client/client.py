@@ -21,8 +21,8 @@ Guarantees:
 - The client never reconnects. Topics and subscriptions live in the bus's memory and may be
   lost with it: when the connection ends, every waiting and every later call raises
   `ConnectionLost`.
-- `close` unsubscribes. The bus ends the subscriptions of a program that died after its
-  `subscriber_timeout_s`.
+- `close` unsubscribes. The bus keeps the subscriptions of a program that died, and those that
+  were detached, for its `detached_subscription_s`; `attach` continues one by its id.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Client(AsyncClient):
                 left = [open_.unsubscribe() for open_ in list(self._subscriptions.values())]
                 await asyncio.gather(*left, return_exceptions=True)
         except TimeoutError:
-            pass  # the bus ends them after subscriber_timeout_s
+            pass  # the bus ends them after detached_subscription_s
         finally:
             self._closed = True
             self._connection.close()
@@ -237,8 +237,30 @@ class Client(AsyncClient):
         if answer.code != Code.OK:
             connection.close()
             raise error_from_answer(answer, "subscribe to", repr(topic))
-        subscriber = codec.read_subscriber(answer.payload)
+        return self._open_subscription(topic, codec.read_subscriber(answer.payload), connection)
 
+    async def attach(self, subscriber_id: bytes) -> Subscription:
+        """Continue a detached subscription of this user (`Subscription.detach`).
+
+        Its `topic` is not known, and empty. Whether the id exists shows when it is read: an
+        unknown one raises DoesNotExist then. Raises UsageError if it is open in this client.
+        """
+        if subscriber_id in self._subscriptions:
+            raise UsageError(f"subscription {subscriber_id.hex()} is open in this client")
+        request = codec.unsubscribe(UNKNOWN_SUBSCRIBER)
+        codec.check_subscriber(subscriber_id)
+        self._require_connection()
+        connection, answer = await self._dial(request)
+        if answer.code != Code.DOESNT_EXIST:
+            connection.close()
+            raise error_from_answer(answer, "attach to", subscriber_id.hex())
+        return self._open_subscription("", subscriber_id, connection)
+
+    # --- helpers
+
+    def _open_subscription(
+        self, topic: str, subscriber: bytes, connection: FreudConnection
+    ) -> Subscription:
         async def wait_for_bus() -> None:
             await self._ask(codec.unsubscribe(UNKNOWN_SUBSCRIBER))
 
@@ -249,8 +271,6 @@ class Client(AsyncClient):
         subscription = Subscription(topic, subscriber, inbox, self._unsubscribe)
         self._subscriptions[subscriber] = subscription
         return subscription
-
-    # --- helpers
 
     def _require_connection(self) -> FreudConnection:
         if self._connection is None:

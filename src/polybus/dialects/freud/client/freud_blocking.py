@@ -38,6 +38,7 @@ class BlockingSubscription(BlockingFacade[Subscription], of=Subscription):
     get = blocking_method(Subscription.get)
     get_many = blocking_method(Subscription.get_many)
     unsubscribe = blocking_method(Subscription.unsubscribe)
+    detach = blocking_method(Subscription.detach)
 
     def __iter__(self) -> Self:
         return self
@@ -66,6 +67,7 @@ class BlockingClient(BlockingFacade[Client], of=Client):
     produce = blocking_method(Client.produce)
     produce_many = blocking_method(Client.produce_many)
     subscribe = blocking_factory(Client.subscribe, BlockingSubscription)
+    attach = blocking_factory(Client.attach, BlockingSubscription)
 
 
 connect = blocking_connect(client.connect, BlockingClient)

@@ -151,6 +151,12 @@ class FreudConnection(client_connection.ClientConnection):
         self._transport.write(requests)
         self._regulate()
 
+    def finish(self) -> None:
+        """Send no more. The bus answers all requests, then closes the connection."""
+        self._closing = True
+        if self._transport is not None and self.is_up:
+            self._transport.write_eof()
+
     def timeout_error(self, timeout_s: float) -> NotConnected:
         """Return the error for a request without an answer in time."""
         return NotConnected(f"no answer from {self.address} within {timeout_s:g} s")

@@ -57,6 +57,7 @@ class Subscription(AsyncContext):
 
     @property
     def topic(self) -> str:
+        """The topic; empty if `Client.attach` opened the subscription by its id."""
         return self._topic
 
     @property
@@ -116,6 +117,16 @@ class Subscription(AsyncContext):
             self.inbox.records.clear()
             self.inbox.finish(self.inbox.gone_error())
 
+    async def detach(self) -> bytes:
+        """Disconnect and leave the subscription to the bus. Returns its id, for `Client.attach`.
+
+        The bus keeps it for `detached_subscription_s` and collects its messages. Messages that
+        were fetched already can still be read here.
+        """
+        if self.inbox.end is None:
+            await self.inbox.detach()
+        return self._id
+
     async def _on_exit(self, error: BaseException | None) -> None:
         await self.unsubscribe()
 
@@ -128,8 +139,8 @@ DO_NOT_WAIT = 0
 SETTLE_TIMEOUT_S = 0.25
 
 GONE = (
-    "the subscription to {topic!r} has ended: its topic was deleted and the notice not read in"
-    " time, it was not used for subscriber_timeout_s, or a rule denies it"
+    "the subscription {subject} does not exist: its topic was deleted and the notice not read in"
+    " time, it was detached for too long or evicted for others of its user, or a rule denies it"
 )
 
 
@@ -156,6 +167,8 @@ class SubscriptionInbox:
         self.unanswered = 0  # Gets of the current round without an answer
         # While unsubscribing, the bus may answer a waiting Get before the Unsubscribe.
         self.is_unsubscribing = False
+        self._is_detaching = False
+        self._subject = f"to {topic!r}" if topic else subscriber.hex()
         self._topic = topic
         self._subscriber = subscriber
         self._connection = connection
@@ -172,7 +185,7 @@ class SubscriptionInbox:
         if self.end is None:
             if self._filling:
                 raise UsageError(
-                    f"another task is reading from the subscription to {self._topic!r}"
+                    f"another task is reading from the subscription {self._subject}"
                 )
             self._filling = True
             try:
@@ -213,8 +226,19 @@ class SubscriptionInbox:
     def gone_error(self) -> DoesNotExist:
         """Return the error for a subscription that the bus has ended."""
         if self.is_unsubscribing:
-            return DoesNotExist(f"unsubscribed from {self._topic!r}")
-        return DoesNotExist(GONE.format(topic=self._topic))
+            return DoesNotExist(f"the subscription {self._subject} was unsubscribed")
+        return DoesNotExist(GONE.format(subject=self._subject))
+
+    async def detach(self) -> None:
+        """Hang up, and keep the messages that the bus has sent before it closes."""
+        self._is_detaching = True
+        self._connection.finish()
+        try:
+            async with asyncio.timeout(self._answer_timeout_s):
+                await self._connection.ended.wait()
+        except TimeoutError:
+            self._connection.abort()
+        self.finish(self._detached_error())
 
     @property
     def idle_connection(self) -> FreudConnection | None:
@@ -235,7 +259,7 @@ class SubscriptionInbox:
                     self.notice = records.pop()
                 self.records.extend(records)
                 if self.notice is not None:
-                    self.finish(TopicDeleted(f"topic {self._topic!r} was deleted"))
+                    self.finish(TopicDeleted(self._deleted_text(self.notice)))
             elif code == Code.DOESNT_EXIST:
                 self.finish(self.gone_error())
             elif code != Code.NOTHING_HAPPENED:
@@ -245,9 +269,16 @@ class SubscriptionInbox:
 
     def fail(self, error: PolybusError) -> None:
         self.unanswered = 0
-        self.finish(error)
+        self.finish(self._detached_error() if self._is_detaching else error)
 
     # --- helpers
+
+    def _deleted_text(self, notice: Record) -> str:
+        name = notice.body.removeprefix(codec.NOTICE_PREFIX).decode("utf-8", "backslashreplace")
+        return f"topic {self._topic or name!r} was deleted"
+
+    def _detached_error(self) -> UsageError:
+        return UsageError(f"the subscription {self._subject} was detached; attach it again")
 
     async def _fill(self, count: int, timeout_s: float | None) -> None:
         clock = asyncio.get_running_loop().time

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.bus.request_outcome import RequestOutcome
-from polybus.dialects.freud.codec import NOTICE_FLAG
+from polybus.dialects.freud.codec import BODY_PREFIX, NOTICE_FLAG, Code
 from polybus.dialects.freud.server.answer_encoder import (
     encode_answers,
     encode_messages,
@@ -72,9 +72,9 @@ class AnswerQueue:
         self.size += len(answer)
 
     def add_messages(
-        self, answer: bytes, reader: PullReader, taken: Range, *, records: bool
+        self, answer: bytes, reader: PullReader, taken: Range, header_bytes: int
     ) -> None:
-        self._unconfirmed.append(WrittenMessages(reader, taken, self.size, _header_bytes(records)))
+        self._unconfirmed.append(WrittenMessages(reader, taken, self.size, header_bytes))
         self.add(answer)
 
     def flush(self) -> None:
@@ -90,7 +90,8 @@ class AnswerQueue:
 
     def add_written(self, size: int, reader: PullReader, taken: Range, *, records: bool) -> None:
         """Register an answer that the fast path wrote and the socket did not accept whole."""
-        self._unconfirmed.append(WrittenMessages(reader, taken, 0, _header_bytes(records)))
+        header_bytes = ANSWER_HEADER + (RECORD_HEADER if records else 0)
+        self._unconfirmed.append(WrittenMessages(reader, taken, 0, header_bytes))
         self._confirm_written(size)
 
     def _confirm_written(self, size: int) -> None:
@@ -146,10 +147,6 @@ class AnswerQueue:
                 self._unconfirmed.append(WrittenMessages(reader, rest, written.start, header_bytes))
 
 
-def _header_bytes(records: bool) -> int:
-    return ANSWER_HEADER + (RECORD_HEADER if records else 0)
-
-
 # Answers are written once this many bytes are gathered: far fewer writes than requests.
 STEP_BYTES = 128 * 1024
 
@@ -164,11 +161,13 @@ class GetGroup:
     def answer_messages(self, group: GetRun, reader: PullReader, most: int | None = None) -> int:
         """Answer with the next messages. Returns the weight of that, 0 if there is none."""
         assert self.unanswered is not None
-        taken = reader.take(most or self.unanswered, STEP_BYTES)
+        taken = reader.take(most or self.unanswered, STEP_BYTES, bare=not group.records)
         if taken is None:
             return 0
         chunk, count = taken.chunk, len(taken)
+        header_bytes = ANSWER_HEADER
         if group.records:
+            header_bytes += RECORD_HEADER
             data = encode_records(
                 chunk.first_id,
                 chunk.times,
@@ -178,9 +177,13 @@ class GetGroup:
                 taken.start,
                 count,
             )
+        elif taken.needs_escape:
+            header_bytes += len(BODY_PREFIX)
+            body = chunk.bodies[chunk.offsets[taken.start] : chunk.offsets[taken.end]]
+            data = encode_answers(Code.OK, 1, BODY_PREFIX + body)
         else:
             data = encode_messages(chunk.offsets, chunk.bodies, taken.start, count)
-        self._answers.add_messages(data, reader, taken, records=group.records)
+        self._answers.add_messages(data, reader, taken, header_bytes)
         self.unanswered -= count
         if chunk.notice:
             self._answers.flush()  # sending the notice ends the subscription, so send it now

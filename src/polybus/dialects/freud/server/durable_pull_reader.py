@@ -20,6 +20,7 @@ from polybus.durable.push_readers import LogCursor
 
 if TYPE_CHECKING:
     from polybus.bus.quotas import Quotas
+    from polybus.dialects.freud.server.detached_readers import DetachedReaders
     from polybus.durable.push_readers import PushReaders
     from polybus.durable.topic_registry import DurableTopics
     from polybus.model.identity import Identity
@@ -68,11 +69,13 @@ class PullCursor(LogCursor):
         push_readers: PushReaders,
         durable: DurableTopics,
         quotas: Quotas,
+        detached: DetachedReaders,
         reader: DurablePullReader,
     ) -> None:
         super().__init__(push_readers, reader.topic, durable.next_id(reader.topic))
         self._durable = durable
         self._quotas = quotas
+        self._detached = detached
         self._reader = reader
         self._is_ended = False  # the topic was dropped: rows that arrive later are ignored
         self.is_over_quota = False  # the user's quota has no room: tick() tries again
@@ -124,6 +127,10 @@ class PullCursor(LogCursor):
         reader = self._reader
         if self._quotas.charge(reader.identity, BYTES, run.size, trial=True):
             return run
+        # Detached readers make room for the next message, and not for those fetched ahead.
+        self._detached.make_room(reader.identity, run.sizes()[0])
+        if reader.gone:
+            return Range(run.chunk, 0, 0)
         fit = find_fitting(run, self._quotas.room(reader.identity, BYTES), len(run)).runs
         first = fit[0] if fit and fit[0].start == run.start else Range(run.chunk, 0, 0)
         self._quotas.charge(reader.identity, BYTES, first.size)
@@ -133,10 +140,17 @@ class PullCursor(LogCursor):
 class DurablePullReaders:
     """All readers of durable topics, by topic."""
 
-    def __init__(self, durable: DurableTopics, push_readers: PushReaders, quotas: Quotas) -> None:
+    def __init__(
+        self,
+        durable: DurableTopics,
+        push_readers: PushReaders,
+        quotas: Quotas,
+        detached: DetachedReaders,
+    ) -> None:
         self._durable = durable
         self._push_readers = push_readers
         self._quotas = quotas
+        self._detached = detached
         self._readers: dict[int, dict[DurablePullReader, PullCursor]] = {}
 
     def find(self, name: bytes) -> Topic | None:
@@ -154,7 +168,9 @@ class DurablePullReaders:
 
     def add(self, reader_id: bytes, caller: Identity, topic: Topic) -> DurablePullReader:
         reader = DurablePullReader(reader_id, caller, topic)
-        pull = PullCursor(self._push_readers, self._durable, self._quotas, reader)
+        pull = PullCursor(
+            self._push_readers, self._durable, self._quotas, self._detached, reader
+        )
         self._readers.setdefault(topic.number, {})[reader] = pull
         reader.on_end = partial(self.remove, reader)
         return reader

@@ -3,11 +3,13 @@
 Bytes are charged before they are stored: to each reader's account, or, while they are
 buffered for later readers, to the account of the topic's creator. A producer that exceeds a
 limit is refused. A message of a push dialect cannot be refused, so a reader without room
-loses it, and the loss is counted.
+loses it, and the loss is counted. In either case the account's detached readers make room
+first (detached_readers.py): neither is refused or lost because of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 
     from polybus.bus.connection import Connection
     from polybus.bus.counters import Counters
-    from polybus.bus.quotas import Quotas
+    from polybus.bus.quotas import Key, Quotas
     from polybus.dialects.freud.limits import FreudLimits
+    from polybus.dialects.freud.server.detached_readers import DetachedReaders
     from polybus.dialects.freud.server.pull_reader import PullReader
     from polybus.dialects.freud.server.topic_lifecycle import Incarnation
     from polybus.dialects.freud.server.unread_queue import Range
@@ -54,6 +57,7 @@ class EphemeralDelivery:
         fanout: Fanout,
         pushing: PushDelivery,
         quotas: Quotas,
+        detached: DetachedReaders,
         counters: Counters,
         limits: FreudLimits,
         wall_ns: Callable[[], int],
@@ -61,6 +65,7 @@ class EphemeralDelivery:
         self._fanout = fanout
         self._pushing = pushing
         self._quotas = quotas
+        self._detached = detached
         self._counters = counters
         self._limits = limits
         self._wall_ns = wall_ns
@@ -77,17 +82,22 @@ class EphemeralDelivery:
 
         Without a `connection` that can wait, full push readers lose the batch.
         """
+        size = len(bodies)
+        # A trial logs no refusal: a smaller batch or an eviction is tried next.
+        reached = self._charge_all(current, size, count, trial=True)
+        # The session splits a larger batch, so that each message evicts as few as it needs.
+        if reached and count == 1:
+            reached = self._evict_for(current, size) or self._charge_all(current, size, count)
+        if reached:
+            return ProduceResult(over_quota(reached))
         pushed = self._fanout.subscriber_count(current.name)
         if not current.readers and not pushed:
             self._counters.count("dropped", "no_subscriber", count)
             return ProduceResult(NOTHING_HAPPENED)
-        reached = self._charge_all(current, len(bodies), count)
-        if reached:
-            return ProduceResult(over_quota(reached))
         first_id = self._fanout.next_id(current.name)
         # Push readers first: only they can make the producer wait, with nothing delivered.
         if pushed and not self._push(connection, current.name, offsets, bodies):
-            self._release_all(current.readers.values(), len(bodies))
+            self._release_all(current.readers.values(), size)
             return ProduceResult(WAIT)
         self._fanout.set_next_id(current.name, first_id + count)
         if current.readers:
@@ -121,6 +131,19 @@ class EphemeralDelivery:
         for run in self._charge_fitting(current.creator, messages, room):
             current.append_buffer(run, relayed=True)
 
+    def make_buffer_room(self, current: Incarnation, size: int) -> None:
+        """Evict detached readers of the creator if the buffer then has room for `size` bytes.
+
+        The caller must look the topic's action up after it: an evicted reader may have been the
+        last one that the buffer waited for.
+        """
+        if current.buffered_messages >= self._limits.max_unread_messages:
+            return
+        if self._quotas.room(current.creator, BYTES) < size <= self._reachable_room(
+            current.creator
+        ):
+            self._detached.make_room(current.creator, size)
+
     def flush_buffer(self, current: Incarnation) -> None:
         """Deliver the buffer to the readers of the moment."""
         self._quotas.release(current.creator, BYTES, current.buffered_bytes)
@@ -150,15 +173,16 @@ class EphemeralDelivery:
         self._counters.count("dropped", "slow_consumer", lost)
         return True
 
-    def _charge_all(self, current: Incarnation, size: int, count: int) -> str | None:
+    def _charge_all(
+        self, current: Incarnation, size: int, count: int, *, trial: bool = False
+    ) -> str | None:
         """Charge every reader or none. Returns the name of the limit that was reached, if any."""
         charged: list[PullReader] = []
         for reader in current.readers.values():
             reached = None
             if reader.held_messages + count > self._limits.max_unread_messages:
                 reached = UNREAD
-            # A trial logs no refusal: the session splits the batch and tries again.
-            elif not self._quotas.charge(reader.identity, BYTES, size, trial=count > 1):
+            elif not self._quotas.charge(reader.identity, BYTES, size, trial=trial):
                 reached = BYTES
             if reached:
                 self._release_all(charged, size)
@@ -166,10 +190,53 @@ class EphemeralDelivery:
             charged.append(reader)
         return None
 
+    def _evict_for(self, current: Incarnation, size: int) -> str | None:
+        """Evict the detached readers that have no room for a message, or leave none to others.
+
+        Returns the limit that is reached without them, if any; then none is evicted.
+        """
+        readers = list(current.readers.values())
+        max_unread = self._limits.max_unread_messages
+        room: dict[Key, int] = {}
+        for reader in readers:
+            if self._detached.can_evict(reader):
+                continue
+            if reader.held_messages >= max_unread:
+                return UNREAD
+            account = reader.identity.account
+            if account not in room:
+                room[account] = self._reachable_room(reader.identity)
+            room[account] -= size
+            if room[account] < 0:
+                self._quotas.refuse(reader.identity, BYTES, size)
+                return BYTES
+        for reader in readers:
+            if self._detached.can_evict(reader) and reader.held_messages >= max_unread:
+                self._detached.evict(reader)
+        left = Counter(reader.identity.account for reader in readers if not reader.gone)
+        for identity in {reader.identity.account: reader.identity for reader in readers}.values():
+            account = identity.account
+            while left[account] * size > self._quotas.room(identity, BYTES):
+                evicted = self._detached.evict_oldest(account) if left[account] else None
+                if evicted is None:
+                    break
+                left[account] -= evicted.incarnation is current
+        return None
+
+    def _reachable_room(self, identity: Identity) -> int:
+        """Return the room of the user's quota_bytes without its detached readers."""
+        free = self._quotas.room(identity, BYTES)
+        return free + self._detached.evictable_bytes(identity.account)
+
     def _put_within_room(self, current: Incarnation, batch: list[Range]) -> None:
         """Put messages that cannot be refused: each reader gets as many as it has room for."""
         readers = list(current.readers.values())
+        size = sum(messages.size for messages in batch)
         for reader in readers:
+            if not reader.gone:  # evicted for an earlier reader
+                self._detached.make_room(reader.identity, size)
+            if reader.gone:
+                continue
             for messages in batch:
                 room = self._limits.max_unread_messages - reader.held_messages
                 for run in self._charge_fitting(reader.identity, messages, room):

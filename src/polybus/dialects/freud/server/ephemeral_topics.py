@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from polybus.bus.quotas import SUBSCRIPTIONS, TOPICS
@@ -20,6 +21,7 @@ from polybus.bus.request_outcome import (
     RequestOutcome,
     over_quota,
 )
+from polybus.dialects.freud.server.detached_readers import DetachedReaders
 from polybus.dialects.freud.server.durable_pull_reader import DurablePullReaders
 from polybus.dialects.freud.server.ephemeral_delivery import (
     EphemeralDelivery,
@@ -68,7 +70,10 @@ class EphemeralTopics:
         wall_ns: Callable[[], int],
     ) -> None:
         self._fanout = fanout
-        self._delivery = EphemeralDelivery(fanout, pushing, quotas, counters, limits, wall_ns)
+        self.detached = DetachedReaders(quotas, limits.max_detached_subscriptions)
+        self._delivery = EphemeralDelivery(
+            fanout, pushing, quotas, self.detached, counters, limits, wall_ns
+        )
         self._policy = policy
         self._quotas = quotas
         self._counters = counters
@@ -84,7 +89,8 @@ class EphemeralTopics:
             quotas,
             counters,
             self.message_counts,
-            limits.subscriber_timeout_s,
+            self.detached,
+            limits.detached_subscription_s,
             clock,
         )
         # Both are set on a bus with durable topics: Freud clients pull from those, too.
@@ -114,17 +120,30 @@ class EphemeralTopics:
         )
         durable = durable_bus(broker)
         if durable is not None:
-            readers = DurablePullReaders(durable.topics, durable.push_readers, broker.quotas)
+            readers = DurablePullReaders(
+                durable.topics, durable.push_readers, broker.quotas, topics.detached
+            )
             topics.durable_readers = readers
             topics.is_durable = durable.is_durable
             durable.names.on_removed.append(topics.on_durable_removed)
             durable.on_commit.append(readers.on_commit)
         broker.install_topics(topics)
+        broker.overview.sections["freud"] = topics.stats
+        topics.readers.on_evicted = partial(_log_eviction, broker)
         return topics
 
     def exists(self, name: bytes) -> bool:
         """Return True if the name is in use, also by a topic that is being deleted."""
         return name in self._topics
+
+    def stats(self) -> dict[str, int]:
+        """Return the section `freud` of the statistics."""
+        return {
+            "subscriptions": len(self.readers),
+            "detached": len(self.detached),
+            "evicted": self.detached.evicted,
+            "expired": self.readers.expired,
+        }
 
     # --- requests
 
@@ -169,7 +188,7 @@ class EphemeralTopics:
                 return NO
             if self.durable_readers.is_damaged(durable):
                 return over_quota(Damaged.code)
-            if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):
+            if not self._charge_subscription(caller):
                 return over_quota(SUBSCRIPTIONS)
             durable_reader = self.durable_readers.add(new_id(), caller, durable)
             self.readers.add(durable_reader)
@@ -180,7 +199,7 @@ class EphemeralTopics:
         assert topic.current is not None
         if not self._policy.allows(caller, "subscribe", name, topic.current.creator):
             return NO
-        if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):
+        if not self._charge_subscription(caller):
             return over_quota(SUBSCRIPTIONS)
         reader = PullReader(new_id(), caller, topic.current)
         self.readers.add(reader)
@@ -219,6 +238,10 @@ class EphemeralTopics:
         if can_deny and self._fanout.verdict(identity, name) is None:
             allowed = self._policy.may_produce(identity, name)
             self._fanout.remember_verdict(identity, name, allowed)
+        # A larger batch is split by the session, so that each message evicts as few as it needs.
+        if action is TopicAction.BUFFER and count == 1:
+            self._delivery.make_buffer_room(current, len(bodies))
+            action = self._lifecycle.find_action(TopicEvent.PRODUCE, topic)
         if action is TopicAction.BUFFER:
             result = self._delivery.buffer(current, offsets, bodies, count)
         else:
@@ -286,7 +309,7 @@ class EphemeralTopics:
     def on_collected(self, batch: CollectedBatch) -> None:
         """Accept messages of a push dialect. A reader without room loses them, counted."""
         topic = self._topics.get(batch.topic)
-        action = self._lifecycle.find_action(TopicEvent.COLLECT, topic)
+        action = self._find_collect_action(topic, batch.topic, len(batch.bodies), batch.count)
         if action is TopicAction.NOTHING:
             return
         assert topic is not None
@@ -299,21 +322,33 @@ class EphemeralTopics:
     def on_assembled(self, name: bytes, body: bytes) -> None:
         """Accept a message that a push dialect sent in parts; push readers got the parts."""
         topic = self._topics.get(name)
-        action = self._lifecycle.find_action(TopicEvent.COLLECT, topic)
+        action = self._find_collect_action(topic, name, len(body), 1)
         if action is TopicAction.NOTHING:
             return
         assert topic is not None
         assert topic.current is not None
-        # The pull readers may have left since the first part arrived.
-        if action is TopicAction.DELIVER and not topic.current.readers:
-            if not self._fanout.subscriber_count(name):
-                self._counters.count("dropped", "no_subscriber")
-            return
         first_id = self._fanout.next_id(name)
         self._fanout.set_next_id(name, first_id + 1)
         offsets = array("i", [0, len(body)]).tobytes()
         buffers = action is TopicAction.BUFFER
         self._delivery.accept_pushed(topic.current, first_id, offsets, body, buffers=buffers)
+
+    def _find_collect_action(
+        self, topic: EphemeralTopic | None, name: bytes, size: int, count: int
+    ) -> TopicAction:
+        """Return the action for messages of a push dialect, after a buffer was given room."""
+        action = self._lifecycle.find_action(TopicEvent.COLLECT, topic)
+        if topic is None or topic.current is None:
+            return action
+        if action is TopicAction.BUFFER:
+            self._delivery.make_buffer_room(topic.current, size)
+            action = self._lifecycle.find_action(TopicEvent.COLLECT, topic)
+        # The pull readers may have left since the fan-out collected the first part.
+        if action is TopicAction.DELIVER and not topic.current.readers:
+            if not self._fanout.subscriber_count(name):
+                self._counters.count("dropped", "no_subscriber", count)
+            return TopicAction.NOTHING
+        return action
 
     def on_push_subscribed(self, name: bytes) -> None:
         """A push reader subscribed: a buffer that awaits its first reader is flushed."""
@@ -346,6 +381,13 @@ class EphemeralTopics:
 
     # --- helpers
 
+    def _charge_subscription(self, caller: Identity) -> bool:
+        """Charge one subscription; the user's oldest detached ones make room for it."""
+        while not self._quotas.charge(caller, SUBSCRIPTIONS, 1, trial=True):
+            if self.detached.evict_oldest(caller.account) is None:
+                return self._quotas.charge(caller, SUBSCRIPTIONS, 1)
+        return True
+
     def _can_see_durable(self, caller: Identity, durable: DurableTopic) -> bool:
         return self._is_visible(caller, durable.name.encode(), creator_of(durable))
 
@@ -357,3 +399,14 @@ class EphemeralTopics:
             return True
         verbs = ("produce", "subscribe", "delete")
         return any(self._policy.allows(caller, verb, name, creator) for verb in verbs)
+
+
+def _log_eviction(broker: Broker, reader: PullReader) -> None:
+    broker.log.warning(
+        "subscription evicted",
+        dialect="freud",
+        user=broker.quotas.describe(reader.identity),
+        topic=reader.topic_name.decode("utf-8", "backslashreplace"),
+        messages_lost=reader.held_messages,
+        reason="detached, and its user's quota is full",
+    )

@@ -7,7 +7,7 @@ here if the request is the most common case of its kind:
     Produce   the topic is live and has no push reader and exactly one pull reader,
               that reader has room, and the policy is known to allow it
     Get       the subscription is the caller's, its connection is open, and its next
-              message is not a deletion notice
+              message is neither a deletion notice nor a body that needs an escape
 
 Every other request goes to `receive_slow_path` in session.py, as if it had not been
 looked at: several requests (executed together), malformed ones, every answer but Ok. The rules
@@ -30,7 +30,6 @@ from polybus.kernel.topic_index cimport ALLOW, Topic
 
 cdef extern from "bytes_inline.h":
     void copy "polybus_copy"(unsigned char* out, const unsigned char* source, size_t size) noexcept nogil
-    bint same "polybus_same"(const unsigned char* a, const unsigned char* b, size_t size) noexcept nogil
 
 cdef enum:
     HEADER = 8  # type or code 4, length 4
@@ -43,7 +42,6 @@ cdef enum:
     GET_MESSAGE = 5
     GET_RECORD = 8
     OK = 0
-    NOTICE_SIZE = 15
 
 # The states that the fast path tests. The Python enums take their values from these
 # constants (TopicState in topic_lifecycle.py, Phase and Halt in session.py).
@@ -55,8 +53,6 @@ cdef enum:
 LIVE = STATE_LIVE
 OPEN = PHASE_OPEN
 NOT_HALTED = HALT_NONE
-
-cdef const unsigned char* NOTICE = b"\0FREUD\0DELETED\0"
 
 
 # --- topics ------------------------------------------------------------------
@@ -170,15 +166,17 @@ cdef class FastPath:
             return False
         return reader.account.has_room(BYTES, size)
 
-    cdef UnreadQueue find_reader(self, object account, bytes reader_id):
+    cdef UnreadQueue find_reader(self, object account, bytes reader_id, bint record):
         """Return the subscription if the account owns it and it has a message to take."""
         cdef UnreadQueue reader = self.readers.get(reader_id)
-        # Without an owning connection, its last use must be recorded: the slow path does that.
+        cdef Range first
+        # A detached one is attached to the connection: the slow path does that.
         if reader is None or reader.account is None or not reader.is_owned or not reader.ranges:
             return None
-        if reader.account.key != account or (<Range?>reader.ranges[0]).chunk.notice:
+        first = reader.ranges[0]
+        if reader.account.key != account or first.chunk.notice:
             return None
-        return reader
+        return reader if record or not first.is_reserved(first.start) else None
 
     cdef int confirm(self, UnreadQueue reader, Range taken) except -1:
         """Count the messages as consumed: they are in the reader's socket."""
@@ -277,8 +275,6 @@ cdef class FastSession:
             return False
         at += NAME_LENGTH
         size = <Py_ssize_t>(length - NAME_LENGTH - name_size)
-        if size >= NOTICE_SIZE and same(at + name_size, NOTICE, NOTICE_SIZE):
-            return False
         # The name needs no check: only names of existing topics are found.
         if not self.path.produce(self.source, at[:name_size], at + name_size, size, &message_id):
             return False
@@ -290,7 +286,7 @@ cdef class FastSession:
         return True
 
     cdef bint get(self, const unsigned char* at, bint record) except -1:
-        cdef UnreadQueue reader = self.path.find_reader(self.account, at[:SUBSCRIBER_ID])
+        cdef UnreadQueue reader = self.path.find_reader(self.account, at[:SUBSCRIBER_ID], record)
         cdef Range taken
         cdef bytes answer
         if reader is None:

@@ -1,12 +1,14 @@
 """Pull readers: subscriptions of Freud clients, in one table by subscriber id.
 
 A reader belongs to its user and outlives its connection: any connection of the same user
-that knows the id can continue with it. It ends once, for one of these reasons:
+that knows the id can continue with it (detached_readers.py). It ends once, for one of these
+reasons:
 
-    unsubscribed           its user unsubscribed
+    unsubscribed           its user unsubscribed, or an admin removed it
     deleted                it has read the notice that its topic was deleted
     deletion_timeout       it has not read that notice within subscriber_timeout_s
-    abandoned              no connection owns it, and it was not used for subscriber_timeout_s
+    abandoned              it is detached, and was not used for detached_subscription_s
+    evicted                it is detached, and its user's quota had no room
     subscription_revoked   the rules deny it now
 
 Its unread messages are then dropped and counted under the reason, except those of a
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from polybus.bus.counters import Counters
     from polybus.bus.policy import Policy
     from polybus.bus.quotas import Quotas
+    from polybus.dialects.freud.server.detached_readers import DetachedReaders
     from polybus.dialects.freud.server.fast_session import MessageCounts
     from polybus.dialects.freud.server.topic_lifecycle import Incarnation, TopicLifecycle
     from polybus.dialects.freud.server.unread_queue import Range
@@ -42,7 +45,7 @@ class PullReader(UnreadQueue):
         self.id = reader_id
         self.identity = identity
         self.incarnation = incarnation
-        self.used_s = 0.0  # time of the last use, for readers that no connection owns
+        self.used_s = 0.0  # when it was last used or became detached
         self._waking = False
 
     @property
@@ -97,17 +100,21 @@ class PullReaders:
         quotas: Quotas,
         counters: Counters,
         counts: MessageCounts,
-        timeout_s: float,
+        detached: DetachedReaders,
+        detached_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._lifecycle = lifecycle
         self._quotas = quotas
         self._counters = counters
         self._counts = counts
-        self._timeout_s = timeout_s
+        self._detached = detached
+        self._detached_s = detached_s
         self._clock = clock
         self.by_id: dict[bytes, PullReader] = {}
-        self._unowned: dict[PullReader, None] = {}
+        self.expired = 0  # detached readers that were not used in time
+        self.on_evicted: Callable[[PullReader], None] = lambda reader: None
+        detached.end_reader = self._evict
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -118,11 +125,10 @@ class PullReaders:
         self.by_id[reader.id] = reader
 
     def find(self, caller: Identity, reader_id: bytes) -> PullReader | None:
-        """Return the subscription with this id if the caller owns it, and record its use."""
+        """Return the subscription with this id if it is the caller's."""
         reader = self.by_id.get(reader_id)
         if reader is None or reader.identity.account != caller.account:
             return None
-        reader.used_s = self._clock()
         return reader
 
     def end(self, reader: PullReader, reason: str) -> None:
@@ -130,7 +136,7 @@ class PullReaders:
         self._quotas.release(reader.identity, SUBSCRIPTIONS, 1)
         lost = reader.end()
         del self.by_id[reader.id]
-        self._unowned.pop(reader, None)
+        self._detached.discard(reader)
         if reader.incarnation is not None:
             self._counters.count("dropped", reason, lost)
             self._lifecycle.on_reader_ended(reader, reader.incarnation)
@@ -162,13 +168,24 @@ class PullReaders:
         for reader in readers:
             reader.wake()
 
-    def release_readers(self, readers: Iterable[PullReader]) -> None:
-        """Mark readers as unowned: their connection closed, and another may continue."""
+    def attach(self, reader: PullReader) -> None:
+        """Make a connection the owner of a detached reader."""
+        reader.is_owned = True
+        self._detached.discard(reader)
+
+    def detach(self, readers: Iterable[PullReader]) -> None:
+        """Detach the readers of a connection that closed; another may continue with them."""
         for reader in readers:
             if not reader.gone:
                 reader.is_owned = False
-                reader.used_s = self._clock()
-                self._unowned[reader] = None
+                self.renew(reader)
+
+    def renew(self, reader: PullReader) -> None:
+        """Record that a detached reader was used now."""
+        if not reader.is_owned and not reader.gone:
+            reader.used_s = self._clock()
+            self._detached.discard(reader)
+            self._detached.add(reader)
 
     # --- called by the bus
 
@@ -185,10 +202,16 @@ class PullReaders:
         return len(denied)
 
     def tick(self, now_s: float) -> None:
-        for reader in [r for r in self._unowned if r.waiters]:
-            reader.used_s = now_s
-        for reader in [r for r in self._unowned if now_s - r.used_s >= self._timeout_s]:
-            self.end(reader, "abandoned")
+        for reader in list(self._detached.find_unused_since(now_s - self._detached_s)):
+            if reader.waiters:
+                self.renew(reader)  # a Get that waits is use
+            elif not reader.gone:  # the end of an earlier one may have ended it
+                self.expired += 1
+                self.end(reader, "abandoned")
+
+    def _evict(self, reader: PullReader) -> None:
+        self.on_evicted(reader)
+        self.end(reader, "evicted")
 
 
 def new_id() -> bytes:

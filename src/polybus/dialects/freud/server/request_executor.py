@@ -30,7 +30,7 @@ PRUNE_FIRST_AT = 64
 
 
 class RequestExecutor:
-    """Executes the requests of one connection. `readers` are the subscriptions it made."""
+    """Executes the requests of one connection. `readers` are the subscriptions it owns."""
 
     def __init__(self, broker: Broker, topics: EphemeralTopics, connection: Connection) -> None:
         self._broker = broker
@@ -62,6 +62,14 @@ class RequestExecutor:
         creator = broker.durable.creator_of(name)
         return broker.policy.allows(self._caller, PRODUCE, name, creator)
 
+    def own(self, reader: PullReader) -> None:
+        """Make this connection the owner of a new or a detached subscription."""
+        if len(self.readers) >= self._prune_at:
+            self.readers = {key: kept for key, kept in self.readers.items() if not kept.gone}
+            self._prune_at = 2 * len(self.readers) + PRUNE_FIRST_AT
+        self.readers[reader.id] = reader
+        self._topics.readers.attach(reader)
+
     def record_refusal(
         self, outcome: RequestOutcome, verb: str, subject: bytes, count: int = 1
     ) -> None:
@@ -84,10 +92,7 @@ class RequestExecutor:
     def _subscribe(self, name: bytes) -> Response:
         result = self._topics.subscribe(self._caller, name)
         if isinstance(result, PullReader):
-            if len(self.readers) >= self._prune_at:
-                self.readers = {key: kept for key, kept in self.readers.items() if not kept.gone}
-                self._prune_at = 2 * len(self.readers) + PRUNE_FIRST_AT
-            self.readers[result.id] = result
+            self.own(result)
             return OK, result.id
         self.record_refusal(result, "subscribe", name)
         return result, b""

@@ -4,14 +4,14 @@ from typing import Literal, final
 from typing_extensions import Buffer
 
 Reason = Literal[
-    "too_large", "unknown_type", "truncated", "trailing_bytes", "reserved_body", "bad_name"
+    "too_large", "too_short", "unknown_type", "truncated", "trailing_bytes", "bad_name"
 ]
 
 TOO_LARGE: Reason
+TOO_SHORT: Reason
 UNKNOWN_TYPE: Reason
 TRUNCATED: Reason
 TRAILING_BYTES: Reason
-RESERVED_BODY: Reason
 BAD_NAME: Reason
 REASONS: tuple[Reason, ...]
 
@@ -70,7 +70,12 @@ class ScanResult:
 
 @final
 class RequestScanner:
-    def __init__(self, max_frame_bytes: int, is_name: Callable[[bytes], bool]) -> None: ...
+    def __init__(
+        self, max_frame_bytes: int, is_name: Callable[[bytes], bool], *, with_header: bool = False
+    ) -> None: ...
     @property
     def max_frame_bytes(self) -> int: ...
+    @property
+    def with_header(self) -> bool: ...
+    def frame_bytes(self, header: bytes) -> int: ...
     def scan(self, buffer: Buffer, start: int, end: int) -> ScanResult: ...

@@ -17,6 +17,9 @@ A length over the cap is refused by the header, before anything is allocated or 
 for. It is the last group of its scan, and `closes`: the start of the next frame is
 unknown. Every other fault lies within its frame, and the next request is read as usual.
 
+`with_header` reads the framing of an older client: its length counts the header, too, except
+that of a Get Message, which is 4 more than its payload. A length below that also `closes`.
+
 A first pass over the frames records offsets; a second pass copies the bodies by that
 record alone.
 """
@@ -40,6 +43,7 @@ cdef enum:
     SUBSCRIBER_ID = 16
     GET_PAYLOAD = 20  # subscriber id 16, max_blocking 4
     GET_FRAME = 28
+    GET_EXCESS = 4  # of the length of a Get Message over its payload, `with_header`
     FIRST_CAPACITY = 256  # offsets of a fresh scratch; it doubles as it fills
 
 cdef enum Type:
@@ -68,19 +72,14 @@ MAX_GROUP_MESSAGES = GROUP_MESSAGES
 # Offsets in a group's columns are int32, as in Arrow.
 cdef Py_ssize_t MAX_CAP = 0x7FFFFFFF
 
-# Only the bus may send bodies that start like a deletion notice.
-cdef enum:
-    NOTICE_SIZE = 15
-cdef const unsigned char* NOTICE = b"\0FREUD\0DELETED\0"
-
 # The stable names of the rules: logs and counters use them.
 TOO_LARGE = "too_large"
+TOO_SHORT = "too_short"  # only `with_header`
 UNKNOWN_TYPE = "unknown_type"
 TRUNCATED = "truncated"
 TRAILING_BYTES = "trailing_bytes"
-RESERVED_BODY = "reserved_body"
 BAD_NAME = "bad_name"
-REASONS = (TOO_LARGE, UNKNOWN_TYPE, TRUNCATED, TRAILING_BYTES, RESERVED_BODY, BAD_NAME)
+REASONS = (TOO_LARGE, TOO_SHORT, UNKNOWN_TYPE, TRUNCATED, TRAILING_BYTES, BAD_NAME)
 
 
 # --- results -------------------------------------------------------------------
@@ -179,6 +178,7 @@ cdef class RequestScanner:
     """
 
     cdef readonly Py_ssize_t max_frame_bytes
+    cdef readonly bint with_header
     cdef object is_name
     cdef bytes name
     cdef bint name_is_good
@@ -186,11 +186,12 @@ cdef class RequestScanner:
     cdef int32_t* offsets  # scratch of one group; kept between scans
     cdef Py_ssize_t capacity
 
-    def __init__(self, Py_ssize_t max_frame_bytes, is_name):
+    def __init__(self, Py_ssize_t max_frame_bytes, is_name, *, bint with_header=False):
         if not 0 < max_frame_bytes <= MAX_CAP:
             raise ValueError(f"max_frame_bytes must be 1 to {MAX_CAP}, got {max_frame_bytes}")
         self.max_frame_bytes = max_frame_bytes
         self.is_name = is_name
+        self.with_header = with_header
 
     def __dealloc__(self):
         PyMem_Free(self.offsets)
@@ -220,14 +221,14 @@ cdef class RequestScanner:
         cdef Py_ssize_t room = SCAN_BODY_BYTES
         cdef int64_t length
         while size - done >= HEADER:
-            length = load_length(start + done + 4)
+            length = self.payload_length(start + done)
             if length <= self.max_frame_bytes and length > size - done - HEADER:
                 break
             if len(scanned.groups) == SCAN_GROUPS:
                 scanned.more = True
                 break
-            if length > self.max_frame_bytes:
-                scanned.groups.append(malformed(TOO_LARGE, True))
+            if length < 0 or length > self.max_frame_bytes:
+                scanned.groups.append(malformed(TOO_SHORT if length < 0 else TOO_LARGE, True))
                 scanned.bad = True
                 break
             if length > room and room < SCAN_BODY_BYTES:
@@ -236,6 +237,19 @@ cdef class RequestScanner:
             done += self.take(start + done, size - done, <Py_ssize_t>length, &room, scanned.groups)
         scanned.consumed = done
         return 0
+
+    cdef int64_t payload_length(self, const unsigned char* at) noexcept:
+        """Return the bytes after the header at `at`; negative if the length is too short."""
+        cdef int64_t length = load_length(at + 4)
+        if self.with_header:
+            length -= GET_EXCESS if load_u32(at) == GET_MESSAGE else HEADER
+        return length
+
+    def frame_bytes(self, bytes header not None):
+        """Return the size of the request with this header, the header included."""
+        if PyBytes_GET_SIZE(header) != HEADER:
+            raise ValueError(f"header must have {HEADER} bytes, got {len(header)}")
+        return HEADER + self.payload_length(<const unsigned char*>PyBytes_AS_STRING(header))
 
     cdef Py_ssize_t take(
         self,
@@ -282,10 +296,7 @@ cdef class RequestScanner:
             return TRUNCATED
         if kind != PRODUCE and name_size < length - NAME_LENGTH:
             return TRAILING_BYTES
-        payload += NAME_LENGTH
-        if kind == PRODUCE and is_reserved(payload + name_size, <Py_ssize_t>(length - NAME_LENGTH - name_size)):
-            return RESERVED_BODY
-        return None if self.judge(payload, <Py_ssize_t>name_size) else BAD_NAME
+        return None if self.judge(payload + NAME_LENGTH, <Py_ssize_t>name_size) else BAD_NAME
 
     cdef bint judge(self, const unsigned char* name, Py_ssize_t size) except -1:
         """Return True if a topic may have this name."""
@@ -331,15 +342,13 @@ cdef class RequestScanner:
         while count < GROUP_MESSAGES and left - done >= head:
             if load_u32(at + done) != PRODUCE or load_length(at + done + HEADER) != name_size:
                 break
-            next_length = load_length(at + done + 4)
+            next_length = self.payload_length(at + done)
             if next_length > self.max_frame_bytes or next_length > left - done - HEADER:
                 break
             size = HEADER + <Py_ssize_t>next_length - head
             if size < 0 or size > room[0] - total:
                 break
             if not same(at + done + PRODUCE_HEADER, name, name_size):
-                break
-            if is_reserved(at + done + head, size):
                 break
             count += 1
             if count == self.capacity:
@@ -403,10 +412,6 @@ cdef inline Py_ssize_t fixed_length(uint32_t kind) noexcept nogil:
     if kind == UNSUBSCRIBE:
         return SUBSCRIBER_ID
     return 0 if kind == LIST_TOPICS else -1
-
-
-cdef inline bint is_reserved(const unsigned char* body, Py_ssize_t size) noexcept nogil:
-    return size >= NOTICE_SIZE and body[0] == 0 and same(body, NOTICE, NOTICE_SIZE)
 
 
 cdef inline bint is_named(bytes name, const unsigned char* at, Py_ssize_t size) noexcept:

@@ -20,8 +20,9 @@ from enum import Enum, IntEnum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from polybus.bus.connection import UnfinishedFrame
 from polybus.bus.request_outcome import NO, OutcomeKind, RequestOutcome
-from polybus.dialects.freud.codec import MALFORMED_TEXTS, Code
+from polybus.dialects.freud.codec import HEADER, MALFORMED_TEXTS, Code
 from polybus.dialects.freud.server.answer_encoder import encode_answers, encode_produced
 from polybus.dialects.freud.server.answer_queue import (
     STEP_BYTES,
@@ -66,6 +67,13 @@ if TYPE_CHECKING:
 
 # Bytes that a client may send after a waiting Get before the session stops reading.
 MAX_UNSCANNED_BYTES = 64 * 1024
+
+# The likely causes of a request that stays unfinished.
+STOPPED = "the client sends slowly or has stopped within a request, or its length is too large"
+COUNTS_HEADER = (
+    "the length counts the header, as freudctl writes it;"
+    " give that client a listener with ?length=with-header"
+)
 
 CODES = {
     OutcomeKind.OK: Code.OK,
@@ -152,9 +160,16 @@ class FreudServer:
         self.scheduler = FairScheduler(timers.call_soon)
         self.encoding = Encoding(broker.new_encoding_number())
         self.scanner = RequestScanner(limits.max_frame_bytes, topic_name.is_shared)
+        self.header_scanner = RequestScanner(
+            limits.max_frame_bytes, topic_name.is_shared, with_header=True
+        )
 
     def __call__(self, pipe: ConnectionIO) -> FreudSession:
-        return FreudSession(self, pipe)
+        return FreudSession(self, pipe, self.scanner)
+
+    def open_with_header(self, pipe: ConnectionIO) -> FreudSession:
+        """Open a session of a client whose lengths count the header."""
+        return FreudSession(self, pipe, self.header_scanner)
 
 
 class FreudSession(FastSession):
@@ -162,11 +177,15 @@ class FreudSession(FastSession):
     answers: AnswerQueue
     pipe: ConnectionIO
 
-    def __init__(self, server: FreudServer, pipe: ConnectionIO) -> None:
+    def __init__(
+        self, server: FreudServer, pipe: ConnectionIO, scanner: RequestScanner
+    ) -> None:
+        self._server = server
+        self._scanner = scanner
         self._broker = server.broker
         self._topics = server.topics
         self._readers = server.topics.readers
-        self._scan = server.scanner.scan
+        self._scan = scanner.scan
         self._call_later = server.timers.call_later
         self._call_soon = server.timers.call_soon
         self.pipe = pipe
@@ -182,12 +201,13 @@ class FreudSession(FastSession):
         self._scheduler = server.scheduler
         self._weight_left = TURN_WEIGHT
         self._slots = ProduceSlots(server.broker.max_uncommitted_bytes)
-        self.enable_fast_path(
-            self._topics.fast_path,
-            self._connection.source,
-            pipe.identity.account,
-            server.scanner.max_frame_bytes,
-        )
+        if not scanner.with_header:  # the fast path knows one framing
+            self.enable_fast_path(
+                self._topics.fast_path,
+                self._connection.source,
+                pipe.identity.account,
+                scanner.max_frame_bytes,
+            )
 
     # --- called by the transport
 
@@ -208,6 +228,24 @@ class FreudSession(FastSession):
             # Without reading, only this tells that the client hung up.
             self.pipe.watch_hangup(self.on_hangup)
         return at - start
+
+    def describe_unfinished(self, head: bytes, held_bytes: int) -> UnfinishedFrame | None:
+        """Describe the request that starts with `head`, of which `held_bytes` have arrived.
+
+        Returns None if it waits for the bus, or is whole.
+        """
+        if self._is_halted or self.pending:
+            return None
+        if held_bytes < HEADER.size:
+            return UnfinishedFrame(HEADER.size - held_bytes, STOPPED)
+        header = head[: HEADER.size]
+        missing = self._scanner.frame_bytes(header) - held_bytes
+        if missing <= 0:
+            return None
+        # A request that would be whole in the other framing was probably written in it.
+        if self._server.header_scanner.frame_bytes(header) == held_bytes:
+            return UnfinishedFrame(missing, COUNTS_HEADER)
+        return UnfinishedFrame(missing, STOPPED)
 
     def on_stalled(self) -> None:
         self.answers.stalled = True
@@ -274,7 +312,7 @@ class FreudSession(FastSession):
             self._leave_bus()
 
     def _leave_bus(self) -> None:
-        self._readers.release_readers(self._requests.readers.values())
+        self._readers.detach(self._requests.readers.values())
         self._broker.leave(self._connection)
         self.pipe.release_slot()
 
@@ -482,6 +520,8 @@ class FreudSession(FastSession):
             reader = self._readers.find(self.pipe.identity, group.subscriber)
             if reader is None:
                 return gets.answer_all(Code.DOESNT_EXIST)
+            if not reader.is_owned:
+                self._requests.own(reader)
             weight = gets.answer_messages(group, reader)
             if not weight:
                 polls = group.max_blocking_s == 0 or self.phase != Phase.OPEN
@@ -511,6 +551,7 @@ class FreudSession(FastSession):
             self._timer = None
         if self._waiting_on is not None:
             self._waiting_on.stop_waiting(self._on_message)
+            self._readers.renew(self._waiting_on)
             self._waiting_on = None
             self.halt = Halt.NONE
 

@@ -26,6 +26,7 @@ cdef class Range:
     cdef int64_t body_bytes(self) noexcept
     cdef uint64_t id(self) noexcept
     cdef int let_go(self) except -1
+    cdef bint is_reserved(self, Py_ssize_t place) except -1
 
 cdef Range new_range(Chunk chunk, Py_ssize_t start, Py_ssize_t end)
 
@@ -46,6 +47,6 @@ cdef class UnreadQueue:
     cdef readonly object ranges
     cdef readonly dict waiters
     cpdef put(self, Range messages)
-    cpdef Range take(self, Py_ssize_t count, Py_ssize_t max_bytes)
+    cpdef Range take(self, Py_ssize_t count, Py_ssize_t max_bytes, bint bare=*)
     cpdef confirm(self, Range taken)
     cdef void count_held(self, Range messages, int sign) noexcept

@@ -9,6 +9,9 @@ costs a few bytes and not a few objects.
 A reader takes messages in two steps. `take` hands out a range; `confirm` says
 that it is in the reader's socket, and only then it is consumed. A connection that
 ends in between gives its range back to its old place, for the next Get.
+
+Get Message delivers a body and nothing else, so a body that starts as a deletion notice does
+needs an escape (codec.BODY_PREFIX). `take` hands such a message out alone.
 """
 cimport cython
 from cpython.array cimport array, clone, resize_smart
@@ -23,6 +26,7 @@ from polybus.kernel.quota_account cimport QuotaAccount
 
 cdef extern from "bytes_inline.h":
     void copy "polybus_copy"(unsigned char* out, const unsigned char* source, size_t size) noexcept nogil
+    bint same "polybus_same"(const unsigned char* a, const unsigned char* b, size_t size) noexcept nogil
 
 cdef enum:
     GATHERED_COUNT = 4096
@@ -31,6 +35,9 @@ cdef enum:
     # alone: the memory that it holds must be in proportion to its charge.
     SMALL_REST = 4
     WORTH = 64
+    RESERVED_SIZE = 7
+
+cdef const unsigned char* RESERVED = b"\0FREUD\0"
 
 GATHERED_BYTES = GATHERED  # a new chunk starts here, so that read messages can be freed soon
 GATHERED_MESSAGES = GATHERED_COUNT
@@ -159,6 +166,11 @@ cdef class Range:
     def first_id(self):
         return self.id()
 
+    @property
+    def needs_escape(self):
+        """True if its first body must be escaped in the answer to a Get Message."""
+        return not self.chunk.notice and self.is_reserved(self.start)
+
     def sizes(self):
         """Return the size of each body."""
         cdef Py_ssize_t at
@@ -177,6 +189,14 @@ cdef class Range:
 
     cdef uint64_t id(self) noexcept:
         return self.chunk.first_id + <uint64_t>self.start
+
+    cdef bint is_reserved(self, Py_ssize_t place) except -1:
+        """Return True if the body at this place of the chunk starts as a notice does."""
+        cdef const int32_t* places = self.chunk.places()
+        cdef const unsigned char* body = self.chunk.body() + places[place]
+        if places[place + 1] - places[place] < RESERVED_SIZE:
+            return False
+        return body[0] == RESERVED[0] and same(body, RESERVED, RESERVED_SIZE)
 
     cdef int let_go(self) except -1:
         """Copy the rest if it is a small part of a large chunk, to free the chunk."""
@@ -280,10 +300,13 @@ cdef class UnreadQueue:
                 return
         self.ranges.append(new_range(messages.chunk, messages.start, messages.end))
 
-    cpdef Range take(self, Py_ssize_t count, Py_ssize_t max_bytes):
-        """Take up to `count` messages of one chunk, and up to `max_bytes` but at least one."""
+    cpdef Range take(self, Py_ssize_t count, Py_ssize_t max_bytes, bint bare=False):
+        """Take up to `count` messages of one chunk, and up to `max_bytes` but at least one.
+
+        `bare`: for Get Message, so a body that needs an escape is taken alone.
+        """
         cdef Range first, taken
-        cdef Py_ssize_t end
+        cdef Py_ssize_t end, place
         if not self.ranges:
             return None
         first = self.ranges[0]
@@ -291,6 +314,11 @@ cdef class UnreadQueue:
         taken = new_range(first.chunk, first.start, end)
         while end > first.start + 1 and taken.body_bytes() > max_bytes:
             end = taken.end = first.start + (end - first.start) // 2
+        if bare:
+            place = first.start + 1
+            while place < end and not first.is_reserved(place):
+                place += 1
+            end = taken.end = first.start + 1 if first.is_reserved(first.start) else place
         first.start = end
         if first.start < first.end:
             first.let_go()
