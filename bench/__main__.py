@@ -1,9 +1,10 @@
 """`python -m bench [NAME] [--short] [--check] [--only CASE …] [--rounds N] …`; names are below.
 
 Without a name every benchmark runs in its short form; with one it runs in full, or `--short`.
-`store --soak` is another: what becomes of a store that has grown. Two more commands have options of
-their own: `compare REF` measures two checkouts in turn, `walks` counts the functions that a message
-enters. Neither imports the benchmarks, which may need another layout of the package.
+`store --soak` is another: what becomes of a store that has grown. Three more commands have options
+of their own: `compare REF` measures two checkouts in turn, `walks` counts the functions that a
+message enters, `retention` measures other clients while a large topic is trimmed. None imports the
+benchmarks, which may need another layout of the package.
 """
 
 import argparse
@@ -33,7 +34,7 @@ BENCHMARKS = (
     "pipelines",
 )
 SOAKS = {"store": "bench.store.soak"}
-COMMANDS = ("compare", "walks")
+COMMANDS = ("compare", "walks", "retention")
 LOOPBACK = ("127.0.0.1", "localhost")
 MISSED, FAILED = 1, 2  # exit codes
 

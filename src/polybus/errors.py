@@ -28,6 +28,7 @@
     │   ├── OutOfSequence         the counter of a stamp leaves a gap
     │   ├── Stale                 the counter of a stamp was used, and its result is forgotten
     │   ├── CallCancelled         the call was cancelled before its answer
+    │   ├── Paused                the topic is paused; retry after it is resumed
     │   └── LimitReached          a named limit or quota is used up
     ├── ServiceFailed         the called service reported a failure
     ├── StoreFault            stored data cannot be used as it is
@@ -186,6 +187,10 @@ class Stale(Refused):
 
 class CallCancelled(Refused):
     code = "call_cancelled"
+
+
+class Paused(Refused):
+    code = "paused"
 
 
 class LimitReached(Refused):

@@ -83,8 +83,8 @@ def told(text: str) -> list[list[str]]:
 def test_groups_are_listed(polybus, topic, member):
     assert polybus("group", "ls", "no.such.*") == "no groups\n"
     heading, row = told(polybus("group", "ls", topic))
-    assert heading == ["topic", "group", "members", "shards", "acked", "lag"]
-    assert row == [topic, "billing", "1", "2", "3", "4"]
+    assert heading == ["topic", "group", "members", "shards", "acked", "lag", "paused"]
+    assert row == [topic, "billing", "1", "2", "3", "4", "-"]
     (one,) = json.loads(polybus("group", "ls", topic, "--json"))
     assert (one["group"], one["lag"]) == ("billing", 4)
 

@@ -192,9 +192,9 @@ def test_topic_is_created_listed_and_removed(polybus, bus):
     polybus("topic", "create", "made.a", "--shards", "2", "--keep", "all", "--max-bytes", "1000")
     polybus("topic", "create", "made.b")
     listed = polybus("topic", "ls", "made.*").stdout.decode().splitlines()
-    assert listed[0].split() == ["topic", "shards", "creator", "keep", "max_bytes"]
+    assert listed[0].split() == ["topic", "shards", "creator", "keep", "max_bytes", "paused"]
     assert listed[1].split()[:2] == ["made.a", "2"]
-    assert listed[1].split()[3:] == ["all", "1000"]
+    assert listed[1].split()[3:] == ["all", "1000", "-"]
     listed = json.loads(polybus("topic", "ls", "made.*", "--json").stdout)
     assert [one["topic"] for one in listed] == ["made.a", "made.b"]
     assert json.loads(polybus("topic", "info", "made.a", "--json").stdout)["next_id"] == 1

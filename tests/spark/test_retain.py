@@ -230,5 +230,5 @@ def test_lowest_hold_decides(groups, subscribers, end, by):
     }
     manifest = Manifest("t", shards={0: OffsetSpan(0, 8)})
     log: Any = Log()
-    trimmable = find_trimmable(log, manifest, {0: ShardOffsets(3, 10)}, stats, {})
+    trimmable = find_trimmable(log, manifest, {0: ShardOffsets(3, 10)}, stats, {}, {})
     assert trimmable == {0: (OffsetSpan(3, end), by)}

@@ -47,6 +47,7 @@ ERRORS = {
     "OutOfSequence": ("out_of_sequence", "Refused"),
     "Stale": ("stale", "Refused"),
     "CallCancelled": ("call_cancelled", "Refused"),
+    "Paused": ("paused", "Refused"),
     "LimitReached": ("limit_reached", "Refused"),
     "ServiceFailed": ("service_failed", "PolybusError"),
     "StoreFault": ("store_fault", "PolybusError"),

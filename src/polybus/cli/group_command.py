@@ -1,4 +1,4 @@
-"""`polybus group ls|info|rm|reset`: manage consumer groups and their positions in a topic.
+"""`polybus group`: list, pause and remove consumer groups, and set their positions in a topic.
 
 polybus group ls
 polybus group info orders billing
@@ -33,13 +33,15 @@ Group = Annotated[str, typer.Argument(metavar="GROUP")]
 Force = Annotated[
     bool, typer.Option("--force", help="Proceed even if the group has live consumers.")
 ]
-COLUMNS = ("topic", "group", "members", "shards", "acked", "lag")
+COLUMNS = ("topic", "group", "members", "shards", "acked", "lag", "paused")
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
     group = typer.Typer()
     group.command("ls", help="List groups with their lag.")(ls)
     group.command("info", help="Show the members of a group and its position in each shard.")(info)
+    group.command("pause", help="Hold back the messages of a group; its consumers stay.")(pause)
+    group.command("resume", help="End the pause of a group.")(resume)
     group.command("rm", help="Remove a group and its positions.")(rm)
     group.command("reset", help="Set the position of a group.")(reset)
     root.add_typer(group, name=name, help=help_line)
@@ -60,7 +62,8 @@ def ls(
     if as_json:
         print(json.dumps(groups, indent=2))
     elif groups:
-        print_table(COLUMNS, [[one[name] for name in COLUMNS] for one in groups])
+        rows = [one | {"paused": _yes(one)} for one in groups]
+        print_table(COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
     else:
         print("no groups")
 
@@ -72,6 +75,16 @@ def info(topic: Topic, group: Group, as_json: flags.Json = False, bus: Bus = Non
         print(json.dumps(found, indent=2))
     else:
         _show(found)
+
+
+def pause(topic: Topic, group: Group, bus: Bus = None) -> None:
+    with open_bus_or_store(bus) as client:
+        client.pause_group(topic, group)
+
+
+def resume(topic: Topic, group: Group, bus: Bus = None) -> None:
+    with open_bus_or_store(bus) as client:
+        client.resume_group(topic, group)
 
 
 def rm(
@@ -128,8 +141,14 @@ def _show(found: dict[str, Any]) -> None:
         print_table(("consumer", "epoch", "shards"), rows)
     else:
         print("no consumers")
+    if found.get("paused"):
+        print("the group is paused")
     print()
     show_groups([found], by_shard=True)
+
+
+def _yes(group: dict[str, Any]) -> str:
+    return "yes" if group.get("paused") else "-"  # older buses do not send it
 
 
 def _list(shards: list[int]) -> str:

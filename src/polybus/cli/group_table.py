@@ -10,7 +10,7 @@ from polybus.cli.text_table import print_fields
 
 COLUMNS = (
     *("group", "members", "lag", "lag s", "acked", "emitted"),
-    *("redelivered", "dead", "ack p50 ms", "ack p99 ms"),
+    *("redelivered", "dead", "ack p50 ms", "ack p99 ms", "paused"),
 )
 SHORT = {
     **{name: name for name in ("group", "members", "lag", "lag s", "acked")},
@@ -18,6 +18,7 @@ SHORT = {
     "dead": "dead",
     "p50 ms": "ack p50 ms",
     "p99 ms": "ack p99 ms",
+    "paused": "paused",
 }
 
 
@@ -32,6 +33,7 @@ def show_groups(groups: Iterable[Mapping[str, Any]], *, by_shard: bool) -> None:
                 **_counts(group),
                 "ack p50 ms": _shown(quantile_ms(latency, 0.5)),
                 "ack p99 ms": _shown(quantile_ms(latency, 0.99)),
+                "paused": "yes" if group.get("paused") else "-",  # older buses do not send it
             }
         )
         for shard in group["shards"] if by_shard else ():

@@ -22,7 +22,7 @@ from polybus.cli import exit_status, terminal
 # command → (module, line in `polybus --help`)
 NOUNS = {
     "serve": ("polybus.cli.serve_command", "Run the bus with its listeners."),
-    "topic": ("polybus.cli.topic_command", "Create, list, trim and remove durable topics."),
+    "topic": ("polybus.cli.topic_command", "Create, configure, pause and trim durable topics."),
     "group": ("polybus.cli.group_command", "List, show, reset and remove consumer groups."),
     "pipeline": (
         "polybus.cli.pipeline_command",

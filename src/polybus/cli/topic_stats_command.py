@@ -36,12 +36,13 @@ WATCH_S, LEAST_S = 1.0, 0.1
 CLEAR = "\x1b[H\x1b[2J"
 COLUMNS = (
     *("topic", "shards", "messages", "inserted", "trimmed", "size"),
-    *("emitted", "acked", "redelivered", "dead"),
+    *("emitted", "acked", "redelivered", "dead", "paused"),
 )
 SHORT = {
     **{name: name for name in ("topic", "inserted", "trimmed", "size", "emitted", "acked")},
     "again": "redelivered",
     "dead": "dead",
+    "paused": "paused",
 }
 WATCHED = {
     **{name: name for name in ("topic", "inserted", "in/s", "emitted", "acked", "acked/s")},
@@ -146,7 +147,9 @@ def _show_readers(one: TopicStats, *, by_shard: bool) -> None:
 
 
 def _row(one: TopicStats) -> dict[str, Any]:
-    return {"topic": one["topic"], "shards": len(one["shards"]), **_counts(one["all"])}
+    paused = ", ".join(one.get("paused", ())) or "-"  # older buses do not send it
+    counts = _counts(one["all"])
+    return {"topic": one["topic"], "shards": len(one["shards"]), "paused": paused, **counts}
 
 
 def _counts(one: dict[str, int]) -> dict[str, Any]:

@@ -15,14 +15,14 @@ store only when the bound seems to be reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
-from threading import Lock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING
 
 from polybus.bus.traffic import SharedTraffic
-from polybus.errors import Damaged, DoesNotExist, LimitReached
+from polybus.errors import Damaged, DoesNotExist, LimitReached, Paused
 from polybus.model.commit import Append, Commit
 
 if TYPE_CHECKING:
@@ -37,6 +37,14 @@ MAX_BYTES = "max_bytes"  # a setting of a topic; absent or 0: no bound
 KEEP, KEEP_ALL, KEEP_READ = "keep", "all", "read"
 # A topic's setting: its first subscriber created it, and its last one removes it.
 WITH_SUBSCRIBERS = "with_subscribers"
+# A topic's setting: the sides that are paused. Producing is refused, or consuming is held back.
+PAUSED, PRODUCE_SIDE, CONSUME_SIDE = "paused", "produce", "consume"
+
+
+def paused_sides(topic: Topic) -> Sequence[str]:
+    """Return the sides of a topic that are paused: produce, consume."""
+    sides = topic.settings.get(PAUSED)
+    return [str(side) for side in sides] if isinstance(sides, list) else ()
 
 
 class DurableTopics:
@@ -51,6 +59,11 @@ class DurableTopics:
         self._lock = Lock()
         # A second lock: it is held during calls of the store, whose thread takes the first.
         self._charging = Lock()
+        # Held while retention decides and trims, and while a group is created or moved: a trim must
+        # not remove messages of a reader that it did not see.
+        self.trim_lock = RLock()
+        # Settings of new topics, unless their creator chooses others.
+        self.default_settings: Mapping[str, object] = {}
         self._next_shard = count()
         self.damaged = store.damaged_topics()
         self._damage = {topic.number: reason for topic, reason in self.damaged}
@@ -126,13 +139,28 @@ class DurableTopics:
         return future
 
     def build_appends(self, topic: Topic, block: Block) -> tuple[Append, ...]:
-        """Split a batch over the open shards. Raises `LimitReached` if it exceeds max_bytes."""
+        """Split a batch over the open shards.
+
+        Raises `Paused` if the topic takes no messages, `LimitReached` beyond its max_bytes.
+        """
+        self.check_produce(topic)
         self.reserve_bytes(topic, block.size_bytes)
         shards = topic.open_shards
         parts: Iterable[tuple[int, Block]] = ((0, block),)
         if len(shards) > 1:
             parts = block.split(len(shards), next(self._next_shard) % len(shards))
         return tuple(Append(topic.number, shards[index], part) for index, part in parts)
+
+    def check_produce(self, topic: Topic) -> None:
+        """Raise `Paused` if producing to the topic is paused."""
+        if PRODUCE_SIDE in paused_sides(topic):
+            text = f"topic {topic.name} is paused for producers; retry after it is resumed"
+            raise Paused(text)
+
+    def is_consume_paused(self, number: int) -> bool:
+        """Return True if consuming the topic is paused, by its current settings."""
+        topic = self._by_number.get(number)
+        return topic is not None and CONSUME_SIDE in paused_sides(topic)
 
     def reserve_bytes(self, topic: Topic, size: int) -> None:
         limit = topic.settings.get(MAX_BYTES)

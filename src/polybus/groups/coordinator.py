@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import Event, Thread
 from typing import Any, Final
 
@@ -59,7 +60,12 @@ class Coordinator:
         creator: Identity = ANONYMOUS,
     ) -> Member:
         """Add a member and return it with its epoch. A new group counts against `creator`."""
-        return self._membership.join(topic, group, consumer, requested, start, creator)
+        join = partial(self._membership.join, topic, group, consumer, requested, start, creator)
+        if self._registry.find(topic, group) is not None:
+            return join()
+        # A new group reads the start of the log before it is stored: no trim may come between.
+        with self._context.durable.trim_lock:
+            return join()
 
     def heartbeat(
         self,
@@ -165,7 +171,17 @@ class Coordinator:
         return group_info.summarize_group(self._context, state)
 
     def reset(self, topic: Topic, group: str, to: Any, force: bool = False) -> dict[int, int]:
-        return group_reset.reset(self._context, self._registry.get(topic, group), to, force)
+        state = self._registry.get(topic, group)
+        # It may move back: no trim may come between the new position and its commit.
+        with self._context.durable.trim_lock:
+            return group_reset.reset(self._context, state, to, force)
+
+    def pause(self, topic: Topic, group: str, is_paused: bool) -> None:
+        self._membership.pause(self._registry.get(topic, group), is_paused)
+
+    def wake(self, topic: Topic) -> None:
+        """Let waiting fetches of a topic look again, because its settings have changed."""
+        self._context.wake(topic.number)
 
     def remove(self, topic: Topic, group: str, force: bool = False) -> None:
         state = self._registry.get(topic, group)

@@ -34,7 +34,13 @@ def describe_group(context: GroupContext, group: Group) -> dict[str, Any]:
     shards = [
         _describe_shard(context, group, shard, bounds[shard.number]) for shard in group.shards
     ]
-    return {"group": group.name, "members": members, "shards": shards, "ack_latency": latency}
+    return {
+        "group": group.name,
+        "paused": group.roster.is_paused,
+        "members": members,
+        "shards": shards,
+        "ack_latency": latency,
+    }
 
 
 def summarize_group(context: GroupContext, group: Group) -> dict[str, Any]:
@@ -48,6 +54,7 @@ def summarize_group(context: GroupContext, group: Group) -> dict[str, Any]:
         "shards": len(group.shards),
         "acked": sum(shard.progress.acked for shard in group.shards),
         "lag": sum(lags),
+        "paused": group.roster.is_paused,
     }
 
 

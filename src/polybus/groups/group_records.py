@@ -41,12 +41,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """The members of a group. `generation` counts changes; the group counts against `creator`."""
+    """The members of a group. `generation` counts changes; the group counts against `creator`.
+
+    A paused group hands out no messages.
+    """
 
     generation: int = 0
     next_epoch: int = 1
     members: Mapping[str, Member] = field(default_factory=dict)
     creator: str = ""
+    is_paused: bool = False
 
 
 EMPTY_MAP: Final[Mapping[Any, int]] = {}
@@ -151,6 +155,7 @@ def encode_roster(roster: Roster) -> bytes:
         "next_epoch": roster.next_epoch,
         "members": members,
         "creator": roster.creator,
+        **({"paused": True} if roster.is_paused else {}),
     }
     return _encode(fields).encode()
 
@@ -160,7 +165,8 @@ def decode_roster(raw: bytes) -> Roster:
         fields = json.loads(raw)
         members = {name: Member(*_ints(values)) for name, values in fields["members"].items()}
         generation, next_epoch = _ints((fields["generation"], fields["next_epoch"]))
-        return Roster(generation, next_epoch, members, str(fields["creator"]))
+        is_paused = bool(fields.get("paused", False))
+        return Roster(generation, next_epoch, members, str(fields["creator"]), is_paused)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Damaged("invalid record of a group") from None
 

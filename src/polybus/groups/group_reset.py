@@ -12,6 +12,7 @@ from typing import Any
 from polybus.errors import Conflict, MalformedRequest
 from polybus.groups.group_registry import MAX_RECORDS_PER_COMMIT, split_shards
 from polybus.groups.group_state import Group, GroupContext, GroupUpdate
+from polybus.groups.shard_progress import skip_trimmed
 from polybus.model.start_point import EARLIEST, LATEST
 
 Positions = Mapping[int, int]  # offsets by shard
@@ -32,10 +33,13 @@ def reset(context: GroupContext, group: Group, to: Any, force: bool) -> dict[int
         group.check_exists()
         check_has_no_members(group, force)
         shards = [group.shard(number) for number in positions]
+        bounds = context.durable.store.bounds(group.topic.number).shards
         for chunk in split_shards(shards, MAX_RECORDS_PER_COMMIT):
             with GroupUpdate(context, group, chunk) as update:
                 for shard in chunk:
-                    progress, (emitted, redelivered) = shard.progress, shard.counted
+                    # Trimmed messages that it had not skipped yet stay counted.
+                    progress = skip_trimmed(shard.progress, bounds[shard.number].start)
+                    emitted, redelivered = shard.counted
                     to_offset = positions[shard.number]
                     update.changed[shard] = progress._replace(
                         epoch=progress.epoch + 1,

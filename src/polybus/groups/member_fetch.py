@@ -119,8 +119,14 @@ class MemberFetch:
     def _read(
         self, shards: list[GroupShard], ends: Sequence[int]
     ) -> tuple[Rows, list[dict[str, int]]]:
-        """Read rows. If a shard is trimmed meanwhile, try once more from its new start."""
-        topic, store = self._group.topic.number, self._context.durable.store
+        """Read rows. If a shard is trimmed meanwhile, try once more from its new start.
+
+        Returns none while the group, or consuming the topic, is paused.
+        """
+        topic, durable = self._group.topic.number, self._context.durable
+        if self._group.roster.is_paused or durable.is_consume_paused(topic):
+            return EMPTY, []
+        store = durable.store
         for _ in range(2):
             parts = self._plan_reads(shards, ends)
             if not parts:

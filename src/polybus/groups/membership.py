@@ -57,11 +57,11 @@ class Membership:
                     # A new epoch, also for a known name: it fences the earlier consumer.
                     member = replace(requested, epoch=roster.next_epoch)
                     group.last_seen_s[consumer] = self._context.clock()
-                    changed = Roster(
-                        roster.generation + 1,
+                    changed = replace(
+                        roster,
+                        generation=roster.generation + 1,
                         next_epoch=member.epoch + 1,
                         members={**roster.members, consumer: member},
-                        creator=roster.creator,
                     )
                     self.rebalance(group, changed)
                     return member
@@ -69,6 +69,19 @@ class Membership:
                     if not group.version:  # the group was never written
                         self._registry.discard(group)
                     raise
+
+    def pause(self, group: Group, is_paused: bool) -> None:
+        """Pause or resume a group. Waiting fetches are woken."""
+        with group.lock:
+            group.check_exists()
+            if group.roster.is_paused != is_paused:
+                with GroupUpdate(self._context, group, ()) as update:
+                    generation = group.roster.generation + 1
+                    update.roster = replace(
+                        group.roster, generation=generation, is_paused=is_paused
+                    )
+                    update.commit()
+        self._context.wake(group.topic.number)
 
     def leave(self, group: Group, consumer: str, epoch: int) -> None:
         """Remove a member. Its shards go to others at once and are not suspect."""

@@ -78,6 +78,15 @@ def cut_runs(runs: Buffer, start: int, end: int) -> bytes:
     return bytes(kept)
 
 
+def last_id(runs: Buffer) -> int:
+    """Return the id of the last message. Raises IndexError if there is none."""
+    view = _checked(runs)
+    if not view:
+        raise IndexError("the last id of no messages")
+    run = IdRun(*_RUN.unpack_from(view, len(view) - RUN_BYTES))
+    return run.first_id + run.count - 1
+
+
 def id_at(runs: Buffer, place: int) -> int:
     run, inside = _find(runs, place)
     return run.first_id + inside

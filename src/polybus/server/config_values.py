@@ -10,15 +10,21 @@ from __future__ import annotations
 import math
 import tomllib
 import types
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NewType, Union, get_args, get_origin
 
-from polybus.errors import InvalidRule
+from polybus.durable.retention_limits import parse_limit
+from polybus.errors import InvalidRule, UsageError
 from polybus.model.access_rule import Rule
+from polybus.model.byte_size import parse_size_bytes
+from polybus.model.duration import parse_duration_ms
 from polybus.model.limits import QuotaLimits, UserQuotas
 
 RULES = tuple[Rule, ...]
+Duration = NewType("Duration", str)  # as in 7d, or none
+ByteSize = NewType("ByteSize", str)  # as in 10GiB, or none
 
 WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -43,6 +49,8 @@ def from_toml(value: Any, kind: Any, base: Path) -> Any:
         return _user_quotas(value)
     if kind is Path:
         return _path(value, base)
+    if kind in QUANTITIES:
+        return _quantity(value, kind)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:
@@ -126,6 +134,23 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         raise InvalidValue("a table in TOML, as in {alice = {quota_topics = 10}}") from None
+
+
+QUANTITIES: dict[Any, tuple[Callable[[str], int], str]] = {
+    Duration: (parse_duration_ms, 'a duration as in "7d" (ms, s, m, h, d), or "none"'),
+    ByteSize: (parse_size_bytes, 'a size as in "10GiB" (KiB, MiB, GiB), or "none"'),
+}
+
+
+def _quantity(value: Any, kind: Any) -> str:
+    parse, noun = QUANTITIES[kind]
+    try:
+        if isinstance(value, str):
+            parse_limit(value, parse)
+            return value
+    except UsageError:
+        pass
+    raise InvalidValue(noun)
 
 
 def _path(value: Any, base: Path) -> Path:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.admin_verb import AdminError
 from polybus.durable.durable_bus import attach_store
+from polybus.durable.retention import UNREAD_ALARM, Retention
 from polybus.errors import PolybusError
+from polybus.groups.reader_positions import read_positions
 from polybus.server.loop_threads import WORKERS, CompletionQueue, LoopCaller, WorkerPool
 from polybus.store.engine_registry import open_store
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.dialect import Dialect, ServerContext
+    from polybus.durable.topic_registry import DurableTopics
     from polybus.server.settings import Settings
     from polybus.store.contract import Store
 
@@ -46,7 +50,11 @@ class DurableService:
         completions = CompletionQueue(loop)
         readers = WorkerPool(completions)
         self._stack.callback(readers.close)
-        await asyncio.to_thread(attach_store, self._broker, self.store, completions.call, readers)
+        durable = await asyncio.to_thread(
+            attach_store, self._broker, self.store, completions.call, readers
+        )
+        durable.topics.default_settings = settings.durable.topic_settings()
+        self._start_retention(durable.topics, completions)
         workers = WorkerPool(completions, WORKERS)
         self._stack.callback(workers.close)
         for dialect, context in dialects:
@@ -56,6 +64,23 @@ class DurableService:
             # Also of dialects that do not listen: their records may hold back collection.
             if dialect.attach_store is not None:
                 context.attached = await dialect.attach_store(context)
+
+    def _start_retention(self, topics: DurableTopics, completions: CompletionQueue) -> None:
+        counters = self._broker.counters
+
+        def count_unread(messages: int) -> None:
+            completions.call(lambda: counters.count("dropped", UNREAD_ALARM, messages))
+
+        retention = Retention(
+            topics,
+            read_positions,
+            self._broker.alarms,
+            count_unread,
+            time.monotonic,
+            self._broker.wall_ns,
+        )
+        self._stack.callback(retention.close)
+        retention.start()
 
     async def close(self) -> None:
         await asyncio.to_thread(self._stack.close)

@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polybus.bus.dialect_registry import installed_dialects
+from polybus.durable import retention_limits
+from polybus.durable.retention_limits import NO_LIMIT, parse_limit
 from polybus.model.access_rule import Rule
+from polybus.model.byte_size import parse_size_bytes
+from polybus.model.duration import parse_duration_ms
 from polybus.model.limits import KIB, Limits, QuotaLimits
+from polybus.server.config_values import ByteSize, Duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,34 @@ class TlsSettings:
     key: Path | None = None
 
 
+NO_DURATION, NO_SIZE = Duration(NO_LIMIT), ByteSize(NO_LIMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class DurableSettings:
+    """Retention of new durable topics (`[durable]`), unless their creator chooses another."""
+
+    # Messages older than this go, as in "7d"; "none": no limit, because the disk is the user's.
+    retain_age: Duration = NO_DURATION
+    # The oldest messages go while the topic is larger than this, as in "10GiB".
+    retain_bytes: ByteSize = NO_SIZE
+    # The oldest messages go beyond this number; 0: no limit.
+    retain_messages: int = 0
+    # Messages that a consumer group or a pirate subscriber has not acked stay, or go.
+    retain_unread: Literal["keep", "drop"] = "keep"
+
+    def topic_settings(self) -> dict[str, object]:
+        """Return them as settings of a topic, without those that are not limited."""
+        has_limits = DurableSettings(retain_unread=self.retain_unread) != self
+        limits = {
+            retention_limits.AGE_MS: parse_limit(self.retain_age, parse_duration_ms),
+            retention_limits.BYTES: parse_limit(self.retain_bytes, parse_size_bytes),
+            retention_limits.MESSAGES: self.retain_messages or None,
+            retention_limits.UNREAD: self.retain_unread if has_limits else None,
+        }
+        return {name: value for name, value in limits.items() if value is not None}
+
+
 def default_sections() -> dict[str, Any]:
     """Return the section of each installed dialect that has one, with its defaults."""
     return {one.name: one.limits() for one in installed_dialects() if one.limits is not None}
@@ -77,6 +110,7 @@ class Settings:
     tls: TlsSettings = field(default_factory=TlsSettings)
     limits: Limits = field(default_factory=Limits)
     quotas: QuotaLimits = field(default_factory=QuotaLimits)
+    durable: DurableSettings = field(default_factory=DurableSettings)
     # Dialect → an instance of its `limits`: the section of the dialect's name.
     dialects: Mapping[str, Any] = field(default_factory=default_sections)
 
@@ -85,7 +119,7 @@ class Settings:
         return getattr(self, name) if name in CORE_SECTIONS else self.dialects.get(name)
 
 
-CORE_SECTIONS = ("server", "log", "tls", "limits", "quotas")
+CORE_SECTIONS = ("server", "log", "tls", "limits", "quotas", "durable")
 UNBOUNDED = float("inf")
 
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -107,6 +141,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "limits.user_share": (0.01, 1),
     # 0: no reserve.
     "limits.admin_reserve": (0, 0.5),
+    # 0: no limit.
+    "durable.retain_messages": (0, retention_limits.MAX_LIMIT),
     # 0 is a quota, too: none of it.
     "quotas.quota_bytes": (0, UNBOUNDED),
     "quotas.quota_subscriptions": (0, UNBOUNDED),

@@ -59,6 +59,13 @@ class ShardRange(NamedTuple):
     max_rows: int
 
 
+class Excess(NamedTuple):
+    """Offsets by shard at which to trim; `has_more` if the search has stopped at its limit."""
+
+    before: dict[int, int]
+    has_more: bool
+
+
 class DamagedTopic(NamedTuple):
     """A topic that the store refuses, and the reason with the next steps for people.
 
@@ -239,6 +246,25 @@ class Store(ABC):
 
         Returns the end if there is none. Trimmed messages do not count.
         """
+
+    def find_id(self, topic: int, shard: int, message_id: int) -> int:
+        """Return the first offset of a shard with this id or a higher one.
+
+        Returns the end if there is none. Trimmed messages do not count. The default raises
+        `NotSupported`, and then topics of the engine have no retention by number of messages.
+        """
+        raise NotSupported("this engine does not find messages by id")
+
+    def find_excess(self, topic: int, keep_bytes: int, max_blocks: int) -> Excess:
+        """Return where to trim a topic that has more than `keep_bytes`.
+
+        The oldest blocks go first, in the order of the last id of each, and a block goes only if
+        the blocks that stay have at least `keep_bytes`. Trimmed blocks that the engine has not
+        removed yet do not count. Looks at `max_blocks` at most, so a large excess takes several
+        calls. An engine that keeps no files may look at all. The default raises `NotSupported`:
+        no retention by size.
+        """
+        raise NotSupported("this engine does not find messages by size")
 
     @abstractmethod
     def get(self, key: bytes) -> StoredRecord | None:

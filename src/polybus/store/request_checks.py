@@ -239,6 +239,16 @@ def time_ns(timestamp_ns: int) -> int:
     return timestamp_ns
 
 
+def message_id(wanted: int) -> int:
+    require(abs(wanted) <= MAX_NUMBER, f"id must fit into 64 bits, got {wanted}")
+    return wanted
+
+
+def excess(keep_bytes: int, max_blocks: int) -> None:
+    number(keep_bytes, "keep_bytes")
+    require(max_blocks >= 1, f"max_blocks must be >= 1, got {max_blocks}")
+
+
 def scan(prefix: bytes, after: bytes, limit: int) -> None:
     for part in (prefix, after):  # either may be empty
         _at_most(part, MAX_KEY_BYTES, "record key")

@@ -53,4 +53,11 @@ SABOTAGES = [
         "        if offset_ranges.contains(progress.low, progress.ranges, offset):\n",
         "        if False:\n",
     ),
+    # Retention trims messages although a group has not acked them.
+    Patch(
+        "unread-ignored",
+        "durable/retention.py",
+        "            drops_unread = limits.unread == DROP_UNREAD\n",
+        "            drops_unread = True\n",
+    ),
 ]

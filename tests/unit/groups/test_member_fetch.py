@@ -172,6 +172,7 @@ def test_lag_in_messages_and_seconds(harness):
         "shards": 4,
         "acked": 4,
         "lag": 0,
+        "paused": False,
     }
 
 

@@ -161,6 +161,29 @@ class Client:
     def topic(self, topic: str) -> answers.TopicInfo:
         return self.call(requests.TopicGet(topic=topic))
 
+    def configure_topic(self, topic: str, change: Mapping[str, object]) -> answers.TopicDescription:
+        """Change the named settings; None restores the default of one."""
+        return self.call(requests.TopicConfigure(topic=topic, change=dict(change)))
+
+    def pause_topic(
+        self, topic: str, *, produce: bool = False, consume: bool = False
+    ) -> answers.TopicDescription:
+        """Refuse messages for a topic, or hold back its consumers; with neither flag, both."""
+        return self.call(requests.TopicPause(topic=topic, produce=produce, consume=consume))
+
+    def resume_topic(
+        self, topic: str, *, produce: bool = False, consume: bool = False
+    ) -> answers.TopicDescription:
+        """End a pause of a topic, or the named part of it."""
+        return self.call(requests.TopicResume(topic=topic, produce=produce, consume=consume))
+
+    def pause_group(self, topic: str, group: str) -> None:
+        """Hold back the messages of a group."""
+        self.call(requests.GroupPause(topic=topic, group=group))
+
+    def resume_group(self, topic: str, group: str) -> None:
+        self.call(requests.GroupResume(topic=topic, group=group))
+
     def drop_topic(self, topic: str) -> None:
         self.call(requests.TopicDrop(topic=topic))
 

@@ -29,9 +29,11 @@ from polybus.bus.counters import Counters
 from polybus.bus.dialect_registry import installed_dialects
 from polybus.bus.policy import ROOT_UID, Policy
 from polybus.bus.quotas import Quotas
+from polybus.durable.retention import UNREAD_ALARM, Retention
 from polybus.durable.topic_names import TopicNames
 from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import DataFolderInUse, NotSupported
+from polybus.groups.reader_positions import read_positions
 from polybus.model.identity import Identity
 from polybus.model.limits import Limits, NativeLimits, QuotaLimits
 from polybus.native.client.client import Client
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from polybus.store.contract import Store
 
 log = logging.getLogger("polybus.native.inprocess")
+
+FAMILIES = ("dropped", "refused", "faults")  # of counters that a bus inside a process has
 
 
 class CallbackThread:
@@ -99,6 +103,7 @@ class InProcessBus:
     def close(self) -> None:
         """End waits, finish submitted commits and complete their futures."""
         self.port.close()
+        self._retention.close()
         try:
             self._store.close()
         finally:
@@ -111,18 +116,22 @@ class InProcessBus:
         durable = DurableTopics(store)
         binding = TopicNames(durable, policy, quotas, is_ephemeral=lambda name: False)
         access = TopicAccess(durable, binding, policy, LoopLock())
-        return NativePort(
-            access,
-            self.limits,
-            time.monotonic,
-            self._stats,
-            _no_rules,
-            time.time_ns,
-            Alarms(time.time_ns, log),
+        alarms = Alarms(time.time_ns, log)
+        port = NativePort(
+            access, self.limits, time.monotonic, self._stats, _no_rules, time.time_ns, alarms
         )
 
+        def count_unread(messages: int) -> None:
+            access.on_loop(self._counters.count, "dropped", UNREAD_ALARM, messages)
+
+        self._retention = Retention(
+            durable, read_positions, alarms, count_unread, time.monotonic, time.time_ns
+        )
+        self._retention.start()
+        return port
+
     def _stats(self) -> dict[str, Any]:
-        families = {family: self._counters.family(family) for family in ("refused", "faults")}
+        families = {family: self._counters.family(family) for family in FAMILIES}
         return {**families, "topics": self.port.access.durable.count}
 
 

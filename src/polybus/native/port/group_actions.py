@@ -1,7 +1,8 @@
 """Actions on consumer groups: join, fetch, ack, and administration.
 
-Every action requires the right to subscribe to the topic. Output messages and stages of
-`group.commit` also require the right to produce to their topics.
+Every action requires the right to subscribe to the topic; pause and resume require the right to
+delete it. Output messages and stages of `group.commit` also require the right to produce to their
+topics.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from polybus.groups.group_registry import STARTS
 from polybus.groups.group_state import GroupContext
 from polybus.groups.member_fetch import EMPTY_FETCH
 from polybus.groups.message_block import build_block
-from polybus.model.access_rule import PRODUCE, SUBSCRIBE
+from polybus.model.access_rule import DELETE, PRODUCE, SUBSCRIBE
 from polybus.model.name_pattern import Pattern
 from polybus.native.port.group_entries import (
     read_entries,
@@ -34,9 +35,11 @@ from polybus.native.protocol.requests import (
     GroupHeartbeat,
     GroupJoin,
     GroupLeave,
+    GroupPause,
     GroupRemove,
     GroupRequest,
     GroupReset,
+    GroupResume,
     GroupsGet,
 )
 
@@ -266,6 +269,24 @@ def _info(port: NativePort, caller: Caller, request: GroupGet) -> Answer:
     return {"topic": topic.name, **port.groups.info(topic, request.group)}
 
 
+def _pause(port: NativePort, caller: Caller, request: GroupPause) -> Empty:
+    return _set_paused(port, caller, request, True)
+
+
+def _resume(port: NativePort, caller: Caller, request: GroupResume) -> Empty:
+    return _set_paused(port, caller, request, False)
+
+
+def _set_paused(
+    port: NativePort, caller: Caller, request: GroupPause | GroupResume, is_paused: bool
+) -> Empty:
+    check_name("group", request.group)
+    # As for `topic.pause`: a member must not stop the others.
+    topic = port.access.get_topic(caller.identity, DELETE, request.topic)
+    port.groups.pause(topic, request.group, is_paused)
+    return {}
+
+
 def _remove(port: NativePort, caller: Caller, request: GroupRemove) -> Empty:
     topic = _get_group_topic(port, caller, request)
     port.groups.remove(topic, request.group, request.force)
@@ -287,5 +308,7 @@ ACTIONS: Handlers = {
     GroupReset: _reset,
     GroupsGet: _list,
     GroupGet: _info,
+    GroupPause: _pause,
+    GroupResume: _resume,
     GroupRemove: _remove,
 }

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from polybus.durable.topic_names import CREATOR, NameReservation, creator_of, creator_record
-from polybus.durable.topic_registry import WITH_SUBSCRIBERS
+from polybus.durable.topic_registry import PAUSED, WITH_SUBSCRIBERS, paused_sides
 from polybus.errors import DoesNotExist, Unavailable
 from polybus.model.access_rule import PRODUCE
-from polybus.model.topic_name import DEAD_LETTER_SUFFIX
+from polybus.model.topic_name import DEAD_LETTER_SUFFIX, dead_letter_source
 
 if TYPE_CHECKING:
     from polybus.bus.dialect import RunOnLoop
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from polybus.model.topic import Topic
 
 T = TypeVar("T")
+# Settings that the bus stores itself; `topic.configure` does not change them.
+OWN_SETTINGS = (CREATOR, WITH_SUBSCRIBERS, PAUSED)
 MAX_REMEMBERED = 16_384  # allowed (caller, action, topic); about 200 bytes each
 BIND_TIMEOUT_S = 30.0  # while another caller creates the topic: one commit, on a slow disk
 
@@ -69,14 +71,16 @@ class TopicAccess:
         return {name: self.durable.get(name) for name in names}
 
     def check_staged(self, caller: Identity, stages: Sequence[str]) -> None:
-        """Raise `Denied` unless the caller may produce to all topics of these stages.
+        """Raise `Denied` or `Paused` unless the caller may produce to all topics of these stages.
 
-        The rules may have changed since the stages were filled.
+        Rules and pauses may have changed since the stages were filled.
         """
         numbers = self.durable.store.staged_topics(stages)
-        topics = filter(None, map(self.durable.find_by_number, numbers))
+        topics = list(filter(None, map(self.durable.find_by_number, numbers)))
         names = [topic.name for topic in topics]  # a dropped topic is the commit's error
         self.on_loop(self._binding.check_all_allowed, caller, PRODUCE, names)
+        for topic in topics:
+            self.durable.check_produce(topic)
 
     def list_visible(self, caller: Identity) -> list[Topic]:
         """Return the topics that are visible to the caller."""
@@ -96,10 +100,13 @@ class TopicAccess:
     ) -> tuple[Topic, bool]:
         """Return the topic of this name and whether this call created it."""
         found, is_mine = self.on_loop(self._binding.reserve, caller, name)
-        return self._complete(found, is_mine, shards, settings)
+        # Dead letters wait for a person, so the defaults do not apply to them.
+        is_dead_letters = dead_letter_source(name.encode()) is not None
+        defaults = {} if is_dead_letters else self.durable.default_settings
+        return self._complete(found, is_mine, shards, {**defaults, **settings})
 
     def get_or_create(self, caller: Identity, name: str, shards: int) -> Topic:
-        """Return the topic of this name, created without settings if it is missing."""
+        """Return the topic of this name, created with default settings if it is missing."""
         return self.durable.find(name) or self.find_or_create(caller, name, shards, {})[0]
 
     def open_dead_letters(self, source: Topic) -> Topic:
@@ -119,13 +126,36 @@ class TopicAccess:
             self.durable.store.drop(name)
             self.on_loop(self._binding.remove, topic)
 
-    def configure(self, caller: Identity, name: str, settings: Mapping[str, object]) -> Topic:
+    def configure(
+        self,
+        caller: Identity,
+        name: str,
+        settings: Mapping[str, object],
+        *,
+        keep_others: bool = False,
+    ) -> Topic:
+        """Replace the settings, or only those that are given; None removes one."""
         with self._exclusive_topic(caller, name) as topic:
-            own = (CREATOR, WITH_SUBSCRIBERS)
-            kept = {key: topic.settings[key] for key in own if key in topic.settings}
-            changed = self.durable.store.configure(name, {**settings, **kept})
-            self.on_loop(self._binding.update, changed)
-            return changed
+            kept = {
+                key: value
+                for key, value in topic.settings.items()
+                if key in OWN_SETTINGS or (keep_others and key not in settings)
+            }
+            return self._store_settings(topic, {**settings, **kept})
+
+    def configure_paused(
+        self, caller: Identity, name: str, change: Callable[[set[str]], set[str]]
+    ) -> Topic:
+        """Replace the paused sides of a topic by those that `change` returns."""
+        with self._exclusive_topic(caller, name) as topic:
+            paused = sorted(change(set(paused_sides(topic))))
+            return self._store_settings(topic, {**topic.settings, PAUSED: paused or None})
+
+    def _store_settings(self, topic: Topic, settings: Mapping[str, object]) -> Topic:
+        given = {key: value for key, value in settings.items() if value is not None}
+        changed = self.durable.store.configure(topic.name, given)
+        self.on_loop(self._binding.update, changed)
+        return changed
 
     def add_drop_listener(self, listener: Callable[[Topic], None]) -> None:
         """Call `listener` on the loop with each dropped topic."""
@@ -164,6 +194,7 @@ class TopicAccess:
         self, reservation: NameReservation, shards: int, settings: Mapping[str, object]
     ) -> Topic:
         own = {**settings, CREATOR: creator_record(reservation.owner)}
+        own = {key: value for key, value in own.items() if value is not None}
         try:
             topic = self.durable.store.create(reservation.name, shards, own)
             next_id = self.durable.store.bounds(topic.number).next_id

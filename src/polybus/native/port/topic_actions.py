@@ -1,17 +1,30 @@
-"""Actions on topics: create, describe, configure, trim and drop them."""
+"""Actions on topics: create, describe, configure, pause, trim and drop them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from polybus.durable import query_progress
-from polybus.durable.topic_names import CREATOR, creator_of
-from polybus.durable.topic_registry import KEEP, KEEP_ALL, KEEP_READ, MAX_BYTES, WITH_SUBSCRIBERS
+from polybus.durable import query_progress, retention_limits
+from polybus.durable.retention import describe_retention
+from polybus.durable.retention_limits import check_retention_settings
+from polybus.durable.topic_names import creator_of
+from polybus.durable.topic_registry import (
+    CONSUME_SIDE,
+    KEEP,
+    KEEP_ALL,
+    KEEP_READ,
+    MAX_BYTES,
+    PRODUCE_SIDE,
+    paused_sides,
+)
 from polybus.errors import AlreadyExists, MalformedRequest, NotSupported, StoreFull
+from polybus.groups.reader_positions import read_positions
 from polybus.model.access_rule import DELETE, SUBSCRIBE
 from polybus.model.name_pattern import Pattern
 from polybus.model.topic import MAX_SHARDS
+from polybus.native.port.topic_access import OWN_SETTINGS
 from polybus.native.protocol.fields import is_count, parse_shard_number
 from polybus.native.protocol.requests import (
     BoundsGet,
@@ -20,7 +33,9 @@ from polybus.native.protocol.requests import (
     TopicCreate,
     TopicDrop,
     TopicGet,
+    TopicPause,
     TopicReshard,
+    TopicResume,
     TopicsGet,
     TopicTrim,
 )
@@ -39,12 +54,12 @@ if TYPE_CHECKING:
     )
 
 KEEP_VALUES = (KEEP_ALL, KEEP_READ)
-INTERNAL_SETTINGS = (CREATOR, WITH_SUBSCRIBERS)  # stored by the bus, not shown
+KNOWN_SETTINGS = frozenset((KEEP, MAX_BYTES)) | retention_limits.SETTINGS
 
 
 def describe_topic(topic: Topic) -> TopicDescription:
     """Return a topic as `topic.create` answers it."""
-    settings = {key: value for key, value in topic.settings.items() if key not in INTERNAL_SETTINGS}
+    settings = {key: value for key, value in topic.settings.items() if key not in OWN_SETTINGS}
     return {
         "topic": topic.name,
         "number": topic.number,
@@ -52,6 +67,7 @@ def describe_topic(topic: Topic) -> TopicDescription:
         "generations": list(topic.generations),
         "creator": creator_of(topic).name,
         "settings": {KEEP: KEEP_ALL, MAX_BYTES: 0, **settings},
+        "paused": list(paused_sides(topic)),
     }
 
 
@@ -69,14 +85,16 @@ def describe_bounds(bounds: Bounds) -> TopicBounds:
 
 
 def _check_settings(settings: dict[str, object] | None) -> dict[str, object]:
+    """Return the settings of a request; null stands for the default of a setting."""
     settings = settings or {}
-    unknown = sorted(settings.keys() - {KEEP, MAX_BYTES})
+    unknown = sorted(settings.keys() - KNOWN_SETTINGS)
     if unknown:
         raise MalformedRequest(f"unknown topic setting {unknown[0][:64]!r}")
-    if settings.get(KEEP, KEEP_ALL) not in KEEP_VALUES:
+    if settings.get(KEEP) not in (None, *KEEP_VALUES):
         raise MalformedRequest(f"keep must be one of {', '.join(KEEP_VALUES)}")
-    if not is_count(settings.get(MAX_BYTES, 0)):
+    if not is_count(settings.get(MAX_BYTES) or 0):
         raise MalformedRequest("max_bytes must be an integer >= 0")
+    check_retention_settings(settings)
     return settings
 
 
@@ -92,8 +110,35 @@ def _create(port: NativePort, caller: Caller, request: TopicCreate) -> TopicDesc
 
 
 def _configure(port: NativePort, caller: Caller, request: TopicConfigure) -> TopicDescription:
-    settings = _check_settings(request.settings)
-    return describe_topic(port.access.configure(caller.identity, request.topic, settings))
+    if request.change is not None and request.settings is not None:
+        raise MalformedRequest("topic.configure takes settings or change, not both")
+    is_change = request.change is not None
+    settings = _check_settings(request.change if is_change else request.settings)
+    topic = port.access.configure(caller.identity, request.topic, settings, keep_others=is_change)
+    return describe_topic(topic)
+
+
+def _pause(port: NativePort, caller: Caller, request: TopicPause) -> TopicDescription:
+    return _change_paused(port, caller, request, lambda paused, sides: paused | sides)
+
+
+def _resume(port: NativePort, caller: Caller, request: TopicResume) -> TopicDescription:
+    return _change_paused(port, caller, request, lambda paused, sides: paused - sides)
+
+
+def _change_paused(
+    port: NativePort,
+    caller: Caller,
+    request: TopicPause | TopicResume,
+    combine: Callable[[set[str], set[str]], set[str]],
+) -> TopicDescription:
+    chosen = {PRODUCE_SIDE: request.produce, CONSUME_SIDE: request.consume}
+    sides = {side for side, is_chosen in chosen.items() if is_chosen} or set(chosen)
+    topic = port.access.configure_paused(
+        caller.identity, request.topic, lambda paused: combine(paused, sides)
+    )
+    port.groups.wake(topic)  # fetches that wait
+    return describe_topic(topic)
 
 
 def _info(port: NativePort, caller: Caller, request: TopicGet) -> TopicInfo:
@@ -104,6 +149,7 @@ def _info(port: NativePort, caller: Caller, request: TopicGet) -> TopicInfo:
         "first_id": bounds.first_id,
         "next_id": bounds.next_id,
         "timestamp_ns": bounds.timestamp_ns,
+        "retention": describe_retention(port.store, topic, bounds, read_positions, port.wall_ns()),
     }
 
 
@@ -150,6 +196,8 @@ def _find(port: NativePort, caller: Caller, request: PositionFind) -> FoundPosit
 ACTIONS: Handlers = {
     TopicCreate: _create,
     TopicConfigure: _configure,
+    TopicPause: _pause,
+    TopicResume: _resume,
     TopicGet: _info,
     TopicsGet: _list,
     TopicDrop: _drop,

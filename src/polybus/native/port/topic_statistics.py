@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.bus.dialect_registry import installed_dialects
 from polybus.durable.query_progress import list_query_progress, store_query_progress
+from polybus.durable.topic_registry import paused_sides
 from polybus.errors import Damaged, DoesNotExist, MalformedRequest
 from polybus.model.access_rule import SUBSCRIBE
 from polybus.native.protocol.fields import is_count, parse_shard_number
@@ -57,6 +58,7 @@ def compose_topic_stats(
                 counts[key] += group_shard[key]
     return {
         "topic": topic.name,
+        "paused": list(paused_sides(topic)),
         "all": _sum_counts(shards, COUNTS),
         "shards": shards,
         "groups": [add_group_totals(group) for group in groups],

@@ -51,12 +51,14 @@ class TopicDescription(TypedDict):
     generations: list[int]
     creator: str
     settings: dict[str, object]
+    paused: list[str]
 
 
 class TopicInfo(TopicDescription):
     first_id: int
     next_id: int
     timestamp_ns: int
+    retention: dict[str, Any]
 
 
 class TopicList(TypedDict):
@@ -83,6 +85,7 @@ class FoundPosition(TypedDict):
 
 class TopicStats(TypedDict):
     topic: str
+    paused: list[str]
     all: dict[str, int]
     shards: list[dict[str, int]]
     groups: list[dict[str, Any]]

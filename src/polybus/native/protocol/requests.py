@@ -23,7 +23,10 @@ from polybus.native.protocol.fields import (
 from polybus.store.contract import LEASE_S
 
 MAX_WAIT_MS = 30_000
-SETTINGS = "keep (all, read) and max_bytes (0: no limit), each optional"
+SETTINGS = (
+    "keep (all, read), max_bytes (0: no limit), retain_age_ms, retain_bytes, retain_messages and"
+    " retain_unread (keep, drop), each optional; null: the default"
+)
 
 
 class TopicRequest(Request[A]):
@@ -67,7 +70,7 @@ class ProducerClose(Request[answers.Empty], action="producer.close", answer="not
 class TopicCreate(
     TopicRequest[answers.TopicDescription],
     action="topic.create",
-    answer="topic, number, shards, generations, creator, settings",
+    answer="topic, number, shards, generations, creator, settings, paused",
 ):
     """Create a topic."""
 
@@ -78,15 +81,33 @@ class TopicCreate(
 class TopicConfigure(
     TopicRequest[answers.TopicDescription], action="topic.configure", answer="as topic.create"
 ):
-    """Replace the settings of a topic (its creator, admins)."""
+    """Replace the settings of a topic, or change some of them (its creator, admins)."""
 
     settings: Object | None = param(SETTINGS, default=None)
+    change: Object | None = param("settings to change, as above; the others stay", default=None)
+
+
+class PauseRequest(TopicRequest[A]):
+    produce: Flag = param("producing; with neither flag, both", default=False)
+    consume: Flag = param("consuming by groups and pirate subscribers", default=False)
+
+
+class TopicPause(
+    PauseRequest[answers.TopicDescription], action="topic.pause", answer="as topic.create"
+):
+    """Refuse messages for a topic, or hold back its consumers (its creator, admins)."""
+
+
+class TopicResume(
+    PauseRequest[answers.TopicDescription], action="topic.resume", answer="as topic.create"
+):
+    """End a pause of a topic, or a part of it (its creator, admins)."""
 
 
 class TopicGet(
     TopicRequest[answers.TopicInfo],
     action="topic.info",
-    answer="as topic.create, first_id, next_id, timestamp_ns",
+    answer="as topic.create, first_id, next_id, timestamp_ns, retention: see below",
 ):
     """Describe a topic and its bounds."""
 
@@ -135,7 +156,7 @@ class PositionFind(TopicRequest[answers.FoundPosition], action="find", answer="p
 class TopicStatsGet(
     TopicRequest[answers.TopicStats],
     action="topic.stats",
-    answer="topic, all, shards, groups, queries, subscribers: see below",
+    answer="topic, paused, all, shards, groups, queries, subscribers: see below",
 ):
     """Count messages, for the whole topic and by shard, with its groups, Spark queries and pirate
     subscribers, and how far each is behind."""
@@ -235,7 +256,7 @@ class GroupReset(
 class GroupsGet(
     Request[answers.GroupList],
     action="group.list",
-    answer="groups: topic, group, members, shards, acked, lag each",
+    answer="groups: topic, group, members, shards, acked, lag, paused each",
 ):
     """List the groups of topics that the caller may subscribe to."""
 
@@ -245,9 +266,17 @@ class GroupsGet(
 class GroupGet(
     GroupRequest[answers.Answer],
     action="group.info",
-    answer="topic, group, members, shards, ack_latency",
+    answer="topic, group, paused, members, shards, ack_latency",
 ):
     """Describe a group: its members, and its progress in each shard."""
+
+
+class GroupPause(GroupRequest[answers.Empty], action="group.pause", answer="nothing"):
+    """Hold back the messages of a group (the creator of its topic, admins)."""
+
+
+class GroupResume(GroupRequest[answers.Empty], action="group.resume", answer="nothing"):
+    """End the pause of a group (the creator of its topic, admins)."""
 
 
 class GroupRemove(GroupRequest[answers.Empty], action="group.rm", answer="nothing"):

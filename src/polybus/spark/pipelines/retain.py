@@ -4,6 +4,10 @@ Before a trim, Spark reads the offsets from the files of the archive and compare
 log, so the trimmed messages were in the archive a moment ago. The pipeline needs no checkpoint: a
 trimmed message is gone from the log, and a restarted run continues with the rest.
 
+A topic with retention limits of its own (`polybus topic configure`) keeps what they keep: only
+messages beyond a limit are trimmed. The bus trims those itself, too, whether archived or not, so
+the limits must leave the archive enough time.
+
 A group counts from its first member, a Pirate subscriber from its subscription, and both until they
 are removed. A group or subscriber that is no longer in use therefore holds the log forever, on
 purpose.
@@ -53,6 +57,7 @@ from polybus.spark.source.read_bounds import TopicSelection
 from polybus.store.engine_registry import is_store_url
 
 EVERY_S = 60.0
+RETENTION_LIMITS = ("age_ms", "bytes", "messages")  # of `topic.info`
 
 Source = Annotated[str, typer.Argument(metavar="FOLDER", help="The archive.")]
 Topics = Annotated[
@@ -126,7 +131,8 @@ class LogTrimmer:
         stats = self._client.topic_stats(topic)
         log = self._log.shards(topic)
         markers = find_needed_markers(self._log, topic, log)
-        trimmable = find_trimmable(self._log, manifest, log, stats, markers)
+        retention = self._client.topic(topic).get("retention", {})  # older buses do not send it
+        trimmable = find_trimmable(self._log, manifest, log, stats, markers, retention)
         kept = [((manifest.end(n) or 0) - span.end, by) for n, (span, by) in trimmable.items()]
         self.holders[topic] = {by for rows, by in kept if rows > 0}
         self._kept[topic] = sum(max(0, rows) for rows, _ in kept)
@@ -182,15 +188,21 @@ def find_trimmable(
     log: Mapping[int, ShardOffsets],
     stats: Mapping[str, Any],
     needed_markers: Mapping[int, int],
+    retention: Mapping[str, Any],
 ) -> dict[int, tuple[OffsetSpan, str]]:
     """Return for each shard the offsets that may be trimmed, and the name of the lowest hold."""
     topic = manifest.topic
+    has_limits = any(retention.get(limit) is not None for limit in RETENTION_LIMITS)
     trimmable = {}
     for shard, in_log in log.items():
         holds = [TrimHold(manifest.end(shard) or 0, "the archive")]
         if shard in needed_markers:
             letters = topic.removesuffix(MARKED)
             holds.append(TrimHold(needed_markers[shard], f"dead letters of {letters}"))
+        if has_limits:
+            # The topic's own retention keeps messages in the log although they are archived.
+            due_before = retention["due_before"].get(str(shard), in_log.start)
+            holds.append(TrimHold(due_before, "retention of the topic"))
         for group in stats["groups"]:
             # A group without a position in a shard will begin at 0.
             lows = {position["shard"]: position["low"] for position in group["shards"]}

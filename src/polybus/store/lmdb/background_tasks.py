@@ -16,7 +16,7 @@ from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.write_txn import TransactionWriter
 from polybus.store.lmdb.writer_state import WriterState
 
-STEP_S: Final = 0.003
+STEP_S: Final = 0.002
 SHARE: Final = 0.05
 # Commits keep arriving if the last one is more recent than this. A load of a thousand commits
 # per second has gaps, too, and a commit at the end of a gap would wait for a step.
@@ -95,7 +95,7 @@ class BackgroundTasks:
         self._pause_s = PAUSE_S
         took = time.monotonic() - now
         is_busy = now - self._busy_s < RECENT_S
-        # After a step of 3 ms at a share of 5 % the next one comes after 60 ms.
+        # After a step of 2 ms at a share of 5 % the next one comes after 40 ms.
         self._not_before_s = now + took / SHARE if is_busy else 0.0
 
     def resume(self) -> None:

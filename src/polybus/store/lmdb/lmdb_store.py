@@ -26,6 +26,7 @@ from polybus.store.contract import (
     MAX_ROWS,
     DamagedTopic,
     DamageListener,
+    Excess,
     Listener,
     Progress,
     ShardRange,
@@ -269,6 +270,18 @@ class LmdbStore(Store):
         request_checks.time_ns(timestamp_ns)
         self._settle(lambda batch: topic in batch.topics)
         find = partial(self._reader.find, topic, shard, timestamp_ns)
+        return self._reporting_damage(topic, find)
+
+    def find_id(self, topic: int, shard: int, message_id: int) -> int:
+        request_checks.message_id(message_id)
+        self._settle(lambda batch: topic in batch.topics)
+        find = partial(self._reader.find_id, topic, shard, message_id)
+        return self._reporting_damage(topic, find)
+
+    def find_excess(self, topic: int, keep_bytes: int, max_blocks: int) -> Excess:
+        request_checks.excess(keep_bytes, max_blocks)
+        self._settle(lambda batch: topic in batch.topics)
+        find = partial(self._reader.find_excess, topic, keep_bytes, max_blocks)
         return self._reporting_damage(topic, find)
 
     def get(self, key: bytes) -> StoredRecord | None:

@@ -21,10 +21,11 @@ from polybus.model.block import BlockSlice, Layout, gather
 from polybus.model.rows import EMPTY, Rows
 from polybus.model.topic import ALL, All, Bounds, ShardBounds, Topic
 from polybus.store import request_checks
-from polybus.store.contract import ShardRange
-from polybus.store.lmdb import store_keys, stored_values, topic_inspection
+from polybus.store.contract import Excess, ShardRange
+from polybus.store.lmdb import log_entry, store_keys, stored_values, topic_inspection
 from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.environment import Transaction
+from polybus.store.lmdb.log_entry import LogEntry
 from polybus.store.lmdb.quarantine import Quarantine
 from polybus.store.lmdb.store_files import ReadSnapshot, StoreFiles
 from polybus.store.lmdb.writer_state import MAX_CACHED, scan_prefix
@@ -210,6 +211,16 @@ class StoreReader:
             request_checks.single_shard(txn.topic, shard)
             return txn.find(shard, TIME, timestamp_ns)[0]
 
+    def find_id(self, number: int, shard: int, message_id: int) -> int:
+        with ReadSnapshot(self._files) as transaction:
+            txn = self._begin(transaction, number)
+            request_checks.single_shard(txn.topic, shard)
+            return txn.find(shard, ID, message_id)[0]
+
+    def find_excess(self, number: int, keep_bytes: int, max_blocks: int) -> Excess:
+        with ReadSnapshot(self._files) as transaction:
+            return self._begin(transaction, number).find_excess(keep_bytes, max_blocks)
+
     def _begin(self, transaction: Transaction, number: int) -> ReadTxn:
         self._quarantine.check(number)
         return ReadTxn(transaction, number, self._topics)
@@ -240,6 +251,17 @@ class ReadTxn:
         self.later = True
 
     def bounds(self) -> Bounds:
+        shards = self._shard_bounds()
+        first_id = self.next_id
+        for shard, (start, end, _) in enumerate(shards):
+            entry = self._cursor(shard).seek(start) if start < end else None
+            if entry is not None:
+                # The first entry of a shard may be partly trimmed.
+                place = max(0, start - entry.first)
+                first_id = min(first_id, run_table.id_at(entry.runs, place))
+        return Bounds(first_id, self.next_id, self.time_ns, shards)
+
+    def _shard_bounds(self) -> tuple[ShardBounds, ...]:
         number = self.topic.number
         # Bytes appended are in the shard state, which commits write; bytes removed are in the
         # upkeep record, which background steps write. So the two never conflict.
@@ -248,17 +270,11 @@ class ReadTxn:
             for key, raw in scan_prefix(self._transaction, store_keys.upkeep_of_topic(number))
         }
         shards = []
-        first_id = self.next_id
         for shard in self.topic.shards:
             start, end, added = self._shard_state(shard)
             size = added - removed.get(shard, 0) if start < end else 0
             shards.append(ShardBounds(start, end, size))
-            entry = self._cursor(shard).seek(start) if start < end else None
-            if entry is not None:
-                # The first entry of a shard may be partly trimmed.
-                place = max(0, start - entry.first)
-                first_id = min(first_id, run_table.id_at(entry.runs, place))
-        return Bounds(first_id, self.next_id, self.time_ns, tuple(shards))
+        return tuple(shards)
 
     def read_shard(self, shard: int, start: int, end: int, max_rows: int, max_bytes: int) -> Rows:
         with closing(RowCollector(max_rows, max_bytes)) as collector:
@@ -365,6 +381,59 @@ class ReadTxn:
                 return entry.first + place, run_table.id_at(entry.runs, place), cursor
             entry = cursor.next()
         return end, self.next_id, cursor
+
+    def find_excess(self, keep_bytes: int, max_blocks: int) -> Excess:
+        """Return the end of the oldest blocks, by shard, without which `keep_bytes` are left."""
+        bounds = self._shard_bounds()
+        excess = sum(shard.size_bytes for shard in bounds) - keep_bytes
+        streams: list[tuple[int, int, EntryCursor]] = []
+
+        def add_entry(shard: int, cursor: EntryCursor, entry: LogEntry | None) -> None:
+            if entry is not None:
+                heapq.heappush(streams, (run_table.last_id(entry.runs), shard, cursor))
+
+        for number, shard in enumerate(bounds) if excess > 0 else ():
+            # From the first stored entry, not from the start: a trimmed entry that is not removed
+            # yet is part of the size and has the lowest ids, so it uses up the excess first.
+            cursor = self._cursor(number)
+            add_entry(number, cursor, cursor.seek(0) if shard.size_bytes else None)
+        cuts: dict[int, int] = {}
+        for _ in range(max_blocks):
+            if not streams:
+                return Excess(cuts, False)
+            _, number, cursor = heapq.heappop(streams)
+            entry = cursor.entry
+            assert entry is not None
+            if entry.kind == log_entry.EXTENT:
+                size, end = self._cut_extent(entry, bounds[number].start, excess)
+            else:
+                size, end = entry.charged, entry.end
+            excess -= size
+            if excess < 0:
+                return Excess(cuts, False)
+            if end > bounds[number].start:
+                cuts[number] = end
+            add_entry(number, cursor, cursor.next())
+        return Excess(cuts, True)
+
+    def _cut_extent(self, entry: LogEntry, start: int, excess: int) -> tuple[int, int]:
+        """Return size and end of the part of an extent that a trim may remove.
+
+        An extent has many blocks. Their messages are taken for equally large, because reading
+        the size of each would take a search per block.
+        """
+        if entry.end <= start:
+            return entry.charged, entry.end
+        first = max(entry.first, start)
+        left = entry.charged * (entry.end - first) // entry.count
+        # The blocks before the start are part of the size until they are removed.
+        is_pending = self._transaction.get(store_keys.trimmed(entry.topic, entry.shard)) is not None
+        trimmed = entry.charged - left if is_pending else 0
+        if trimmed + left <= excess:
+            return trimmed + left, entry.end
+        room = max(0, excess - trimmed)
+        end = first + (entry.end - first) * room // max(left, 1)
+        return excess, end  # nothing is left for the next entry
 
     def _shard_state(self, shard: int) -> tuple[int, int, int]:
         """Return start and end of a shard, and the bytes appended to it."""

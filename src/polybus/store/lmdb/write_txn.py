@@ -21,8 +21,9 @@ from polybus.store.lmdb.quarantine import Quarantine
 from polybus.store.lmdb.store_files import DATA, StoreFiles
 from polybus.store.lmdb.write_batch import WriteBatch
 
-# Time that a commit may spend on removing what it trimmed; background steps do the rest.
-REMOVAL_S = 0.005
+# Time that a commit may spend on removing what it trimmed; background steps do the rest. With the
+# sync of the transaction, commits of others wait less than 5 ms.
+REMOVAL_S = 0.002
 # LMDB reports a write that only partly fits on the disk as an I/O error. If the disk has less
 # room than two of the largest blocks need, the error is taken for a full disk.
 SHORT_OF_ROOM_BYTES = 512 << 20

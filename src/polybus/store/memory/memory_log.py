@@ -16,6 +16,7 @@ from polybus.kernel.blocks import Layout
 from polybus.model import run_table
 from polybus.model.block import Block, BlockSlice
 from polybus.model.topic import Bounds, ShardBounds, Topic
+from polybus.store.contract import Excess
 
 
 class MemoryEntry(NamedTuple):
@@ -118,6 +119,18 @@ class MemoryLog:
         first_id = min((first for first in firsts if first is not None), default=self.next_id)
         shards = tuple(shard.bounds() for shard in self.shards)
         return Bounds(first_id, self.next_id, self.timestamp_ns, shards)
+
+    def find_excess(self, keep_bytes: int) -> Excess:
+        """Return the end of the oldest blocks, by shard, without which `keep_bytes` are left."""
+        excess = sum(shard.size_bytes for shard in self.shards) - keep_bytes
+        entries = [(shard, entry) for shard in self.shards for entry in shard.entries]
+        cuts: dict[int, int] = {}
+        for shard, entry in sorted(entries, key=lambda pair: _last_id(pair[1])):
+            excess -= entry.layout.size_bytes
+            if excess < 0:
+                break
+            cuts[shard.number] = _end(entry)
+        return Excess(cuts, False)
 
     def id_of_time(self, timestamp_ns: int) -> int:
         """Return the first id with this time or a later one, the next id if there is none."""

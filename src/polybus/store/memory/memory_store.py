@@ -28,6 +28,7 @@ from polybus.store.contract import (
     LEASE_S,
     MAX_READ_BYTES,
     MAX_ROWS,
+    Excess,
     Listener,
     ShardEnd,
     ShardRange,
@@ -198,6 +199,13 @@ class MemoryStore(Store):
 
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
         return self._read(self._names.find, topic, shard, request_checks.time_ns(timestamp_ns))
+
+    def find_id(self, topic: int, shard: int, message_id: int) -> int:
+        return self._read(self._names.find_id, topic, shard, request_checks.message_id(message_id))
+
+    def find_excess(self, topic: int, keep_bytes: int, max_blocks: int) -> Excess:
+        request_checks.excess(keep_bytes, max_blocks)
+        return self._read(self._names.find_excess, topic, keep_bytes)
 
     def get(self, key: bytes) -> StoredRecord | None:
         return self._read(self._names.get, request_checks.key(key))

@@ -16,7 +16,7 @@ from polybus.model.commit import Append, Commit, CommitResult, RecordChange, Spa
 from polybus.model.rows import EMPTY, Rows
 from polybus.model.topic import ALL, All, Topic
 from polybus.store import request_checks
-from polybus.store.contract import ShardRange
+from polybus.store.contract import Excess, ShardRange
 from polybus.store.memory.memory_log import MemoryLog, MemoryShard
 from polybus.store.memory.memory_producers import MemoryProducers
 
@@ -230,6 +230,14 @@ class Namespace:
         if shard == ALL:
             return log.id_of_time(timestamp_ns)
         return log.shards[shard].offset_of_time(timestamp_ns)
+
+    def find_id(self, number: int, shard: int, message_id: int) -> int:
+        log = self.log(number)
+        request_checks.single_shard(log.topic, shard)
+        return log.shards[shard].offset_of_id(message_id)
+
+    def find_excess(self, number: int, keep_bytes: int) -> Excess:
+        return self.log(number).find_excess(keep_bytes)
 
     def get(self, key: bytes) -> StoredRecord | None:
         return self._records.get(key)

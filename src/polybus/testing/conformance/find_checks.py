@@ -103,3 +103,36 @@ def check_find_refuses_invalid_requests(engine: Engine) -> None:
                 store.find(topic.number, 0, time_ns)
         with refused(DoesNotExist):
             store.find(topic.number + 1, 0, 0)
+
+
+def check_find_id_returns_the_first_of_an_id_or_later(engine: Engine) -> None:
+    clock = Clock()
+    with engine.open(clock) as store:
+        topic = _filled(store, clock)  # shard 0 has ids 1, 2, 5 to 8 and shard 1 has 3, 4, 9, 10
+        offsets = [store.find_id(topic.number, 0, wanted) for wanted in range(12)]
+        assert offsets == [0, 0, 1, 2, 2, 2, 3, 4, 5, 6, 6, 6]
+        offsets = [store.find_id(topic.number, 1, wanted) for wanted in range(12)]
+        assert offsets == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 4]
+
+
+def check_find_id_ignores_trimmed_messages(engine: Engine) -> None:
+    clock = Clock()
+    with engine.open(clock) as store:
+        topic = _filled(store, clock)
+        store.trim(topic.number, {0: 3, 1: 4})
+        for wanted in (-(1 << 62), 0, 1, 6):
+            assert store.find_id(topic.number, 0, wanted) == 3
+            assert store.find_id(topic.number, 1, wanted) == 4
+        assert store.find_id(topic.number, 0, 1 << 62) == 6
+
+
+def check_find_id_refuses_invalid_requests(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = store.create("t", 2, {})
+        for shard in (2, -1):
+            with refused(UsageError):
+                store.find_id(topic.number, shard, 1)
+        with refused(UsageError):
+            store.find_id(topic.number, 0, 1 << 64)
+        with refused(DoesNotExist):
+            store.find_id(topic.number + 1, 0, 1)

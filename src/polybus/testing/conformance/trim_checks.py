@@ -143,3 +143,69 @@ def check_trim_keeps_the_newest_time(engine: Engine) -> None:
         before = store.bounds(topic.number).timestamp_ns
         store.trim(topic.number, {0: 6, 1: 1})
         assert store.bounds(topic.number).timestamp_ns == before > 0
+
+
+BODY = bytes(100_000)  # a block of its own in every engine
+
+
+def _with_large_blocks(store: Store) -> Topic:
+    """Put six blocks of one message, in turn to two shards: ids 1, 3, 5 and 2, 4, 6."""
+    topic = store.create("t", 2, {})
+    for number in range(6):
+        put(store, append(topic, number % 2, BODY))
+    return topic
+
+
+def _size(store: Store, topic: Topic) -> int:
+    return sum(shard.size_bytes for shard in store.bounds(topic.number).shards)
+
+
+def check_excess_is_the_oldest_blocks(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = _with_large_blocks(store)
+        block = _size(store, topic) // 6
+        for kept, cuts in (
+            (6, {}),
+            (5, {0: 1}),
+            (4, {0: 1, 1: 1}),
+            (3, {0: 2, 1: 1}),
+            (1, {0: 3, 1: 2}),
+            (0, {0: 3, 1: 3}),
+        ):
+            assert store.find_excess(topic.number, kept * block, 100) == (cuts, False)
+        # A block stays if the rest would be smaller than the size to keep.
+        assert store.find_excess(topic.number, 4 * block + 1, 100) == ({0: 1}, False)
+
+
+def check_excess_is_found_in_steps(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = _with_large_blocks(store)
+        block = _size(store, topic) // 6
+        for _ in range(100):
+            excess = store.find_excess(topic.number, 2 * block, 1)
+            store.trim(topic.number, excess.before)
+            if not excess.has_more:
+                break
+        assert [message.id for message in all_messages(store, topic)] == [5, 6]
+
+
+def check_trimmed_blocks_are_no_excess(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = _with_large_blocks(store)
+        block = _size(store, topic) // 6
+        store.trim(topic.number, {0: 2, 1: 1})
+        # Three blocks are left, also if the engine removes the others later.
+        assert store.find_excess(topic.number, 3 * block, 100) == ({}, False)
+        assert store.find_excess(topic.number, 2 * block, 100) == ({1: 2}, False)
+
+
+def check_excess_of_a_topic_without_messages(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = _with_large_blocks(store)
+        store.trim(topic.number, {0: 3, 1: 3})
+        assert store.find_excess(topic.number, 0, 100) == ({}, False)
+        for keep_bytes, max_blocks in ((-1, 1), (1 << 63, 1), (0, 0)):
+            with refused(UsageError):
+                store.find_excess(topic.number, keep_bytes, max_blocks)
+        with refused(DoesNotExist):
+            store.find_excess(topic.number + 1, 0, 1)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from polybus.dialects.fdq.client.envelope import Headers, check_headers, check_key, check_message
 from polybus.dialects.fdq.client.group_member import ConsumerClosing
-from polybus.errors import ConnectionLost, Stale, Unavailable, UsageError
+from polybus.errors import ConnectionLost, Paused, Stale, Unavailable, UsageError
 from polybus.model import topic_name
 from polybus.native.client.produce_queue import build_batch
 
@@ -126,7 +126,9 @@ class TransactionCommitter:
         messages = [_to_json(output) for output in outputs] if is_small else []
         place = {"shard": run.shard.number, "shard_epoch": run.shard.epoch, "offset": run.offset}
         retry = self._member.retry
-        retryable = (Unavailable,)  # the handler decides about `LimitReached`
+        # A pause of an output topic must not make dead letters. The handler decides about
+        # `LimitReached`.
+        retryable = (Unavailable, Paused)
         try:
             stages = [] if is_small else [retry(lambda: self._stage_outputs(outputs), retryable)]
             return retry(

@@ -118,7 +118,8 @@ class GetHandler:
         self._lasts.save(subscription, on_saved)
 
     def _answer(self, topic: Topic, last: int, then: OnResult) -> None:
-        if last >= self._context.durable.next_id(topic) - 1:
+        durable = self._context.durable
+        if last >= durable.next_id(topic) - 1 or durable.is_consume_paused(topic.number):
             then(None)
         else:
             self._cache.get(topic, last, then)

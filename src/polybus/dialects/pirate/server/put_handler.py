@@ -169,18 +169,18 @@ class PutHandler:
             assert refusal is not None
             self._enqueue(put, _refusal_commit(stamp, refusal))
             return
+        try:
+            appends = self._durable.build_appends(topic, block)
+        except PolybusError as error:  # paused, or over its max_bytes; the counter is not used
+            then(error)
+            return
         is_bounded = bool(topic.settings.get(MAX_BYTES))
         if len(topic.open_shards) == 1 and not is_bounded:
-            # Later PUTs to this topic may take the fast path.
+            # Later PUTs to this topic may take the fast path. A pause replaces the `Topic`.
             name = topic.name.encode()
             head = subscriber_records.digest_head(PUT, name)
             hashed = blake2b(head, digest_size=subscriber_records.DIGEST_BYTES)
             self.fast_path.learn(name, Target(topic, topic.open_shards[0], hashed))
-        try:
-            appends = self._durable.build_appends(topic, block)
-        except PolybusError as error:  # over the topic's max_bytes; the counter is not used
-            then(error)
-            return
         if is_bounded:
             put.bounded = topic
             self._durable.add_in_flight(topic, size)

@@ -114,12 +114,12 @@ class SubscribeHandler:
         if not is_mine:
             reservation.outcome.add_done_callback(lambda _: self._context.run_on_loop(again))
             return
-        store = self._context.durable.store
+        store, defaults = self._context.durable.store, self._context.durable.default_settings
 
         def create() -> tuple[Topic, int]:
             # Dead letters are not removed when their readers have read them, or leave.
             is_dead_letters = topic_name.dead_letter_source(name.encode()) is not None
-            own = {} if is_dead_letters else SETTINGS
+            own = {} if is_dead_letters else {**defaults, **SETTINGS}
             settings = {**own, CREATOR: creator_record(reservation.owner)}
             topic = store.create(name, 1, settings)
             # The ids of an earlier topic with this name continue.

@@ -1,0 +1,1 @@
+"""What other clients notice while retention trims a large topic."""
