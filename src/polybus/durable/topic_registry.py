@@ -8,26 +8,27 @@ The registry knows the next id of each topic from its commits, so the loop does 
 ask the store.
 
 A batch is split over the open shards of the topic by the hash of its keys; messages without
-a key go to one shard per batch, round robin. A topic with `max_bytes` refuses a batch that
+a key go round the shards in runs. If the topic is resharded before the commit is executed, the
+store splits the batch again. A topic with `max_bytes` refuses a batch that
 would exceed it, uncommitted bytes included. The size is counted here, and read from the
 store only when the bound seems to be reached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from concurrent.futures import Future
-from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from polybus.bus.traffic import SharedTraffic
-from polybus.errors import Damaged, DoesNotExist, LimitReached
-from polybus.model.commit import Append, Commit
+from polybus.errors import Damaged, DoesNotExist, LimitReached, ShardSealed
+from polybus.model.block import KEYLESS_RUN
+from polybus.model.commit import Commit
+from polybus.model.shard_routes import split_block
 
 if TYPE_CHECKING:
     from polybus.model.block import Block
-    from polybus.model.commit import CommitResult
+    from polybus.model.commit import Append, CommitResult
     from polybus.model.stamp import Stamp
     from polybus.model.topic import Topic
     from polybus.store.contract import Store
@@ -51,7 +52,7 @@ class DurableTopics:
         self._lock = Lock()
         # A second lock: it is held during calls of the store, whose thread takes the first.
         self._charging = Lock()
-        self._next_shard = count()
+        self._next_run = 0  # of messages without a key
         self.damaged = store.damaged_topics()
         self._damage = {topic.number: reason for topic, reason in self.damaged}
         for topic in store.topics():
@@ -125,14 +126,25 @@ class DurableTopics:
         future.add_done_callback(self._committed)
         return future
 
+    def publish(self, commit: Commit) -> CommitResult:
+        """Commit and return when durable. Stages may have blocks for sealed shards."""
+        while True:
+            try:
+                return self.commit(commit).result()
+            except ShardSealed:  # the topic was resharded since a block was staged
+                for stage in commit.stages:
+                    while self.store.reroute_stage(stage):
+                        pass
+
     def build_appends(self, topic: Topic, block: Block) -> tuple[Append, ...]:
         """Split a batch over the open shards. Raises `LimitReached` if it exceeds max_bytes."""
         self.reserve_bytes(topic, block.size_bytes)
-        shards = topic.open_shards
-        parts: Iterable[tuple[int, Block]] = ((0, block),)
-        if len(shards) > 1:
-            parts = block.split(len(shards), next(self._next_shard) % len(shards))
-        return tuple(Append(topic.number, shards[index], part) for index, part in parts)
+        # The caller may hold the topic from before a reshard.
+        shards = self._by_number.get(topic.number, topic).open_shards
+        first = self._next_run
+        # Two threads may read the same value, which makes the spread a little less even.
+        self._next_run = first + -(-block.count // KEYLESS_RUN)
+        return split_block(topic.number, shards, block, first)
 
     def reserve_bytes(self, topic: Topic, size: int) -> None:
         limit = topic.settings.get(MAX_BYTES)

@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import Any, Final
 
 from polybus.bus.shares import ShareTable
-from polybus.errors import Expired, PolybusError, StoreClosed
+from polybus.errors import Conflict, Expired, PolybusError, StoreClosed
 from polybus.groups import acks, group_info, group_reset
 from polybus.groups.group_records import Member
 from polybus.groups.group_registry import (
@@ -24,6 +24,7 @@ from polybus.groups.group_registry import (
 from polybus.groups.group_state import Group, GroupContext, GroupUpdate
 from polybus.groups.member_fetch import HeldPosition, MemberFetch
 from polybus.groups.membership import Membership
+from polybus.groups.shard_phases import ShardPhase
 from polybus.groups.shard_progress import ShardReport
 from polybus.model.commit import Append, CommitResult
 from polybus.model.identity import ANONYMOUS, Identity
@@ -34,6 +35,7 @@ _log = logging.getLogger("polybus.groups")
 
 TICK_S: Final = 0.25  # the maximum delay until a dead consumer is noticed
 LATE_S: Final = 1.0  # a later tick means that the whole process was stopped
+MAX_LISTED: Final = 8  # groups, and shards of each, in the text of an error
 
 
 class Coordinator:
@@ -112,16 +114,20 @@ class Coordinator:
         arguments = self._context, state, consumer, member.max_deliver, reports
         if not any(report.release for report in reports):
             # Without the group's lock, so that members do not wait for each other's commits.
-            return acks.commit_reports(*arguments)
+            responses = acks.commit_reports(*arguments)
+            if state.has_reached_seal(report.shard for report in reports):
+                self._rebalance(state)
+            return responses
         with state.lock:
             responses = acks.commit_reports(*arguments)
             # A released shard without a live target must be assigned again.
-            if any(state.shards[report.shard].progress.owner is None for report in reports):
-                state.needs_rebalance = True
-                try:
-                    self._membership.rebalance(state)
-                except PolybusError as error:  # the next tick does it
-                    _log.warning("group %r of %s: %s", group, topic.name, error)
+            released = [state.shards[report.shard] for report in reports if report.release]
+            if any(
+                shard.progress.owner is None
+                and state.phase_of(shard.number) is not ShardPhase.DRAINED
+                for shard in released
+            ) or state.has_reached_seal(report.shard for report in reports):
+                self._rebalance(state)
         self._context.wake(topic.number)
         return responses
 
@@ -141,9 +147,12 @@ class Coordinator:
         state, _ = self._check_member(topic, group, *member)
         number, shard_epoch, offset, attempt = position
         owner, shard = (member[0], shard_epoch), state.shard(number)
-        return acks.commit_transaction(
+        result = acks.commit_transaction(
             self._context, state, shard, owner, (offset, attempt), appends, stages
         )
+        if state.has_reached_seal([number]):
+            self._rebalance(state)
+        return result
 
     # --- groups
 
@@ -165,13 +174,54 @@ class Coordinator:
         return group_info.summarize_group(self._context, state)
 
     def reset(self, topic: Topic, group: str, to: Any, force: bool = False) -> dict[int, int]:
-        return group_reset.reset(self._context, self._registry.get(topic, group), to, force)
+        state = self._registry.get(topic, group)
+        with state.lock:
+            positions = group_reset.reset(self._context, state, to, force)
+            if state.phases:  # other shards may be active now
+                self._rebalance(state)
+        return positions
 
     def remove(self, topic: Topic, group: str, force: bool = False) -> None:
         state = self._registry.get(topic, group)
         with state.lock:
             group_reset.check_has_no_members(state, force)
             self._registry.remove(state)
+
+    # --- reshards
+
+    def check_drained(self, topic: Topic) -> None:
+        """Raise `Conflict` if a group has not acked all messages of the sealed shards."""
+        draining = self.draining(topic)
+        if draining:
+            raise Conflict(
+                f"topic {topic.name} is still draining: {describe_draining(draining)};"
+                " wait, or remove or reset these groups"
+            )
+
+    def draining(self, topic: Topic) -> dict[str, list[int]]:
+        """Return the sealed shards that groups have not acked completely, by group."""
+        draining: dict[str, list[int]] = {}
+        if len(topic.generations) == 1:
+            return draining
+        bounds = self._context.durable.store.bounds(topic.number).shards
+        for group in self._registry.groups_of(topic):
+            left = [
+                number
+                for number in range(topic.open_shards.start)
+                if number < len(group.shards)
+                and max(group.shards[number].progress.low, bounds[number].start)
+                < bounds[number].end
+            ]
+            if left:
+                draining[group.name] = left
+        return draining
+
+    def add_generation(self, topic: Topic) -> None:
+        """Add the new shards of a topic to its groups, which read them after their parents."""
+        self._context.ends.refresh_ends(topic.number)
+        for group in self._registry.add_generation(topic):
+            if group.version:
+                self._rebalance(group)
 
     # --- time, and dropped topics
 
@@ -230,6 +280,15 @@ class Coordinator:
             except PolybusError as error:
                 _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
 
+    def _rebalance(self, group: Group) -> None:
+        """Rebalance after a change of shards. If that fails, the next tick does it."""
+        group.needs_rebalance = True
+        try:
+            self._membership.rebalance(group)
+        except PolybusError as error:
+            if not group.is_removed:
+                _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
+
     def _check_member(
         self, topic: Topic, group: str, consumer: str, epoch: int
     ) -> tuple[Group, Member]:
@@ -243,6 +302,18 @@ class Coordinator:
         member = state.member(consumer, epoch)
         state.last_seen_s[consumer] = self._context.clock()
         return state, member
+
+
+def describe_draining(draining: Mapping[str, Sequence[int]]) -> str:
+    """Return a text of a few groups and shards: "group billing has 3 shards (0, 4, 7)"."""
+    parts = []
+    for name, shards in list(draining.items())[:MAX_LISTED]:
+        listed = ", ".join(map(str, shards[:MAX_LISTED])) + ", …" * (len(shards) > MAX_LISTED)
+        noun = "shard" if len(shards) == 1 else "shards"
+        parts.append(f"group {name} has {len(shards)} {noun} ({listed})")
+    if len(draining) > MAX_LISTED:
+        parts.append(f"{len(draining) - MAX_LISTED} more groups")
+    return ", ".join(parts)
 
 
 class CoordinatorTimer:

@@ -161,6 +161,10 @@ class Client:
     def topic(self, topic: str) -> answers.TopicInfo:
         return self.call(requests.TopicGet(topic=topic))
 
+    def reshard(self, topic: str, shards: int) -> answers.TopicDescription:
+        """Change the number of shards. Raises `Conflict` while groups drain sealed shards."""
+        return self.call(requests.TopicReshard(topic=topic, shards=shards))
+
     def drop_topic(self, topic: str) -> None:
         self.call(requests.TopicDrop(topic=topic))
 

@@ -115,24 +115,30 @@ class TopicAccess:
         return topic
 
     def drop(self, caller: Identity, name: str) -> None:
-        with self._exclusive_topic(caller, name) as topic:
+        with self.exclusive_topic(caller, name) as topic:
             self.durable.store.drop(name)
             self.on_loop(self._binding.remove, topic)
 
     def configure(self, caller: Identity, name: str, settings: Mapping[str, object]) -> Topic:
-        with self._exclusive_topic(caller, name) as topic:
+        with self.exclusive_topic(caller, name) as topic:
             own = (CREATOR, WITH_SUBSCRIBERS)
             kept = {key: topic.settings[key] for key in own if key in topic.settings}
             changed = self.durable.store.configure(name, {**settings, **kept})
             self.on_loop(self._binding.update, changed)
             return changed
 
+    def reshard(self, topic: Topic, shards: int) -> Topic:
+        """Seal all shards of an exclusive topic and open new ones. Later batches go to those."""
+        changed = self.durable.store.configure(topic.name, topic.settings, add_shards=shards)
+        self.on_loop(self._binding.update, changed)
+        return changed
+
     def add_drop_listener(self, listener: Callable[[Topic], None]) -> None:
         """Call `listener` on the loop with each dropped topic."""
         self._binding.on_removed.append(listener)
 
     @contextmanager
-    def _exclusive_topic(self, caller: Identity, name: str) -> Iterator[Topic]:
+    def exclusive_topic(self, caller: Identity, name: str) -> Iterator[Topic]:
         """Lock a topic against other changes, for a caller that may delete it.
 
         The store finds it by name, which must not become another topic meanwhile.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from polybus.errors import Conflict
 from polybus.model.block import Block
 from polybus.model.commit import Commit, CommitResult, RecordChange, Span
+from polybus.model.shard_routes import open_appends
 from polybus.store import request_checks
 from polybus.store.lmdb import producer_stamps, staged_blocks, store_keys, stored_values
 from polybus.store.lmdb.log_entry import StagePart
@@ -36,13 +37,12 @@ def commit(writer: WriterState, commit: Commit, now_ns: int) -> CommitResult:
         repeated = producer_stamps.check_stamp(producer, stamp)
         if repeated is not None:
             return repeated
+    cache, state, number = writer.cache, None, 0
     if len(appends) == 1 and not (stages or changes):
-        # Nearly all commits are one block: this fast path saves the dicts of the general one.
         topic, number, block = appends[0]
-        cache = writer.cache
         state = cache.topics.get(topic) or cache.topic(topic)
-        if number not in state.open:
-            request_checks.open_shard(state.topic, number)
+    if state is not None and number in state.open:
+        # Nearly all commits are one block: this fast path saves the dicts of the general one.
         shard = state.shards.get(number) or cache.shard(state, number)
         data, count = block
         target = topic, number
@@ -106,16 +106,21 @@ def _collect_appends(
         if shard_append is None:
             topic, shard = target
             state = writer.cache.topic(topic)
-            if shard not in state.open:
-                request_checks.open_shard(state.topic, shard)
             writer.cache.shard(state, shard)
             shard_append = shard_appends[target] = ShardAppend(state)
         return shard_append
 
-    for topic, shard, block in commit.appends:
-        at((topic, shard)).blocks.append(block)
+    for append in commit.appends:
+        state = writer.cache.topic(append.topic)
+        if append.shard in state.open:
+            at((append.topic, append.shard)).blocks.append(append.block)
+            continue
+        request_checks.single_shard(state.topic, append.shard)
+        for topic, shard, block in open_appends(state.topic, append):
+            at((topic, shard)).blocks.append(block)
     for stage_number, stage in stages.items():
         for target, held in stage.holds.items():
+            request_checks.open_shard(writer.cache.topic(target[0]).topic, target[1])
             at(target).parts.append(StagePart(stage_number, *held))
     # A stage may hold blocks for any number of shards, so the limit can be checked only here.
     request_checks.spans(len(shard_appends))
