@@ -1,4 +1,4 @@
-"""`polybus topic create|ls|info|rm|trim|stats`: manage the durable topics of a running bus."""
+"""`polybus topic create|ls|info|reshard|rm|trim|stats`: manage the durable topics of a running bus."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from polybus.cli.bus_connection import Bus, connect_once
 from polybus.cli.text_table import print_table
 from polybus.cli.topic_stats_command import stats
 from polybus.errors import UsageError
+from polybus.model.draining import describe_draining
+from polybus.model.topic import MAX_SHARDS
 
 if TYPE_CHECKING:
     from polybus.native import Client
@@ -32,6 +34,7 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
     group.command("create", help="Create a topic.")(create)
     group.command("ls", help="List topics.")(ls)
     group.command("info", help="Show the settings and bounds of a topic.")(info)
+    group.command("reshard")(reshard)
     group.command("rm", help="Remove a topic and its messages.")(rm)
     group.command("trim", help="Remove the oldest messages of a topic.")(trim)
     group.command("stats", help="Show message counts of topics, or of one topic with its readers.")(
@@ -81,7 +84,33 @@ def info(topic: Topic, as_json: flags.Json = False, bus: Bus = None) -> None:
         print(json.dumps(description, indent=2))
     else:
         rows = {name: value for name, value in description.items() if name != "settings"}
+        rows["open_shards"] = "{} to {}".format(*description["open_shards"])
+        rows["draining"] = describe_draining(description["draining"]) or "nothing"
         print_table(("", topic), list((rows | description["settings"]).items()))
+
+
+def reshard(
+    topic: Topic,
+    shards: Annotated[
+        int, typer.Option(min=1, max=MAX_SHARDS, help="New number of shards.", show_default=False)
+    ],
+    bus: Bus = None,
+) -> None:
+    """Seal all shards of a topic and open new ones.
+
+    Producers and consumers go on. A group reads a new shard when it has acked the shards that had
+    its keys before, so messages of a key keep their order. Refused while a group still drains the
+    shards of the last time.
+    """
+    with connect_once(bus) as client:
+        client.reshard(topic, shards)
+        description = client.topic(topic)
+    first, last = description["open_shards"]
+    print(
+        f"{topic} has {shards} shards ({first} to {last}), generation {description['generation']}"
+    )
+    if description["draining"]:
+        print(f"draining: {describe_draining(description['draining'])}")
 
 
 def rm(topic: Topic, yes: flags.Yes = False, bus: Bus = None) -> None:

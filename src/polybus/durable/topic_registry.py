@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING
 
 from polybus.bus.traffic import SharedTraffic
 from polybus.errors import Damaged, DoesNotExist, LimitReached, ShardSealed
-from polybus.model.block import KEYLESS_RUN
-from polybus.model.commit import Commit
-from polybus.model.shard_routes import split_block
+from polybus.model.commit import Append, Commit
+from polybus.model.shard_routes import count_runs, split_block
 
 if TYPE_CHECKING:
     from polybus.model.block import Block
-    from polybus.model.commit import Append, CommitResult
+    from polybus.model.commit import CommitResult
     from polybus.model.stamp import Stamp
     from polybus.model.topic import Topic
     from polybus.store.contract import Store
@@ -110,10 +109,13 @@ class DurableTopics:
         return sorted(self._by_name.copy().values(), key=lambda topic: topic.name)
 
     def produce(
-        self, topic: Topic, block: Block, stamp: Stamp | None = None
+        self, topic: Topic, block: Block, stamp: Stamp | None = None, *, in_order: bool = False
     ) -> Future[CommitResult]:
-        """Submit a batch: all of it becomes visible at once, or none."""
-        commit = Commit(appends=self.build_appends(topic, block), stamp=stamp)
+        """Submit a batch: all of it becomes visible at once, or none.
+
+        With `in_order`, a batch without keys goes to one shard, so its ids are in order.
+        """
+        commit = Commit(self.build_appends(topic, block, in_order=in_order), stamp=stamp)
         if not topic.settings.get(MAX_BYTES):
             return self.commit(commit)
         self.add_in_flight(topic, block.size_bytes)
@@ -136,15 +138,19 @@ class DurableTopics:
                     while self.store.reroute_stage(stage):
                         pass
 
-    def build_appends(self, topic: Topic, block: Block) -> tuple[Append, ...]:
+    def build_appends(
+        self, topic: Topic, block: Block, *, in_order: bool = False
+    ) -> tuple[Append, ...]:
         """Split a batch over the open shards. Raises `LimitReached` if it exceeds max_bytes."""
         self.reserve_bytes(topic, block.size_bytes)
         # The caller may hold the topic from before a reshard.
         shards = self._by_number.get(topic.number, topic).open_shards
-        first = self._next_run
+        turn = self._next_run
         # Two threads may read the same value, which makes the spread a little less even.
-        self._next_run = first + -(-block.count // KEYLESS_RUN)
-        return split_block(topic.number, shards, block, first)
+        self._next_run = turn + (1 if in_order else count_runs(block))
+        if in_order:
+            return (Append(topic.number, shards[turn % len(shards)], block),)
+        return split_block(topic.number, shards, block, turn)
 
     def reserve_bytes(self, topic: Topic, size: int) -> None:
         limit = topic.settings.get(MAX_BYTES)

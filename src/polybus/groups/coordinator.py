@@ -27,6 +27,7 @@ from polybus.groups.membership import Membership
 from polybus.groups.shard_phases import ShardPhase
 from polybus.groups.shard_progress import ShardReport
 from polybus.model.commit import Append, CommitResult
+from polybus.model.draining import describe_draining
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.start_point import EARLIEST
 from polybus.model.topic import Topic
@@ -35,7 +36,6 @@ _log = logging.getLogger("polybus.groups")
 
 TICK_S: Final = 0.25  # the maximum delay until a dead consumer is noticed
 LATE_S: Final = 1.0  # a later tick means that the whole process was stopped
-MAX_LISTED: Final = 8  # groups, and shards of each, in the text of an error
 
 
 class Coordinator:
@@ -302,18 +302,6 @@ class Coordinator:
         member = state.member(consumer, epoch)
         state.last_seen_s[consumer] = self._context.clock()
         return state, member
-
-
-def describe_draining(draining: Mapping[str, Sequence[int]]) -> str:
-    """Return a text of a few groups and shards: "group billing has 3 shards (0, 4, 7)"."""
-    parts = []
-    for name, shards in list(draining.items())[:MAX_LISTED]:
-        listed = ", ".join(map(str, shards[:MAX_LISTED])) + ", …" * (len(shards) > MAX_LISTED)
-        noun = "shard" if len(shards) == 1 else "shards"
-        parts.append(f"group {name} has {len(shards)} {noun} ({listed})")
-    if len(draining) > MAX_LISTED:
-        parts.append(f"{len(draining) - MAX_LISTED} more groups")
-    return ", ".join(parts)
 
 
 class CoordinatorTimer:

@@ -147,7 +147,8 @@ class GroupRegistry:
                 new = topic.shards[len(group.shards) :]
                 if new:
                     group.add_generation(
-                        topic, [_new_shard(number, bounds[number].start, mark - 1) for number in new]
+                        topic,
+                        [_new_shard(number, bounds[number].start, mark - 1) for number in new],
                     )
         return groups
 

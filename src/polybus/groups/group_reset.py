@@ -60,9 +60,7 @@ def reset(context: GroupContext, group: Group, to: Any, force: bool) -> dict[int
     return dict(positions)
 
 
-def _phases_after(
-    context: GroupContext, group: Group, positions: Positions
-) -> list[ShardPhase]:
+def _phases_after(context: GroupContext, group: Group, positions: Positions) -> list[ShardPhase]:
     """Return the phase of each shard after the reset; none if the topic was never resharded."""
     if len(group.topic.generations) == 1:
         return []

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from polybus.model.block import KEYLESS_RUN
 from polybus.model.commit import Append
 
 if TYPE_CHECKING:
@@ -18,12 +19,26 @@ if TYPE_CHECKING:
     from polybus.model.topic import Topic
 
 
-def split_block(topic: int, shards: range, block: Block, keyless: int) -> tuple[Append, ...]:
-    """Return appends to the shards of a generation; `keyless` is as in `Block.split`."""
-    if len(shards) == 1:
+def split_block(topic: int, shards: range, block: Block, turn: int) -> tuple[Append, ...]:
+    """Return appends to the shards of a generation, by key.
+
+    Messages without a key go round the shards in runs; `turn` chooses the first shard.
+    """
+    count = len(shards)
+    if count == 1:
         return (Append(topic, shards[0], block),)
-    parts = block.split(len(shards), keyless % len(shards))
+    keyless = turn % count
+    # Ids run by shard, so a batch without keys stays in order if its runs do not wrap around.
+    runs = count_runs(block)
+    if keyless + runs > count >= runs:
+        keyless = 0
+    parts = block.split(count, keyless)
     return tuple([Append(topic, shards[index], part) for index, part in parts])
+
+
+def count_runs(block: Block) -> int:
+    """Return the number of runs if no message has a key."""
+    return -(-block.count // KEYLESS_RUN)
 
 
 def open_appends(topic: Topic, append: Append) -> Iterator[Append]:

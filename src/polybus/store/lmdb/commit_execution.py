@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from polybus.errors import Conflict
 from polybus.model.block import Block
-from polybus.model.commit import Commit, CommitResult, RecordChange, Span
+from polybus.model.commit import Append, Commit, CommitResult, RecordChange, Span
 from polybus.model.shard_routes import open_appends
 from polybus.store import request_checks
 from polybus.store.lmdb import producer_stamps, staged_blocks, store_keys, stored_values
@@ -37,30 +37,41 @@ def commit(writer: WriterState, commit: Commit, now_ns: int) -> CommitResult:
         repeated = producer_stamps.check_stamp(producer, stamp)
         if repeated is not None:
             return repeated
-    cache, state, number = writer.cache, None, 0
+    committed = None
     if len(appends) == 1 and not (stages or changes):
-        topic, number, block = appends[0]
-        state = cache.topics.get(topic) or cache.topic(topic)
-    if state is not None and number in state.open:
-        # Nearly all commits are one block: this fast path saves the dicts of the general one.
-        shard = state.shards.get(number) or cache.shard(state, number)
-        data, count = block
-        target = topic, number
-        offset, first_id = shard.end, state.next_id
-        # Times of a topic never decrease, even if the wall clock is set back.
-        time_ns = max(now_ns, state.time_ns)
-        writer.batch.append(target, offset, block, first_id, time_ns)
-        shard.end = offset + count
-        shard.added += len(data)
-        state.next_id = first_id + count
-        writer.mark_append(target, state, shard, time_ns)
-        spans = (Span(topic, number, offset, first_id, count),)
-        committed = CommitResult(spans, time_ns, (), note)
-    else:
+        committed = _commit_block(writer, appends[0], now_ns, note)
+    if committed is None:
         committed = _commit_all_parts(writer, commit, now_ns)
     if producer is not None and stamp is not None:
         producer_stamps.record_result(writer, producer, stamp, committed)
     return committed
+
+
+def _commit_block(
+    writer: WriterState, append: Append, now_ns: int, note: bytes
+) -> CommitResult | None:
+    """Commit one block to one shard, as nearly all commits do. Returns None if it is sealed.
+
+    This saves the dicts of the general path.
+    """
+    topic, number, block = append
+    cache = writer.cache
+    state = cache.topics.get(topic) or cache.topic(topic)
+    if number not in state.open:
+        return None
+    shard = state.shards.get(number) or cache.shard(state, number)
+    data, count = block
+    target = topic, number
+    offset, first_id = shard.end, state.next_id
+    # Times of a topic never decrease, even if the wall clock is set back.
+    time_ns = max(now_ns, state.time_ns)
+    writer.batch.append(target, offset, block, first_id, time_ns)
+    shard.end = offset + count
+    shard.added += len(data)
+    state.next_id = first_id + count
+    writer.mark_append(target, state, shard, time_ns)
+    spans = (Span(topic, number, offset, first_id, count),)
+    return CommitResult(spans, time_ns, (), note)
 
 
 def _commit_all_parts(writer: WriterState, commit: Commit, now_ns: int) -> CommitResult:
