@@ -81,7 +81,7 @@ def test_readers_of_all_dialects_go_through_reshards(bus, native, url):
             bodies = [b"native %d" % at for at in range(5)]
             producer.produce("shared", bodies, keys=[f"k{at}" for at in range(5)]).result(WAIT_S)
             sent += 8
-            until(lambda: native.bounds("shared")["next_id"] == sent + 1, "all are stored")
+            until(lambda: native.bounds("shared")["next_id"] > sent, "all are stored")  # noqa: B023
             assert native.reshard("shared", shards)["shards"] == shards
         pirate.put("shared", b"last")
         sent += 1

@@ -1,4 +1,4 @@
-"""`polybus topic create|ls|info|reshard|rm|trim|stats`: manage the durable topics of a running bus."""
+"""`polybus topic create|ls|info|stats|reshard|trim|rm`: manage the topics of a running bus."""
 
 from __future__ import annotations
 

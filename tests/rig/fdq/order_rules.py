@@ -1,9 +1,9 @@
 """Rules of the checker: the messages of a key keep their order.
 
 The topic has the order in which each producer sent them. A key is in one shard of each
-generation, and the shards of later generations have its later messages. A run begins only after the previous
-message of its key is done: a handler has returned from it, or it is a dead letter. This also
-holds for members that have lost their shard and do not know it yet.
+generation, and the shards of later generations have its later messages. A run begins only
+after the previous message of its key is done: a handler has returned from it, or it is a dead
+letter. This also holds for members that have lost their shard and do not know it yet.
 """
 
 from __future__ import annotations
