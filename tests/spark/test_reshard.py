@@ -67,9 +67,7 @@ def test_stream_reads_every_message_once_over_reshards(spark, bus, client, topic
     assert progress["lag"] == 0
 
 
-def test_sink_publishes_epochs_once_and_in_order_over_reshards(
-    spark, bus, client, topic, tmp_path
-):
+def test_sink_publishes_epochs_once_and_in_order_over_reshards(spark, bus, client, topic, tmp_path):
     feed = Feed(client, topic + ".in")
     client.create_topic(topic, shards=2)
     sent = feed(200)

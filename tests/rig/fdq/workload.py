@@ -162,7 +162,7 @@ class Workload:
         shards = self._random.choice([n for n in range(1, MOST_SHARDS + 1) if n != before])
 
         def is_done() -> bool:
-            self._renew()
+            self._staff()  # or a group that has lost most of its members drains for minutes
             try:
                 self.client.reshard(topic, shards)
             except Conflict:
