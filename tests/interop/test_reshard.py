@@ -7,6 +7,8 @@ import os
 import subprocess
 import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -105,11 +107,29 @@ def test_readers_of_all_dialects_go_through_reshards(bus, native, url):
     assert {one.shard: one.shard_index for one in envelopes}[4] == 0
 
 
+def test_waiting_read_gets_messages_of_new_shards(native):
+    native.create_topic("followed", shards=1)
+    found: list[bytes] = []
+
+    def follow() -> None:
+        for batch in native.read("followed", max_rows=2, wait_s=WAIT_S):
+            found.extend(batch.column("body").to_pylist())
+
+    with ThreadPoolExecutor(1) as pool, native.producer() as producer:
+        following = pool.submit(follow)
+        producer.produce("followed", [b"before"]).result(WAIT_S)
+        until(lambda: found == [b"before"], "the first message is read")
+        native.reshard("followed", 3)
+        producer.produce("followed", [b"after"], keys=["k"]).result(WAIT_S)
+        following.result(WAIT_S)
+    assert found == [b"before", b"after"]
+
+
 def test_consumers_keep_the_order_of_keys_over_reshards(url, native):
     """Consumers are slower than the producer, so every reshard finds a backlog."""
     native.create_topic("ordered", shards=2)
     keys, turns = 16, 120
-    handled: dict[str, list[int]] = defaultdict(list)
+    handled: dict[str | None, list[int]] = defaultdict(list)
     done = threading.Event()
 
     def handle(envelope: fdq.Envelope) -> None:
@@ -126,8 +146,8 @@ def test_consumers_keep_the_order_of_keys_over_reshards(url, native):
         for turn in range(turns):
             batch = [fdq.MessageRequest(f"k{key}", b"%d" % turn) for key in range(keys)]
             producer.produce_batch("ordered", batch)
-            if turn % 25 == 10 and (shards := next(sizes, None)):
-                until(lambda shards=shards: reshard(native, shards), "the group has drained")
+            if turn % 25 == 10:
+                until(partial(reshard, native, next(sizes)), "the group has drained")
         assert done.wait(WAIT_S)
     finally:
         for consumer in consumers:
