@@ -18,16 +18,21 @@ from tests.rig.fdq.message_plan import CALM, DEADLY, EXIT, FLAKY, MOVED, PLAIN, 
 from tests.rig.fdq.settings import (
     KILL,
     KILL_BUS,
+    KILL_PRODUCER,
+    KILL_RESHARD,
     KILL_UNHEARD,
     PAUSE,
+    RESHARD,
     START,
     STOP,
     TO_ALL,
     TO_CONSUMERS,
+    WITH_RESHARDS,
     Settings,
 )
 from tests.rig.fdq.verdict import Verdict
 from tests.rig.fdq.workload import Workload
+from tests.rig.soak_runs import SoakRun
 
 FAULTS = 5
 KILLS, MOST_KILLS = 3, 12
@@ -90,6 +95,20 @@ def test_bus_is_killed_under_all_clients(tmp_path, sabotaged):
         assert work.repeated(), "every transaction was answered: nothing was shown"
 
 
+@pytest.mark.sabotage("seal-ignored", expects=r"\d+ reordered")
+@pytest.mark.timeout(170)
+def test_topic_is_resharded_under_all_clients(tmp_path):
+    """The consumers are slower than the producers, so every reshard finds a backlog."""
+    settings = Settings(mix=CALM, orders={**UNHURRIED, "work_s": 0.02})
+    faults = (RESHARD, KILL, RESHARD, KILL_RESHARD, STOP, RESHARD, KILL_PRODUCER, RESHARD)
+    with workload(tmp_path, settings) as work:
+        work.start()
+        for name in faults:
+            work.go_on(60)
+            work.do(name)
+        judged(work)
+
+
 def test_counts_are_exact_without_kills(tmp_path):
     mix, faults = {PLAIN: 6, MOVED: 3, FLAKY: 1}, {START: 1, STOP: 1}
     orders = {"dead_s": 120.0, "work_s": 0.03, **UNHURRIED}  # long enough that draining is visible
@@ -127,6 +146,21 @@ def test_all_faults_for_minutes(tmp_path, sabotaged, capsys):
         verdict = judged(work)
     with capsys.disabled():
         print(f"\n{SOAK_S:g} s: {verdict}")  # noqa: T201  # what there is to tell of it
+
+
+@pytest.mark.soak
+@pytest.mark.sabotage("seal-ignored", expects=r"\d+ reordered")
+@pytest.mark.timeout(3000)
+def test_reshards_among_all_faults_for_minutes(tmp_path, sabotaged, capsys):
+    settings = Settings(faults=WITH_RESHARDS, orders={"work_s": 0.01})
+    with workload(tmp_path, settings) as work:
+        run = SoakRun("faults/test_fdq_rounds.py", work.seed)
+        work.start()
+        disturb_for(work, SABOTAGED_S if sabotaged else SOAK_S)
+        verdict = judged(work)
+    with capsys.disabled():
+        print(f"\n{work.resharded} reshards: {verdict}")  # noqa: T201  # what there is to tell of it
+    run.record(reshards=work.resharded, messages=len(verdict.found.topic), anomalies=0)
 
 
 @pytest.mark.soak

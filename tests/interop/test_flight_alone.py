@@ -381,7 +381,10 @@ def test_topic_is_created_configured_and_dropped(client):
     changed = act(client, "topic.configure", topic="life", settings={})
     assert changed["settings"] == {"keep": "all", "max_bytes": 0}
     assert changed["creator"] == made["creator"]
-    assert refused(client, "topic.reshard", topic="life", shards=4) == "not_supported"
+    wider = act(client, "topic.reshard", topic="life", shards=4)
+    assert (wider["shards"], wider["generation"], wider["generations"]) == (4, 2, [2, 4])
+    assert act(client, "topic.reshard", topic="life", shards=4) == wider  # a repeat
+    assert refused(client, "topic.reshard", topic="life", shards=513) == "malformed_request"
     assert act(client, "topic.drop", topic="life") == {}
     for action in ("topic.info", "topic.stats", "topic.drop", "bounds"):
         assert refused(client, action, topic="life") == "does_not_exist"

@@ -101,7 +101,8 @@ MEMBERSHIP = mutants(
         "return member is None",
     ),
     ("group without a member stays", "if not group.version:", "if False:"),
-    ("previous target is ignored", "{**holders, **group.target}", "{**holders}"),
+    ("previous target is ignored", "group.target.get(n, owner)", "owner"),
+    ("shards that wait keep their owner", "or _is_revoked(group, shard)", ""),
 )
 
 STATE = mutants(
@@ -114,10 +115,24 @@ STATE = mutants(
     ),
     ("removed group is used", "if self.is_removed:", "if False:"),
     (
+        "drained shards are kept",
+        "return not is_drained and self.target",
+        "return self.target",
+    ),
+    ("seals are not noticed", "return end is not None and low >= end", "return False"),
+    (
         "committed progress is not applied",
         "            shard.progress, shard.version = progress, next(versions)\n",
         "            pass\n",
     ),
+)
+
+PHASES = mutants(
+    "groups/shard_phases.py",
+    ("new shards do not wait", "if not is_ready:", "if False:"),
+    ("trimmed messages are waited for", "max(lows[shard], bounds[shard].start)", "lows[shard]"),
+    ("open shards are drained", "is_read and shard not in topic.open_shards", "is_read"),
+    ("parents of the first generation", "        before = shards\n", ""),
 )
 
 ACKS = mutants(
@@ -261,6 +276,7 @@ ALL = [
     *RANGES,
     *JUDGING,
     *MEMBERSHIP,
+    *PHASES,
     *STATE,
     *ACKS,
     *FETCHING,

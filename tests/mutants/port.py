@@ -71,7 +71,7 @@ DURABLE = mutants(
     ("quotas are not charged", "fits = known + size <= limit", "fits = True"),
     ("in-flight work does not count", "self._in_flight_bytes.get(topic.number, 0) + ", ""),
     ("it is in flight forever", "self.add_in_flight(topic, -block.size_bytes)", "None"),
-    ("all to the first shard", "next(self._next_shard) % len(shards)", "0"),
+    ("all to the first shard", "turn = self._next_run", "turn = 0"),
     ("ids stand still", "self.advance(span.topic, span.first_id + span.count)", "pass"),
 )
 

@@ -142,7 +142,7 @@ NAMESPACE = mutants(
     ("settings stay", "replace(log.topic, settings=settings, ", "replace(log.topic, "),
     (
         "shards are not sealed",
-        "log.topic.generations + ((add_shards,) if add_shards else ())",
+        "request_checks.added_generation(log.topic, add_shards)",
         "(sum(log.topic.generations) + add_shards,)",
     ),
     (
@@ -168,8 +168,8 @@ NAMESPACE = mutants(
     ),
     (
         "stages come first",
-        "[*commit.appends, *(append for stage in stages for append in stage.appends)]",
-        "[*(append for stage in stages for append in stage.appends), *commit.appends]",
+        "            appends.append(append)\n",
+        "            appends.insert(0, append)\n",
     ),
     (
         "ids in the order of the appends",
@@ -177,14 +177,20 @@ NAMESPACE = mutants(
         "",
     ),
     (
-        "sealed shards take more",
-        "open_shard(self.log(append.topic).topic, append.shard)\n        request_checks.spans",
-        "single_shard(self.log(append.topic).topic, append.shard)\n        request_checks.spans",
+        "stages of sealed shards are published",
+        "request_checks.open_shard(self.log(append.topic).topic, append.shard)\n",
+        "pass\n",
+    ),
+    ("sealed shards take more", "appends += open_appends(topic, append)", "appends.append(append)"),
+    (
+        "rerouted stages forget blocks",
+        "stage.appends = list(chain.from_iterable(parts))",
+        "stage.appends = list(chain.from_iterable(parts[1:]))",
     ),
     (
         "anything may be staged",
-        "checks.open_shard(self.log(append.topic).topic, append.shard)\n        stage.appends",
-        "pass\n        stage.appends",
+        "            request_checks.single_shard(topic, append.shard)\n            routed",
+        "            routed",
     ),
     ("conflicts are not seen", "if change.expected not in (None, version):", "if False:"),
     ("0 means any version", "not in (None, version)", "not in (None, 0, version)"),
@@ -223,7 +229,7 @@ NAMESPACE = mutants(
     ("renewing does nothing", "self._stage(name).deadline_s = self._clock_s() + lease_s", "pass"),
     ("discarding does nothing", "self._stages.pop(name, None)", "pass"),
     ("discarding twice fails", "self._stages.pop(name, None)", "self._stages.pop(name)"),
-    ("staging replaces", "stage.appends += appends", "stage.appends = list(appends)"),
+    ("staging replaces", "stage.appends += routed", "stage.appends = routed"),
     ("empty reads may be trimmed", "        if end <= start:\n            return EMPTY\n", ""),
     ("a read before the start skips trimmed messages", "if start < source.start:", "if False:"),
     ("a read of all shards ignores the end", "below_id=end,", ""),

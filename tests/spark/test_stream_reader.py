@@ -247,7 +247,6 @@ def test_available_now_skips_topics_created_later(url, produce, topic):
 
 
 def test_shards_added_by_a_reshard_are_read_from_their_start(tmp_path):
-    """The bus cannot reshard yet; the store can."""
     from polybus.model.commit import Commit
     from polybus.store.engine_registry import open_store
     from polybus.testing.conformance import kit

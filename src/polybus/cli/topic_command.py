@@ -2,6 +2,7 @@
 
 polybus topic create orders --shards 16 --retain-age 7d
 polybus topic configure orders --retain-bytes 10GiB --retain-age none
+polybus topic reshard orders --shards 32
 polybus topic pause orders --produce
 
 `configure` changes only the settings that are named.
@@ -25,7 +26,9 @@ from polybus.cli.topic_stats_command import stats
 from polybus.durable.retention_limits import NO_LIMIT, parse_limit
 from polybus.errors import UsageError
 from polybus.model.byte_size import format_size_bytes, parse_size_bytes
+from polybus.model.draining import describe_draining
 from polybus.model.duration import parse_duration_ms
+from polybus.model.topic import MAX_SHARDS
 
 if TYPE_CHECKING:
     from polybus.native import Client
@@ -83,6 +86,7 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
         stats
     )
     group.command("configure", help="Change settings of a topic.")(configure)
+    group.command("reshard")(reshard)
     group.command("trim", help="Remove the oldest messages of a topic.")(trim)
     group.command("pause", help="Refuse messages for a topic, or hold back its consumers.")(pause)
     group.command("resume", help="End a pause of a topic.")(resume)
@@ -200,6 +204,8 @@ def info(topic: Topic, as_json: flags.Json = False, bus: Bus = None) -> None:
         for name, value in description["settings"].items()
         if not name.startswith("retain_")
     }
+    rows["open_shards"] = "{} to {}".format(*description["open_shards"])
+    rows["draining"] = describe_draining(description["draining"]) or "nothing"
     paused = {"paused": _list(description["paused"])}
     print_table(("", topic), list((rows | settings | paused).items()))
     print()
@@ -231,6 +237,30 @@ def _retention_rows(retention: Mapping[str, Any]) -> list[list[object]]:
 
 def _list(sides: list[str]) -> str:
     return ", ".join(sides) or "-"
+
+
+def reshard(
+    topic: Topic,
+    shards: Annotated[
+        int, typer.Option(min=1, max=MAX_SHARDS, help="New number of shards.", show_default=False)
+    ],
+    bus: Bus = None,
+) -> None:
+    """Seal all shards of a topic and open new ones.
+
+    Producers and consumers go on. A group reads a new shard when it has acked the shards that had
+    its keys before, so messages of a key keep their order. Refused while a group still drains the
+    shards of the last time.
+    """
+    with connect_once(bus) as client:
+        client.reshard(topic, shards)
+        description = client.topic(topic)
+    first, last = description["open_shards"]
+    print(
+        f"{topic} has {shards} shards ({first} to {last}), generation {description['generation']}"
+    )
+    if description["draining"]:
+        print(f"draining: {describe_draining(description['draining'])}")
 
 
 def rm(topic: Topic, yes: flags.Yes = False, bus: Bus = None) -> None:

@@ -3,6 +3,8 @@
 Push dialects get no answers, so messages that cannot be stored are counted and logged. The
 submitted, uncommitted bytes of one connection are bounded: over the limit the bus stops
 reading from it until half of them are committed.
+
+A batch goes to one shard, because subscribers get messages in the order of their ids.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class DurablePublisher:
         """Submit a batch. The sender gets no answer; a failure is counted and logged."""
         try:
             block = self._block(offsets, bodies)
-            future = self._durable.produce(self._durable.get(name.decode()), block)
+            topic = self._durable.get(name.decode())
+            future = self._durable.produce(topic, block, in_order=True)
         except PolybusError as error:
             self._count_dropped(connection, name, count, error)
             return
@@ -75,7 +78,8 @@ class DurablePublisher:
         """Submit a batch, then call `then` on the loop with its outcome and first id."""
         try:
             topic = self._durable.get(name.decode())
-            future = self._durable.produce(topic, self._block(offsets, bodies))
+            block = self._block(offsets, bodies)
+            future = self._durable.produce(topic, block, in_order=True)
         except PolybusError as error:
             outcome = _outcome_of_error(error)
             self._soon(lambda: then(outcome, 0))

@@ -8,22 +8,23 @@ The registry knows the next id of each topic from its commits, so the loop does 
 ask the store.
 
 A batch is split over the open shards of the topic by the hash of its keys; messages without
-a key go to one shard per batch, round robin. A topic with `max_bytes` refuses a batch that
+a key go round the shards in runs. If the topic is resharded before the commit is executed, the
+store splits the batch again. A topic with `max_bytes` refuses a batch that
 would exceed it, uncommitted bytes included. The size is counted here, and read from the
 store only when the bound seems to be reached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from itertools import count
 from threading import Lock, RLock
 from typing import TYPE_CHECKING
 
 from polybus.bus.traffic import SharedTraffic
-from polybus.errors import Damaged, DoesNotExist, LimitReached, Paused
+from polybus.errors import Damaged, DoesNotExist, LimitReached, Paused, ShardSealed
 from polybus.model.commit import Append, Commit
+from polybus.model.shard_routes import count_runs, split_block
 
 if TYPE_CHECKING:
     from polybus.model.block import Block
@@ -64,7 +65,7 @@ class DurableTopics:
         self.trim_lock = RLock()
         # Settings of new topics, unless their creator chooses others.
         self.default_settings: Mapping[str, object] = {}
-        self._next_shard = count()
+        self._next_run = 0  # of messages without a key
         self.damaged = store.damaged_topics()
         self._damage = {topic.number: reason for topic, reason in self.damaged}
         for topic in store.topics():
@@ -122,10 +123,13 @@ class DurableTopics:
         return sorted(self._by_name.copy().values(), key=lambda topic: topic.name)
 
     def produce(
-        self, topic: Topic, block: Block, stamp: Stamp | None = None
+        self, topic: Topic, block: Block, stamp: Stamp | None = None, *, in_order: bool = False
     ) -> Future[CommitResult]:
-        """Submit a batch: all of it becomes visible at once, or none."""
-        commit = Commit(appends=self.build_appends(topic, block), stamp=stamp)
+        """Submit a batch: all of it becomes visible at once, or none.
+
+        With `in_order`, a batch without keys goes to one shard, so its ids are in order.
+        """
+        commit = Commit(self.build_appends(topic, block, in_order=in_order), stamp=stamp)
         if not topic.settings.get(MAX_BYTES):
             return self.commit(commit)
         self.add_in_flight(topic, block.size_bytes)
@@ -138,18 +142,33 @@ class DurableTopics:
         future.add_done_callback(self._committed)
         return future
 
-    def build_appends(self, topic: Topic, block: Block) -> tuple[Append, ...]:
+    def publish(self, commit: Commit) -> CommitResult:
+        """Commit and return when durable. Stages may have blocks for sealed shards."""
+        while True:
+            try:
+                return self.commit(commit).result()
+            except ShardSealed:  # the topic was resharded since a block was staged
+                for stage in commit.stages:
+                    while self.store.reroute_stage(stage):
+                        pass
+
+    def build_appends(
+        self, topic: Topic, block: Block, *, in_order: bool = False
+    ) -> tuple[Append, ...]:
         """Split a batch over the open shards.
 
         Raises `Paused` if the topic takes no messages, `LimitReached` beyond its max_bytes.
         """
         self.check_produce(topic)
         self.reserve_bytes(topic, block.size_bytes)
-        shards = topic.open_shards
-        parts: Iterable[tuple[int, Block]] = ((0, block),)
-        if len(shards) > 1:
-            parts = block.split(len(shards), next(self._next_shard) % len(shards))
-        return tuple(Append(topic.number, shards[index], part) for index, part in parts)
+        # The caller may hold the topic from before a reshard.
+        shards = self._by_number.get(topic.number, topic).open_shards
+        turn = self._next_run
+        # Two threads may read the same value, which makes the spread a little less even.
+        self._next_run = turn + (1 if in_order else count_runs(block))
+        if in_order:
+            return (Append(topic.number, shards[turn % len(shards)], block),)
+        return split_block(topic.number, shards, block, turn)
 
     def check_produce(self, topic: Topic) -> None:
         """Raise `Paused` if producing to the topic is paused."""

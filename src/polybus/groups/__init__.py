@@ -10,6 +10,7 @@ the offsets that it was handed, and the offsets that it runs.
     group_state        a group in memory, its locks, and changes that become one commit
     group_registry     all groups: find, load, create, remove
     membership         join, leave, expire; shards change owners
+    shard_phases       which shards of a resharded topic a group may read now
     shard_progress     the effect of acks and failed runs on a shard's record
     acks               acks of several shards as one commit, and transactions
     dead_letter_queue  messages that have failed too often

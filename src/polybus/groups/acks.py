@@ -93,11 +93,11 @@ def _apply_report(
         shard.running = tuple(offset for offset in shard.running if offset not in ended)
     progress, counted = outcome.progress, shard.counted
     if report.release:
-        # The shard goes to its target, or stays unowned if that member is gone.
+        # The shard goes to its target, or stays unowned if that member is gone or it is drained.
         progress = shard_progress.release_owner(shard, progress, progress.suspect_to)
         name, counted = group.target.get(shard.number, ""), (0, 0)
         member = group.roster.members.get(name)
-        if member is not None:
+        if member is not None and not group.is_at_seal(shard.number, progress.low):
             progress = shard_progress.assign_owner(progress, name, member.epoch)
     # Also if only the counts have changed, as after transactions: they outlive a kill of the bus.
     if progress != before or counted != before.counted:

@@ -14,7 +14,7 @@ from threading import Event, Thread
 from typing import Any, Final
 
 from polybus.bus.shares import ShareTable
-from polybus.errors import Expired, PolybusError, StoreClosed
+from polybus.errors import Conflict, Expired, PolybusError, StoreClosed
 from polybus.groups import acks, group_info, group_reset
 from polybus.groups.group_records import Member
 from polybus.groups.group_registry import (
@@ -25,8 +25,10 @@ from polybus.groups.group_registry import (
 from polybus.groups.group_state import Group, GroupContext, GroupUpdate
 from polybus.groups.member_fetch import HeldPosition, MemberFetch
 from polybus.groups.membership import Membership
+from polybus.groups.shard_phases import ShardPhase
 from polybus.groups.shard_progress import ShardReport
 from polybus.model.commit import Append, CommitResult
+from polybus.model.draining import describe_draining
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.start_point import EARLIEST
 from polybus.model.topic import Topic
@@ -118,16 +120,20 @@ class Coordinator:
         arguments = self._context, state, consumer, member.max_deliver, reports
         if not any(report.release for report in reports):
             # Without the group's lock, so that members do not wait for each other's commits.
-            return acks.commit_reports(*arguments)
+            responses = acks.commit_reports(*arguments)
+            if state.has_reached_seal(report.shard for report in reports):
+                self._rebalance(state)
+            return responses
         with state.lock:
             responses = acks.commit_reports(*arguments)
             # A released shard without a live target must be assigned again.
-            if any(state.shards[report.shard].progress.owner is None for report in reports):
-                state.needs_rebalance = True
-                try:
-                    self._membership.rebalance(state)
-                except PolybusError as error:  # the next tick does it
-                    _log.warning("group %r of %s: %s", group, topic.name, error)
+            released = [state.shards[report.shard] for report in reports if report.release]
+            if any(
+                shard.progress.owner is None
+                and state.phase_of(shard.number) is not ShardPhase.DRAINED
+                for shard in released
+            ) or state.has_reached_seal(report.shard for report in reports):
+                self._rebalance(state)
         self._context.wake(topic.number)
         return responses
 
@@ -147,9 +153,12 @@ class Coordinator:
         state, _ = self._check_member(topic, group, *member)
         number, shard_epoch, offset, attempt = position
         owner, shard = (member[0], shard_epoch), state.shard(number)
-        return acks.commit_transaction(
+        result = acks.commit_transaction(
             self._context, state, shard, owner, (offset, attempt), appends, stages
         )
+        if state.has_reached_seal([number]):
+            self._rebalance(state)
+        return result
 
     # --- groups
 
@@ -173,8 +182,11 @@ class Coordinator:
     def reset(self, topic: Topic, group: str, to: Any, force: bool = False) -> dict[int, int]:
         state = self._registry.get(topic, group)
         # It may move back: no trim may come between the new position and its commit.
-        with self._context.durable.trim_lock:
-            return group_reset.reset(self._context, state, to, force)
+        with self._context.durable.trim_lock, state.lock:
+            positions = group_reset.reset(self._context, state, to, force)
+            if state.phases:  # other shards may be active now
+                self._rebalance(state)
+        return positions
 
     def pause(self, topic: Topic, group: str, is_paused: bool) -> None:
         self._membership.pause(self._registry.get(topic, group), is_paused)
@@ -188,6 +200,42 @@ class Coordinator:
         with state.lock:
             group_reset.check_has_no_members(state, force)
             self._registry.remove(state)
+
+    # --- reshards
+
+    def check_drained(self, topic: Topic) -> None:
+        """Raise `Conflict` if a group has not acked all messages of the sealed shards."""
+        draining = self.draining(topic)
+        if draining:
+            raise Conflict(
+                f"topic {topic.name} is still draining: {describe_draining(draining)};"
+                " wait, or remove or reset these groups"
+            )
+
+    def draining(self, topic: Topic) -> dict[str, list[int]]:
+        """Return the sealed shards that groups have not acked completely, by group."""
+        draining: dict[str, list[int]] = {}
+        if len(topic.generations) == 1:
+            return draining
+        bounds = self._context.durable.store.bounds(topic.number).shards
+        for group in self._registry.groups_of(topic):
+            left = [
+                number
+                for number in range(topic.open_shards.start)
+                if number < len(group.shards)
+                and max(group.shards[number].progress.low, bounds[number].start)
+                < bounds[number].end
+            ]
+            if left:
+                draining[group.name] = left
+        return draining
+
+    def add_generation(self, topic: Topic) -> None:
+        """Add the new shards of a topic to its groups, which read them after their parents."""
+        self._context.ends.refresh_ends(topic.number)
+        for group in self._registry.add_generation(topic):
+            if group.version:
+                self._rebalance(group)
 
     # --- time, and dropped topics
 
@@ -244,6 +292,15 @@ class Coordinator:
                             update.changed[shard] = shard.progress._replace(counted=shard.counted)
                         update.commit()
             except PolybusError as error:
+                _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
+
+    def _rebalance(self, group: Group) -> None:
+        """Rebalance after a change of shards. If that fails, the next tick does it."""
+        group.needs_rebalance = True
+        try:
+            self._membership.rebalance(group)
+        except PolybusError as error:
+            if not group.is_removed:
                 _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
 
     def _check_member(

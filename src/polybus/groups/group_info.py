@@ -74,6 +74,7 @@ def _describe_shard(
             lag_s = round(max(0, context.wall_ns() - written_ns) / 1e9, 3)
     return {
         "shard": shard.number,
+        "phase": group.phase_of(shard.number).value,
         "epoch": progress.epoch,
         "owner": progress.owner,
         "start": progress.start,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from threading import Lock, RLock
 from typing import Final
 
@@ -128,6 +129,29 @@ class GroupRegistry:
         self._shares.release(account)  # another caller has created it meanwhile
         return self._loaded[key]
 
+    def groups_of(self, topic: Topic) -> list[Group]:
+        """Return all groups of a topic, except damaged ones."""
+        groups = []
+        for name in self.names(topic):
+            with suppress(Damaged):  # the log names it
+                groups.append(self.find(topic, name))
+        return [group for group in groups if group is not None]
+
+    def add_generation(self, topic: Topic) -> list[Group]:
+        """Add the new shards of a resharded topic to its groups. Returns the groups."""
+        bounds, mark = self._store.bounds(topic.number).shards, self._mark(topic.number)
+        groups = self.groups_of(topic)
+        for group in groups:
+            with group.lock:
+                # A group that was loaded or created since the reshard has them already.
+                new = topic.shards[len(group.shards) :]
+                if new:
+                    group.add_generation(
+                        topic,
+                        [_new_shard(number, bounds[number].start, mark - 1) for number in new],
+                    )
+        return groups
+
     def discard(self, group: Group) -> None:
         """Forget a group that was removed or never written."""
         group.is_removed = True
@@ -223,12 +247,13 @@ class GroupRegistry:
         return topic
 
     def _load(self, topic: Topic, name: str) -> Group:
+        topic = self._current(topic)
         record = self._store.get(group_records.roster_key(topic.number, name))
         group = Group(topic, name)
         if record is not None:
             group.roster, group.version = group_records.decode_roster(record.value), record.version
         bounds, mark = self._store.bounds(topic.number).shards, self._mark(topic.number)
-        group.shards = [
+        group.shards = group.live = [
             _new_shard(number, bounds[number].start, mark - 1) for number in topic.shards
         ]
         for record in self._scan(group_records.shard_prefix(topic.number, name)):
@@ -237,6 +262,8 @@ class GroupRegistry:
                 raise Damaged(f"group {name!r} has a record of shard {number}, the topic has none")
             progress = group_records.decode_progress(record.value)
             group.shards[number] = GroupShard(number, progress, record.version)
+        if len(topic.generations) > 1:
+            group.set_phases(bounds)
         now = self._context.clock()
         # A new deadline for every member: the bus could not hear them while it was down.
         group.last_seen_s = dict.fromkeys(group.roster.members, now)
@@ -244,12 +271,19 @@ class GroupRegistry:
         return group
 
     def _new(self, topic: Topic, name: str, start: str, creator: str) -> Group:
+        topic = self._current(topic)
         group, mark = Group(topic, name), self._mark(topic.number)
         group.roster = Roster(next_epoch=mark, creator=creator)
         bounds = self._store.bounds(topic.number).shards
         positions = [each.start if start == EARLIEST else each.end for each in bounds]
-        group.shards = [_new_shard(number, positions[number], mark - 1) for number in topic.shards]
+        group.shards = group.live = [
+            _new_shard(number, positions[number], mark - 1) for number in topic.shards
+        ]
         return group
+
+    def _current(self, topic: Topic) -> Topic:
+        """Return the topic with all generations; the caller may hold an older one."""
+        return self._context.durable.find_by_number(topic.number) or topic
 
     def _mark(self, number: int) -> int:
         record = self._store.get(group_records.mark_key(number))

@@ -12,6 +12,7 @@ from typing import Any
 from polybus.errors import Conflict, MalformedRequest
 from polybus.groups.group_registry import MAX_RECORDS_PER_COMMIT, split_shards
 from polybus.groups.group_state import Group, GroupContext, GroupUpdate
+from polybus.groups.shard_phases import ShardPhase, find_phases
 from polybus.groups.shard_progress import skip_trimmed
 from polybus.model.start_point import EARLIEST, LATEST
 
@@ -32,7 +33,9 @@ def reset(context: GroupContext, group: Group, to: Any, force: bool) -> dict[int
     with group.lock:
         group.check_exists()
         check_has_no_members(group, force)
-        shards = [group.shard(number) for number in positions]
+        phases = _phases_after(context, group, positions)
+        # The newest first: a shard must have no owner when its parents are moved back.
+        shards = [group.shard(number) for number in sorted(positions, reverse=True)]
         bounds = context.durable.store.bounds(group.topic.number).shards
         for chunk in split_shards(shards, MAX_RECORDS_PER_COMMIT):
             with GroupUpdate(context, group, chunk) as update:
@@ -41,6 +44,8 @@ def reset(context: GroupContext, group: Group, to: Any, force: bool) -> dict[int
                     progress = skip_trimmed(shard.progress, bounds[shard.number].start)
                     emitted, redelivered = shard.counted
                     to_offset = positions[shard.number]
+                    if phases and phases[shard.number] is not ShardPhase.ACTIVE:
+                        progress = progress._replace(owner=None, member=0)
                     update.changed[shard] = progress._replace(
                         epoch=progress.epoch + 1,
                         start=to_offset,
@@ -59,9 +64,18 @@ def reset(context: GroupContext, group: Group, to: Any, force: bool) -> dict[int
     return dict(positions)
 
 
+def _phases_after(context: GroupContext, group: Group, positions: Positions) -> list[ShardPhase]:
+    """Return the phase of each shard after the reset; none if the topic was never resharded."""
+    if len(group.topic.generations) == 1:
+        return []
+    lows = [positions.get(shard.number, shard.progress.low) for shard in group.shards]
+    return find_phases(group.topic, lows, context.durable.store.bounds(group.topic.number).shards)
+
+
 def _find_positions(context: GroupContext, group: Group, to: Any) -> Positions:
     store, number = context.durable.store, group.topic.number
-    bounds = store.bounds(number).shards
+    # Without shards that were opened since: the group gets them from their start.
+    bounds = store.bounds(number).shards[: len(group.shards)]
     if to == EARLIEST:
         return {shard: each.start for shard, each in enumerate(bounds)}
     if to == LATEST:
@@ -93,7 +107,8 @@ def _find_offsets(context: GroupContext, group: Group, first: int) -> Positions:
     """
     store, number = context.durable.store, group.topic.number
     positions = {}
-    for shard, (start, end, _) in enumerate(store.bounds(number).shards):
+    bounds = store.bounds(number).shards[: len(group.shards)]
+    for shard, (start, end, _) in enumerate(bounds):
         low, high = start, end
         while low < high:
             middle = (low + high) // 2

@@ -6,7 +6,7 @@ readers need no lock. The other fields of a shard are observations since its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from threading import Lock, RLock
@@ -25,8 +25,9 @@ from polybus.errors import (
 from polybus.groups import group_records
 from polybus.groups.ack_latency import CommitTimes
 from polybus.groups.group_records import NEW, Member, Roster, ShardProgress
+from polybus.groups.shard_phases import ShardPhase, find_phases
 from polybus.model.commit import Append, Commit, CommitResult, RecordChange
-from polybus.model.topic import Topic
+from polybus.model.topic import ShardBounds, Topic
 
 if TYPE_CHECKING:
     from polybus.durable.topic_registry import DurableTopics
@@ -80,6 +81,10 @@ class Group:
         self.roster = Roster()
         self.version = 0
         self.shards: list[GroupShard] = [GroupShard(number) for number in topic.shards]
+        # Of a resharded topic; `set_phases` replaces all three.
+        self.phases: list[ShardPhase] = []  # by shard; empty: all are active
+        self.seals: dict[int, int] = {}  # ends of sealed shards that are not drained
+        self.live = self.shards  # without drained shards that have no owner
         self.target: dict[int, str] = {}  # the member that each shard is assigned to
         self.last_seen_s: dict[str, float] = {}  # by member
         self.turn = 0  # counts reads of shards
@@ -111,13 +116,57 @@ class Group:
     def owned_shards(self, consumer: str, epoch: int) -> list[GroupShard]:
         return [
             shard
-            for shard in self.shards
+            for shard in self.live
             if shard.progress.owner == consumer and shard.progress.member == epoch
         ]
 
     def can_keep(self, shard: GroupShard, consumer: str) -> bool:
-        """Return whether no other member is assigned to the shard."""
-        return self.target.get(shard.number, consumer) == consumer
+        """Return whether the shard is not drained, and no other member is assigned to it."""
+        is_drained = self.phase_of(shard.number) is ShardPhase.DRAINED
+        return not is_drained and self.target.get(shard.number, consumer) == consumer
+
+    def phase_of(self, shard: int) -> ShardPhase:
+        return self.phases[shard] if shard < len(self.phases) else ShardPhase.ACTIVE
+
+    def set_phases(self, bounds: Sequence[ShardBounds]) -> None:
+        """Find the phases of the shards of a resharded topic. The caller holds the lock."""
+        lows = [shard.progress.low for shard in self.shards]
+        self.phases = find_phases(self.topic, lows, bounds)
+        sealed = range(self.topic.open_shards.start)
+        self.seals = {
+            number: bounds[number].end
+            for number in sealed
+            if self.phases[number] is not ShardPhase.DRAINED
+        }
+        self.live = [
+            shard
+            for shard in self.shards
+            if shard.progress.owner is not None
+            or self.phases[shard.number] is not ShardPhase.DRAINED
+        ]
+
+    def has_reached_seal(self, shards: Iterable[int]) -> bool:
+        """Return whether one of these shards is drained since `set_phases`."""
+        return any(
+            self.is_at_seal(number, self.shards[number].progress.low)
+            and self.phases[number] is ShardPhase.ACTIVE
+            for number in shards
+        )
+
+    def is_at_seal(self, shard: int, low: int) -> bool:
+        """Return whether this low-water mark is at the end of a sealed shard."""
+        end = self.seals.get(shard)
+        return end is not None and low >= end
+
+    def add_generation(self, topic: Topic, shards: list[GroupShard]) -> None:
+        """Add the shards of a reshard. The caller holds the lock and then rebalances."""
+        # Waiting until then, so that no member can own one of them before its parents are drained.
+        known = len(self.shards)
+        self.phases = [self.phase_of(number) for number in range(known)]
+        self.phases += [ShardPhase.WAITING] * len(shards)
+        self.topic, self.shards = topic, [*self.shards, *shards]
+        self.live = [*self.live, *shards]
+        self.needs_rebalance = True
 
 
 class GroupUpdate:
@@ -161,7 +210,7 @@ class GroupUpdate:
             changes.append(RecordChange(key, value, shard.version))
         commit = Commit(tuple(self.appends), stages, tuple(changes))
         try:
-            done = self._context.durable.commit(commit).result()
+            done = self._context.durable.publish(commit)
         except (Conflict, ConnectionLost) as error:
             self._reload()
             raise Unavailable(f"group {group.name!r}: {error}; retry") from None

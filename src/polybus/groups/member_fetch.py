@@ -84,7 +84,7 @@ class MemberFetch:
         group, held = self._group, self._held
         group.member(self._consumer, self._epoch)
         ends = self._ends(group.topic.number)
-        known = [shard.progress for shard in group.shards], group.target
+        known = [shard.progress for shard in group.live], group.target
         if known == self._settled:
             # The usual wake-up: nothing has changed but the ends of some shards.
             moved = [shard for n, shard in self._mine.items() if held[n].next < ends[n]]
@@ -102,7 +102,7 @@ class MemberFetch:
         rows, places = self._read([owned[n] for n in owned if n not in release], ends)
         # A release that the member knows of must not end its wait for rows.
         unknown = [n for n in release if n not in held or not held[n].releasing]
-        assigned = [_describe_shard(shard, ends) for shard in new]
+        assigned = [_describe_shard(group, shard, ends) for shard in new]
         # Changes are reported until the member has applied them, so only then it is settled.
         self._mine, self._settled = owned, None if new or lost or release else known
         return FetchResult(assigned, release, lost, places, rows, bool(new or lost or unknown))
@@ -220,12 +220,15 @@ class MemberFetch:
                     update.changed[shard] = trimmed
             if update.changed:
                 update.commit()
+        if self._group.has_reached_seal(shard.number for shard in shards):
+            self._group.needs_rebalance = True  # by the next tick
 
 
-def _describe_shard(shard: GroupShard, ends: Sequence[int]) -> dict[str, Any]:
+def _describe_shard(group: Group, shard: GroupShard, ends: Sequence[int]) -> dict[str, Any]:
     progress = shard.progress
     return {
         "shard": shard.number,
+        "index": group.topic.index_of(shard.number),
         "epoch": progress.epoch,
         "low": progress.low,
         "ranges": [list(acked) for acked in progress.ranges],

@@ -3,7 +3,8 @@
 Every change of the roster ends in `rebalance`: shards of members that are gone are released,
 and unowned shards go to the member they are assigned to, under a new epoch. A shard that is
 assigned to another member stays with its owner, which gets a release request and
-releases it after it has drained it.
+releases it after it has drained it. A shard that a reshard has sealed is released in the same
+way when the group has acked all of it, and its children are assigned (shard_phases).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from polybus.groups.dead_letter_queue import append_dead_letters
 from polybus.groups.group_records import Member, Roster
 from polybus.groups.group_registry import MAX_RECORDS_PER_COMMIT, GroupRegistry, split_shards
 from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
+from polybus.groups.shard_phases import ShardPhase
 from polybus.model.identity import Identity
 from polybus.model.topic import Topic
 
@@ -113,12 +115,19 @@ class Membership:
             group.check_exists()
             group.needs_rebalance = True
             members = (roster or group.roster).members
-            holders = {shard.number: shard.progress.owner for shard in group.shards}
+            if len(group.topic.generations) > 1:
+                group.set_phases(self._context.durable.store.bounds(group.topic.number).shards)
+            holders = {
+                shard.number: shard.progress.owner
+                for shard in group.live
+                if group.phase_of(shard.number) is ShardPhase.ACTIVE
+            }
             # A shard that is about to move keeps its target, or it would move twice.
-            previous = {**holders, **group.target}
+            previous = {n: group.target.get(n, owner) for n, owner in holders.items()}
             target = assign_shards(members, previous, holders)
             self._move_shards(group, roster, target, leaving)
-            group.target, group.needs_rebalance = target, False
+            # An ack may have drained a shard meanwhile, as may the dead letters of a dead member.
+            group.target, group.needs_rebalance = target, group.has_reached_seal(group.seals)
             for gone in group.last_seen_s.keys() - members.keys():
                 del group.last_seen_s[gone]
         self._context.wake(group.topic.number)
@@ -129,11 +138,12 @@ class Membership:
         """Commit the roster, release shards of members that are gone, and assign unowned ones."""
         before = group.roster.members
         members = roster.members if roster else before
-        # Shards to write: orphaned, unowned with a target, or not on disk yet.
+        # Shards to write: orphaned, revoked, unowned with a target, or not on disk yet.
         moving = [
             shard
             for shard in group.shards
             if _is_orphan(shard, members)
+            or _is_revoked(group, shard)
             or (shard.progress.owner is None and (shard.number in target or not shard.version))
         ]
         has_running = any(shard.running for shard in moving)
@@ -145,6 +155,11 @@ class Membership:
                     update.roster = roster
                 self._release_orphans(update, members, before, leaving)
                 for shard in chunk:
+                    if _is_revoked(group, shard) and shard not in update.changed:
+                        suspect_to = max(shard.progress.suspect_to, shard.handed_to or 0)
+                        update.changed[shard] = shard_progress.release_owner(
+                            shard, shard.progress, suspect_to
+                        )
                     progress, name = update.progress(shard), target.get(shard.number)
                     if name is not None:
                         epoch = members[name].epoch
@@ -186,6 +201,12 @@ class Membership:
 def _remove_members(roster: Roster, names: set[str]) -> Roster:
     members = {name: member for name, member in roster.members.items() if name not in names}
     return replace(roster, generation=roster.generation + 1, members=members)
+
+
+def _is_revoked(group: Group, shard: GroupShard) -> bool:
+    """Return whether an owned shard must wait for its parents: a reset has moved them back."""
+    is_owned = shard.progress.owner is not None
+    return is_owned and group.phase_of(shard.number) is ShardPhase.WAITING
 
 
 def _is_orphan(shard: GroupShard, members: Mapping[str, Member]) -> bool:

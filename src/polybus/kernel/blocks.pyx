@@ -49,6 +49,10 @@ cdef int64_t LARGEST = MAX_BYTES
 cdef int64_t MIN_NOGIL_BYTES = 64 * 1024
 cdef int64_t MANY = 16 * 1024
 cdef int64_t FEW = 256  # keys to hash
+# Messages without a key that follow each other into one shard: few, so that all consumers get
+# some of a batch, and enough that a run costs little more than one message.
+KEYLESS_RUN = 256
+cdef int64_t RUN = KEYLESS_RUN
 
 
 class BadBlock(ValueError):
@@ -992,15 +996,17 @@ cdef bint place_messages(
     const Columns* columns, int32_t shards, int32_t keyless, int32_t* places
 ) noexcept nogil:
     """Compute the shard of each message. Returns False if a key's offsets leave the data."""
-    cdef int64_t number
+    cdef int64_t number, keyless_seen = 0
+    cdef bint has_key
     cdef Stretch key
     for number in range(columns.count):
-        places[number] = keyless
-        if columns.keys.offsets is NULL:
+        has_key = columns.keys.offsets is not NULL
+        if has_key and columns.key_bits is not NULL:
+            has_key = bits_set(columns.key_bits, columns.key_bit + number, 1)
+        if not has_key:
+            places[number] = <int32_t>((keyless + keyless_seen // RUN) % shards)
+            keyless_seen += 1
             continue
-        if columns.key_bits is not NULL:
-            if not bits_set(columns.key_bits, columns.key_bit + number, 1):
-                continue
         if not stretch_of(&columns.keys, number, number + 1, &key):
             return False
         places[number] = <int32_t>(
@@ -1075,8 +1081,8 @@ cdef bint order_by_shard(
 def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
     """Split a block by shard. Returns (shard, block) pairs; block is None if it is the whole one.
 
-    The shard of a key is its XXH64 modulo `shards`; messages without a key go to `keyless`.
-    Raises IndexError unless 0 <= keyless < shards.
+    The shard of a key is its XXH64 modulo `shards`. Messages without a key go round the shards
+    from `keyless`, in runs of KEYLESS_RUN. Raises IndexError unless 0 <= keyless < shards.
     """
     cdef int64_t count = layout.columns.count, start = 0, number
     cdef int64_t* ends = NULL
@@ -1088,8 +1094,8 @@ def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
         raise IndexError(f"keyless must be 0 to {shards - 1}, got {keyless}")
     layout.hold()
     try:
-        # Without keys all messages go to one shard, and the block is used as it is.
-        if layout.columns.keys.offsets is NULL:
+        # One run goes to one shard, and the block is used as it is.
+        if layout.columns.keys.offsets is NULL and count <= RUN:
             return [(keyless, None)]
         ends = <int64_t*>PyMem_Malloc(shards * sizeof(int64_t))
         places = <int32_t*>PyMem_Malloc(2 * count * sizeof(int32_t))

@@ -21,6 +21,7 @@ from polybus.kernel.blocks import Layout as Layout  # re-exported for the engine
 from polybus.model.rows import Rows
 
 MAX_BLOCK_BYTES = kernel.MAX_BYTES
+KEYLESS_RUN = kernel.KEYLESS_RUN
 MAX_ID = 2**63 - 1
 
 
@@ -107,7 +108,8 @@ class Block(NamedTuple):
     def split(self, shards: int, keyless: int) -> list[tuple[int, Block]]:
         """Split the messages by shard, in order. Returns pairs of shard and block.
 
-        A key's shard is its XXH64 modulo `shards`; messages without a key go to `keyless`.
+        A key's shard is its XXH64 modulo `shards`. Messages without a key go round the shards
+        from `keyless`, in runs of `KEYLESS_RUN`.
         """
         parts = kernel.split(self.layout(), shards, keyless)
         return [(shard, self if data is None else _made(data)) for shard, data in parts]

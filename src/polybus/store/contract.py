@@ -16,7 +16,11 @@ Rules for all methods:
 Methods take a topic by its number. They raise `DoesNotExist` if no topic has the number,
 also while the data of a dropped topic is being removed. They raise `UsageError` if the topic
 never had the shard and if a request exceeds a limit or is malformed
-(`polybus.store.request_checks`), and `ShardSealed` for an append to a sealed shard.
+(`polybus.store.request_checks`).
+
+A block for a sealed shard goes to the open shards instead, split by key
+(`polybus.model.shard_routes`). So a block that was built before a reshard and arrives after
+it is neither lost nor out of order.
 """
 
 from __future__ import annotations
@@ -173,8 +177,17 @@ class Store(ABC):
     def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
         """Store blocks that stay invisible until a commit publishes the stage.
 
-        The shards must be open now and when the stage is published. Raises `StageGone` if
-        the stage was published or discarded, or if its lease expired.
+        A commit raises `ShardSealed` for a stage with blocks for shards that were sealed
+        meanwhile: see `reroute_stage`. Raises `StageGone` if the stage was published or
+        discarded, or if its lease expired.
+        """
+
+    @abstractmethod
+    def reroute_stage(self, stage: str) -> bool:
+        """Move blocks of a stage from sealed shards to open ones, split by key.
+
+        One call moves a bounded part and renews the lease. Returns whether there may be more to
+        move. Messages of one key keep their order. Raises `StageGone`.
         """
 
     @abstractmethod

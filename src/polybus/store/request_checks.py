@@ -13,7 +13,7 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from polybus.errors import ShardSealed, TooLarge, UsageError
+from polybus.errors import LimitReached, ShardSealed, TooLarge, UsageError
 from polybus.model import topic_name
 from polybus.model.block import Block
 from polybus.model.commit import (
@@ -34,7 +34,7 @@ from polybus.model.stamp import (
     ProducerOptions,
     Stamp,
 )
-from polybus.model.topic import ALL, MAX_SHARDS, All, Topic
+from polybus.model.topic import ALL, MAX_SHARDS, MAX_TOTAL_SHARDS, All, Topic
 
 if TYPE_CHECKING:
     from polybus.store.contract import ShardRange
@@ -70,6 +70,18 @@ def new_topic(
 def new_shards(count: int) -> int:
     require(0 <= count <= MAX_SHARDS, f"add_shards must be 0 to {MAX_SHARDS}, got {count}")
     return count
+
+
+def added_generation(topic: Topic, count: int) -> tuple[int, ...]:
+    """Return the generations with one of `count` shards added; none is added for 0."""
+    total = len(topic.shards) + count
+    if total > MAX_TOTAL_SHARDS:
+        raise LimitReached(
+            "max_total_shards",
+            f"topic {topic.name} must have at most {MAX_TOTAL_SHARDS} shards in all generations,"
+            f" got {total}; copy it to a new topic",
+        )
+    return (*topic.generations, count) if count else topic.generations
 
 
 def topic_settings(settings: Mapping[str, object]) -> dict[str, object]:

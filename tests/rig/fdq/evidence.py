@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cached_property
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from tests.rig.fdq.history import OK, Committed, History, Message, Position, Run
@@ -111,6 +112,11 @@ class Evidence:
     @cached_property
     def shards(self) -> dict[int, Shard]:
         return {shard.shard: shard for shard in self.found.shards}
+
+    def generation_of(self, shard: int) -> int:
+        """The generation of a shard of the topic."""
+        ends = list(accumulate(self.found.generations))
+        return sum(end <= shard for end in ends)
 
     def has_acked(self, row: Row) -> bool:
         shard = self.shards.get(row.shard)

@@ -1,8 +1,9 @@
 """Rules of the checker: the messages of a key keep their order.
 
-The topic has the order in which each producer sent them. A run begins only after the previous
-message of its key is done: a handler has returned from it, or it is a dead letter. This also
-holds for members that have lost their shard and do not know it yet.
+The topic has the order in which each producer sent them. A key is in one shard of each
+generation, and the shards of later generations have its later messages. A run begins only
+after the previous message of its key is done: a handler has returned from it, or it is a dead
+letter. This also holds for members that have lost their shard and do not know it yet.
 """
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ def _stored(evidence: Evidence) -> Iterator[Anomaly]:
         for at, one in enumerate(call.messages)
     }
     for key, rows in keyed(evidence.found.topic).items():
-        if len({row.shard for row in rows}) > 1:
-            yield Anomaly(REORDERED, f"key {key}: in several shards")
+        shards = {row.shard for row in rows}
+        if len({evidence.generation_of(shard) for shard in shards}) < len(shards):
+            yield Anomaly(REORDERED, f"key {key}: in several shards of a generation")
+        if any(before.id > row.id for before, row in pairwise(rows)):
+            yield Anomaly(REORDERED, f"key {key}: stored in a sealed shard")
         last: dict[str, tuple[int, int]] = {}
         for row in rows:
             producer, *place = sent.get(row.body, ("", 0, 0))
@@ -98,10 +102,10 @@ def _backwards(evidence: Evidence) -> Iterator[Anomaly]:
 def _produced_further(evidence: Evidence) -> Iterator[Anomaly]:
     """Transactions of a key are in order, and so are their outputs."""
     for rows in keyed(evidence.found.outputs).values():
-        last = -1
+        last = -1, -1
         for row in rows:
             sources = evidence.rows.get(source_of(row.body))
-            offset = sources[0].offset if sources else last
-            if offset < last:
+            position = sources[0].position if sources else last
+            if position < last:
                 yield Anomaly(REORDERED, f"{row.body}: produced after what came later")
-            last = max(last, offset)
+            last = max(last, position)

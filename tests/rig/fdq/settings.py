@@ -16,10 +16,13 @@ KILL_BUS: Final = "kill the bus"  # kill the bus with -9 and start it again on i
 KILL_UNHEARD: Final = "kill the bus unheard"  # likewise, before it responds
 KILL_PRODUCER: Final = "kill a producer"
 TAKE_OVER: Final = "take a name over"  # a second client of the same name
+RESHARD: Final = "reshard"  # the topic, or the one to which transactions produce
+KILL_RESHARD: Final = "kill the bus in a reshard"
 
 # With weights.
 TO_CONSUMERS: Final = {KILL: 3, STOP: 2, START: 2, PAUSE: 2}
 TO_ALL: Final = {**TO_CONSUMERS, KILL_BUS: 2, KILL_PRODUCER: 1, TAKE_OVER: 1}
+WITH_RESHARDS: Final = {**TO_ALL, RESHARD: 12, KILL_RESHARD: 2}
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Found:
     outputs: tuple[Row, ...] = ()
     dead: tuple[Dead, ...] = ()
     shards: tuple[Shard, ...] = ()
+    generations: tuple[int, ...] = ()  # number of shards of each; the last is open
 
 
 def source_of(output: str) -> str:
@@ -105,6 +106,7 @@ def look(bus: Bus, topic: str, output: str, group: str) -> Found:
         outputs=outputs_of(bus, output),
         dead=tuple(_dead(bus, dlq, group)) if dlq in names else (),
         shards=tuple(_shards(bus, topic, group)),
+        generations=tuple(bus.act("topic.info", topic=topic)["generations"]),
     )
 
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any, Self
 
-from polybus.errors import DoesNotExist
+from polybus.errors import Conflict, DoesNotExist
 from polybus.native import Client
 from tests.rig.fdq.child_pool import ClientPool, ClientProcess
 from tests.rig.fdq.clients import EXIT_CODE, GROUP, OUTPUT, TOPIC, Orders
@@ -32,8 +33,10 @@ from tests.rig.fdq.settings import (
     KILL,
     KILL_BUS,
     KILL_PRODUCER,
+    KILL_RESHARD,
     KILL_UNHEARD,
     PAUSE,
+    RESHARD,
     START,
     STOP,
     TAKE_OVER,
@@ -48,6 +51,7 @@ from tests.rig.relay import Relay
 
 PATIENCE_S = 150.0  # generous, because the machine may be stopped meanwhile
 MOST_CONSUMERS = 5
+MOST_SHARDS = 8  # of a generation
 # Operations of the clients between two faults.
 LEAST_DONE, MOST_DONE = 10, 200
 
@@ -66,6 +70,7 @@ class Workload:
         self.consumers: list[ClientProcess] = []
         self.done: Counter[str] = Counter()
         self._started = 0
+        self.resharded = 0
 
     def __enter__(self) -> Self:
         return self
@@ -136,6 +141,8 @@ class Workload:
             KILL_UNHEARD: self._kill_unheard,
             KILL_PRODUCER: lambda: self._end_one(self.producers, signal.SIGKILL),
             TAKE_OVER: self._take_over,
+            RESHARD: self.reshard,
+            KILL_RESHARD: self._kill_reshard,
         }
         self._renew()
         self.done[name] += 1
@@ -145,6 +152,32 @@ class Workload:
     def kill_bus(self) -> None:
         self.bus.kill()
         self.bus.start()
+
+    def reshard(self) -> None:
+        """Reshard as soon as the group has drained the last generation."""
+        topic = self._random.choice((TOPIC, TOPIC, TOPIC, OUTPUT))
+        if topic == OUTPUT and not outputs_of(self.client, OUTPUT):
+            topic = TOPIC
+        before = self.client.topic(topic)["shards"]
+        shards = self._random.choice([n for n in range(1, MOST_SHARDS + 1) if n != before])
+
+        def is_done() -> bool:
+            self._staff()  # or a group that has lost most of its members drains for minutes
+            try:
+                self.client.reshard(topic, shards)
+            except Conflict:
+                return False
+            return True
+
+        until(is_done, f"{topic} is drained and resharded", PATIENCE_S)
+        self.resharded += 1
+
+    def _kill_reshard(self) -> None:
+        """Kill the bus at some moment of a reshard, which the client then repeats."""
+        with ThreadPoolExecutor(1) as pool:
+            resharding = pool.submit(self.reshard)
+            self.kill_bus()
+            resharding.result(PATIENCE_S)
 
     def _kill_unheard(self) -> None:
         assert self._relay is not None, "answers of a bus are held back by a relay"

@@ -60,4 +60,11 @@ SABOTAGES = [
         "            drops_unread = limits.unread == DROP_UNREAD\n",
         "            drops_unread = True\n",
     ),
+    # A group reads new shards at once, before it has acked their parents.
+    Patch(
+        "seal-ignored",
+        "groups/shard_phases.py",
+        "            if not is_ready:\n",
+        "            if False:\n",
+    ),
 ]

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import xxhash
+
 from polybus.errors import (
     AlreadyExists,
     Conflict,
@@ -199,7 +201,8 @@ class StoreModel:
             return first
         self._judge_all_else(request)
         staged = [self.stages[stage] or [] for stage in request.stages]
-        puts = [*request.puts, *(put for stage in staged for put in stage)]
+        puts = self._routed(request.puts)
+        puts += [put for stage in staged for put in stage]
         result = self._perform(request, puts)
         for stage in request.stages:
             self.stages[stage] = None
@@ -238,6 +241,8 @@ class StoreModel:
             errors += [StageGone] if staged is None else []
             for put in staged or ():
                 errors += self._faults_of(put)
+                if put.shard < self.topics[put.topic].first_open:
+                    errors.append(ShardSealed)
         for wish in request.wishes:
             serial = self.records.get(wish.key, (b"", 0))[1]
             errors += [Conflict] if wish.expected not in (None, serial) else []
@@ -250,7 +255,28 @@ class StoreModel:
             return [DoesNotExist]
         if not 0 <= put.shard < len(topic.ends):
             return [UsageError]
-        return [ShardSealed] if put.shard < topic.first_open else []
+        return []
+
+    def _routed(self, puts: Sequence[Put]) -> list[Put]:
+        """Return the puts; those to sealed shards go to the open ones, by key."""
+        routed: list[Put] = []
+        for put in puts:
+            topic = self.topics[put.topic]
+            if put.shard >= topic.first_open:
+                routed.append(put)
+                continue
+            by_shard: dict[int, list[Content]] = {}
+            keyless = 0
+            for content in put.contents:
+                if content[1] is None:
+                    place = put.shard + keyless // 256
+                    keyless += 1
+                else:
+                    place = xxhash.xxh64_intdigest(content[1].encode())
+                shard = topic.first_open + place % topic.generations[-1]
+                by_shard.setdefault(shard, []).append(content)
+            routed += [Put(put.topic, at, tuple(each)) for at, each in by_shard.items()]
+        return routed
 
     def _perform(self, request: Request, puts: Sequence[Put]) -> Result:
         times = [self.topics[put.topic].timestamp_ns for put in puts]
@@ -305,7 +331,7 @@ class StoreModel:
             errors += self._faults_of(put)
         if errors or staged is None:
             raise Refusal(*errors)
-        staged += puts
+        staged += self._routed(puts)
 
     def renew(self, stage: int) -> None:
         if self.stages[stage] is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from polybus.errors import Trimmed
+from polybus.errors import NotSupported, Trimmed
 from polybus.model.block import gather
 from polybus.model.commit import Append, Commit, CommitResult, StoredRecord
 from polybus.model.rows import Rows
@@ -110,6 +110,9 @@ class JetStreamSpike(Store):
             committing.stage(draft, stage, request_checks.appends(appends))
 
         return self._work.submit(self.batches.change, staged)
+
+    def reroute_stage(self, stage: str) -> bool:
+        raise NotSupported("the spike does not reshard")
 
     def staged_topics(self, stages: Sequence[str]) -> frozenset[int]:
         heads = self._look(lambda draft: [draft.head(subjects.lease(one)).json() for one in stages])

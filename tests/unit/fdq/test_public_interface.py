@@ -19,9 +19,10 @@ NAMES = [
     "aio",
     "replay",
     "reset",
+    "reshard",
     "stats",
 ]
-ASYNC_NAMES = ["Consumer", "Producer", "Replay", "replay", "reset", "stats"]
+ASYNC_NAMES = ["Consumer", "Producer", "Replay", "replay", "reset", "reshard", "stats"]
 FIELDS = {
     "insertion_time",
     "shard_key",

@@ -64,6 +64,12 @@ class GroupHarness:
             self.durable.register(topic)
         return topic
 
+    def reshard(self, shards: int, name: str = "t") -> Topic:
+        topic = self.store.configure(name, self.topic(name).settings, add_shards=shards)
+        self.durable.register(topic)
+        self.groups.add_generation(topic)
+        return topic
+
     def produce(self, count: int, shard: int = 0, topic: str = "t", key: str | None = None) -> None:
         from polybus.model.commit import Append, Commit
 

@@ -105,6 +105,7 @@ def test_next_owner_continues_after_the_acked_offsets(harness):
     assignment = two.fetch().assigned[0]
     assert assignment == {
         "shard": 0,
+        "index": 0,
         "epoch": 2,
         "low": 3,
         "ranges": [[5, 7]],

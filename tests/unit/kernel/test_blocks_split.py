@@ -16,6 +16,7 @@ Row = tuple[bytes, str | None, list[tuple[str, bytes]] | None]
 KEYS = st.none() | st.text(max_size=4)
 HEADERS = st.none() | st.lists(st.tuples(st.text(max_size=3), st.binary(max_size=3)), max_size=2)
 ROWS = st.lists(st.tuples(st.binary(max_size=6), KEYS, HEADERS), min_size=1, max_size=40)
+RUN = 256  # messages without a key, to one shard
 
 
 def made(rows: Sequence[Row]) -> Block:
@@ -25,9 +26,14 @@ def made(rows: Sequence[Row]) -> Block:
 
 def expected(rows: Sequence[Row], shards: int, keyless: int) -> dict[int, list[Row]]:
     found: dict[int, list[Row]] = {}
+    seen = 0
     for row in rows:
         key = row[1]
-        shard = keyless if key is None else xxhash.xxh64_intdigest(key.encode()) % shards
+        if key is None:
+            shard = (keyless + seen // RUN) % shards
+            seen += 1
+        else:
+            shard = xxhash.xxh64_intdigest(key.encode()) % shards
         found.setdefault(shard, []).append(row)
     return dict(sorted(found.items()))
 
@@ -39,6 +45,21 @@ def test_split_routes_by_key_and_keeps_order(rows, shards, data):
     wanted = expected(rows, shards, keyless)
     # One set of messages has one form, so the bytes say it all, checksum included.
     assert parts == [(shard, made(those)) for shard, those in wanted.items()]
+
+
+@given(st.lists(KEYS, min_size=1, max_size=3), st.integers(1, 2000), st.integers(1, 9))
+def test_messages_without_a_key_go_round_the_shards_in_runs(keys, count, shards):
+    rows: list[Row] = [(b"%d" % number, keys[number % len(keys)], None) for number in range(count)]
+    keyless = count % shards
+    wanted = expected(rows, shards, keyless)
+    assert made(rows).split(shards, keyless) == [(at, made(those)) for at, those in wanted.items()]
+
+
+def test_block_without_keys_is_spread_evenly():
+    parts = block(*[b"x"] * 20_000).split(16, 5)
+    counts = [part.count for _, part in parts]
+    assert [shard for shard, _ in parts] == list(range(16))
+    assert max(counts) - min(counts) <= RUN
 
 
 def test_block_for_one_shard_is_not_copied():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq import aio
     from polybus.dialects.fdq.client.consumer import Consumer
     from polybus.dialects.fdq.client.envelope import Envelope, MessageRequest
-    from polybus.dialects.fdq.client.group_admin import reset, stats
+    from polybus.dialects.fdq.client.group_admin import reset, reshard, stats
     from polybus.dialects.fdq.client.producer import Producer
     from polybus.dialects.fdq.client.topic_replay import replay
     from polybus.dialects.fdq.client.transaction import Transaction
@@ -38,6 +38,7 @@ __all__ = [
     "aio",
     "replay",
     "reset",
+    "reshard",
     "stats",
 ]
 
@@ -51,6 +52,7 @@ __getattr__, __dir__ = lazy_exports(
         "Transaction": ".client.transaction",
         "replay": ".client.topic_replay",
         "reset": ".client.group_admin",
+        "reshard": ".client.group_admin",
         "stats": ".client.group_admin",
     },
     modules={"aio": ".aio"},

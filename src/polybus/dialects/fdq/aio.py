@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.client.producer import Messages
     from polybus.native import Produced
 
-__all__ = ["Consumer", "Producer", "Replay", "replay", "reset", "stats"]
+__all__ = ["Consumer", "Producer", "Replay", "replay", "reset", "reshard", "stats"]
 
 POLL_S = 0.05
 
@@ -326,6 +326,11 @@ class Replay(AsyncContext, Generic[T]):
     def _close(self) -> None:
         if self._inner is not None:
             self._inner.close()
+
+
+async def reshard(url: str | None, topic: str, shards: int, **settings: Any) -> dict[str, Any]:
+    """Change the number of shards of a topic, as `fdq.reshard` does."""
+    return await asyncio.to_thread(group_admin.reshard, url, topic, shards, **settings)
 
 
 async def stats(url: str | None, topic: str, **settings: Any) -> dict[str, Any]:

@@ -184,6 +184,10 @@ class Client:
     def resume_group(self, topic: str, group: str) -> None:
         self.call(requests.GroupResume(topic=topic, group=group))
 
+    def reshard(self, topic: str, shards: int) -> answers.TopicDescription:
+        """Change the number of shards. Raises `Conflict` while groups drain sealed shards."""
+        return self.call(requests.TopicReshard(topic=topic, shards=shards))
+
     def drop_topic(self, topic: str) -> None:
         self.call(requests.TopicDrop(topic=topic))
 

@@ -113,7 +113,7 @@ def publish(
             changes = (RecordChange(asked.name.encode(), record, version),)
         stamp = Stamp(asked.name, run.epoch, run.base + asked.counter)
         try:
-            return durable.commit(Commit((), asked.stages, changes, stamp)).result()
+            return durable.publish(Commit((), asked.stages, changes, stamp))
         except (Fenced, UnknownProducer):
             was_fenced = True
         except Conflict:  # another run has changed the record

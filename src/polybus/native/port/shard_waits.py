@@ -28,6 +28,7 @@ Place = tuple[int, int]  # topic number, shard
 CALLER_CHECK_INTERVAL_S = 0.5
 # Positions of one wait: four topics with the maximum number of shards.
 MAX_WAIT_POSITIONS = 16_384
+ANY_SHARD = -2  # pseudo shard of a topic: news of every shard, also of later ones, wake it
 
 
 class ShardWait:
@@ -148,7 +149,7 @@ class ShardWaits:
     def on_topic_dropped(self, topic: Topic) -> None:
         """Wake the waits for a dropped topic, which then see its error."""
         with self._lock:
-            for shard in topic.shards:
+            for shard in (ANY_SHARD, *topic.shards):
                 self._wake((topic.number, shard))
 
     def close(self) -> None:
@@ -218,3 +219,4 @@ class ShardWaits:
         with self._lock:
             for end in news:
                 self._wake((end.topic, end.shard))
+                self._wake((end.topic, ANY_SHARD))

@@ -44,7 +44,7 @@ def _publish(port: NativePort, caller: Caller, request: StagePublish) -> Committ
         if stamp is not None:
             port.owners.check(caller.identity, stamp.producer)
         commit = Commit(stages=tuple(request.stages), stamp=stamp)
-        done = durable.commit(commit).result()
+        done = durable.publish(commit)
         if not done.duplicate:
             port.stages.end(request.stages)
         return port.describe_commit(done)

@@ -122,7 +122,7 @@ class TopicAccess:
         return topic
 
     def drop(self, caller: Identity, name: str) -> None:
-        with self._exclusive_topic(caller, name) as topic:
+        with self.exclusive_topic(caller, name) as topic:
             self.durable.store.drop(name)
             self.on_loop(self._binding.remove, topic)
 
@@ -135,7 +135,7 @@ class TopicAccess:
         keep_others: bool = False,
     ) -> Topic:
         """Replace the settings, or only those that are given; None removes one."""
-        with self._exclusive_topic(caller, name) as topic:
+        with self.exclusive_topic(caller, name) as topic:
             kept = {
                 key: value
                 for key, value in topic.settings.items()
@@ -147,7 +147,7 @@ class TopicAccess:
         self, caller: Identity, name: str, change: Callable[[set[str]], set[str]]
     ) -> Topic:
         """Replace the paused sides of a topic by those that `change` returns."""
-        with self._exclusive_topic(caller, name) as topic:
+        with self.exclusive_topic(caller, name) as topic:
             paused = sorted(change(set(paused_sides(topic))))
             return self._store_settings(topic, {**topic.settings, PAUSED: paused or None})
 
@@ -157,12 +157,18 @@ class TopicAccess:
         self.on_loop(self._binding.update, changed)
         return changed
 
+    def reshard(self, topic: Topic, shards: int) -> Topic:
+        """Seal all shards of an exclusive topic and open new ones. Later batches go to those."""
+        changed = self.durable.store.configure(topic.name, topic.settings, add_shards=shards)
+        self.on_loop(self._binding.update, changed)
+        return changed
+
     def add_drop_listener(self, listener: Callable[[Topic], None]) -> None:
         """Call `listener` on the loop with each dropped topic."""
         self._binding.on_removed.append(listener)
 
     @contextmanager
-    def _exclusive_topic(self, caller: Identity, name: str) -> Iterator[Topic]:
+    def exclusive_topic(self, caller: Identity, name: str) -> Iterator[Topic]:
         """Lock a topic against other changes, for a caller that may delete it.
 
         The store finds it by name, which must not become another topic meanwhile.

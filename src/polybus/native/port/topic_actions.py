@@ -19,7 +19,7 @@ from polybus.durable.topic_registry import (
     PRODUCE_SIDE,
     paused_sides,
 )
-from polybus.errors import AlreadyExists, MalformedRequest, NotSupported, StoreFull
+from polybus.errors import AlreadyExists, MalformedRequest, StoreFull
 from polybus.groups.reader_positions import read_positions
 from polybus.model.access_rule import DELETE, SUBSCRIBE
 from polybus.model.name_pattern import Pattern
@@ -64,6 +64,7 @@ def describe_topic(topic: Topic) -> TopicDescription:
         "topic": topic.name,
         "number": topic.number,
         "shards": len(topic.open_shards),
+        "generation": len(topic.generations),
         "generations": list(topic.generations),
         "creator": creator_of(topic).name,
         "settings": {KEEP: KEEP_ALL, MAX_BYTES: 0, **settings},
@@ -98,10 +99,14 @@ def _check_settings(settings: dict[str, object] | None) -> dict[str, object]:
     return settings
 
 
-def _create(port: NativePort, caller: Caller, request: TopicCreate) -> TopicDescription:
-    shards = request.shards or port.limits.default_shards
+def _check_shards(shards: int) -> None:
     if not 1 <= shards <= MAX_SHARDS:
         raise MalformedRequest(f"shards must be from 1 to {MAX_SHARDS}, got {shards}")
+
+
+def _create(port: NativePort, caller: Caller, request: TopicCreate) -> TopicDescription:
+    shards = request.shards or port.limits.default_shards
+    _check_shards(shards)
     settings = _check_settings(request.settings)
     topic, is_new = port.access.find_or_create(caller.identity, request.topic, shards, settings)
     if not is_new:
@@ -149,6 +154,8 @@ def _info(port: NativePort, caller: Caller, request: TopicGet) -> TopicInfo:
         "first_id": bounds.first_id,
         "next_id": bounds.next_id,
         "timestamp_ns": bounds.timestamp_ns,
+        "open_shards": [topic.open_shards[0], topic.open_shards[-1]],
+        "draining": port.groups.draining(topic),
         "retention": describe_retention(port.store, topic, bounds, read_positions, port.wall_ns()),
     }
 
@@ -180,7 +187,15 @@ def _trim(port: NativePort, caller: Caller, request: TopicTrim) -> TopicBounds:
 
 
 def _reshard(port: NativePort, caller: Caller, request: TopicReshard) -> TopicDescription:
-    raise NotSupported("changing the number of shards is not supported in this version")
+    _check_shards(request.shards)
+    with port.access.exclusive_topic(caller.identity, request.topic) as topic:
+        # A repeated request, whose first answer was lost, changes nothing.
+        if request.shards == len(topic.open_shards):
+            return describe_topic(topic)
+        port.groups.check_drained(topic)
+        resharded = port.access.reshard(topic, request.shards)
+        port.groups.add_generation(resharded)
+    return describe_topic(resharded)
 
 
 def _bounds(port: NativePort, caller: Caller, request: BoundsGet) -> TopicBounds:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from polybus.errors import MalformedRequest
 from polybus.model.access_rule import SUBSCRIBE
 from polybus.model.topic import ALL
+from polybus.native.port.shard_waits import ANY_SHARD
 from polybus.native.protocol.requests import ReadTicket
 
 if TYPE_CHECKING:
@@ -103,14 +104,16 @@ class TopicReader:
             return True
         if not self._wait_s or self._caller.is_gone():
             return False
-        shards = self._topic.shards if self._shard == ALL else (self._shard,)
-        wanted = {(self._topic.number, shard): bounds.shards[shard].end for shard in shards}
-        return bool(
-            self._port.waits.wait(
-                wanted,
-                self._wait_s,
-                self._caller.is_gone,
-                self._caller.identity,
-                self._check_access_again,
-            )
-        )
+        # Not on the shards of now: a reshard opens others.
+        place = self._topic.number, ANY_SHARD if self._shard == ALL else self._shard
+        caller = self._caller
+        with self._port.waits.open_wait(
+            [place], self._wait_s, caller.is_gone, caller.identity
+        ) as waiting:
+            while True:
+                # Also before the first sleep: news before the wait began did not wake it.
+                self._check_access_again()
+                if self._end(self._port.store.bounds(self._topic.number)) > self._position:
+                    return True
+                if not waiting.sleep():
+                    return False

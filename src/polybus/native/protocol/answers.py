@@ -47,8 +47,9 @@ class Committed(TypedDict):
 class TopicDescription(TypedDict):
     topic: str
     number: int
-    shards: int
-    generations: list[int]
+    shards: int  # of the open generation
+    generation: int  # 1, and one more after each reshard
+    generations: list[int]  # number of shards of each
     creator: str
     settings: dict[str, object]
     paused: list[str]
@@ -58,6 +59,8 @@ class TopicInfo(TopicDescription):
     first_id: int
     next_id: int
     timestamp_ns: int
+    open_shards: list[int]  # first and last
+    draining: dict[str, list[int]]  # by group: sealed shards that it has not acked completely
     retention: dict[str, Any]
 
 

@@ -70,7 +70,7 @@ class ProducerClose(Request[answers.Empty], action="producer.close", answer="not
 class TopicCreate(
     TopicRequest[answers.TopicDescription],
     action="topic.create",
-    answer="topic, number, shards, generations, creator, settings, paused",
+    answer="topic, number, shards, generation, generations, creator, settings, paused",
 ):
     """Create a topic."""
 
@@ -107,7 +107,8 @@ class TopicResume(
 class TopicGet(
     TopicRequest[answers.TopicInfo],
     action="topic.info",
-    answer="as topic.create, first_id, next_id, timestamp_ns, retention: see below",
+    answer="as topic.create, first_id, next_id, timestamp_ns, open_shards (first and last),"
+    " draining (sealed shards that groups have not acked, by group), retention: see below",
 ):
     """Describe a topic and its bounds."""
 
@@ -133,9 +134,9 @@ class TopicTrim(TopicRequest[answers.TopicBounds], action="topic.trim", answer="
 class TopicReshard(
     TopicRequest[answers.TopicDescription], action="topic.reshard", answer="as topic.create"
 ):
-    """Change the number of shards; not_supported in this version."""
+    """Seal all shards and open new ones (its creator, admins); a conflict while groups drain."""
 
-    shards: Count = param("new number of shards")
+    shards: Count = param("new number of shards, 1 to 512; no change if it has that many")
 
 
 class BoundsGet(

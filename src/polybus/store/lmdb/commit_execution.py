@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from polybus.errors import Conflict
 from polybus.model.block import Block
-from polybus.model.commit import Commit, CommitResult, RecordChange, Span
+from polybus.model.commit import Append, Commit, CommitResult, RecordChange, Span
+from polybus.model.shard_routes import open_appends
 from polybus.store import request_checks
 from polybus.store.lmdb import producer_stamps, staged_blocks, store_keys, stored_values
 from polybus.store.lmdb.log_entry import StagePart
@@ -36,31 +37,41 @@ def commit(writer: WriterState, commit: Commit, now_ns: int) -> CommitResult:
         repeated = producer_stamps.check_stamp(producer, stamp)
         if repeated is not None:
             return repeated
+    committed = None
     if len(appends) == 1 and not (stages or changes):
-        # Nearly all commits are one block: this fast path saves the dicts of the general one.
-        topic, number, block = appends[0]
-        cache = writer.cache
-        state = cache.topics.get(topic) or cache.topic(topic)
-        if number not in state.open:
-            request_checks.open_shard(state.topic, number)
-        shard = state.shards.get(number) or cache.shard(state, number)
-        data, count = block
-        target = topic, number
-        offset, first_id = shard.end, state.next_id
-        # Times of a topic never decrease, even if the wall clock is set back.
-        time_ns = max(now_ns, state.time_ns)
-        writer.batch.append(target, offset, block, first_id, time_ns)
-        shard.end = offset + count
-        shard.added += len(data)
-        state.next_id = first_id + count
-        writer.mark_append(target, state, shard, time_ns)
-        spans = (Span(topic, number, offset, first_id, count),)
-        committed = CommitResult(spans, time_ns, (), note)
-    else:
+        committed = _commit_block(writer, appends[0], now_ns, note)
+    if committed is None:
         committed = _commit_all_parts(writer, commit, now_ns)
     if producer is not None and stamp is not None:
         producer_stamps.record_result(writer, producer, stamp, committed)
     return committed
+
+
+def _commit_block(
+    writer: WriterState, append: Append, now_ns: int, note: bytes
+) -> CommitResult | None:
+    """Commit one block to one shard, as nearly all commits do. Returns None if it is sealed.
+
+    This saves the dicts of the general path.
+    """
+    topic, number, block = append
+    cache = writer.cache
+    state = cache.topics.get(topic) or cache.topic(topic)
+    if number not in state.open:
+        return None
+    shard = state.shards.get(number) or cache.shard(state, number)
+    data, count = block
+    target = topic, number
+    offset, first_id = shard.end, state.next_id
+    # Times of a topic never decrease, even if the wall clock is set back.
+    time_ns = max(now_ns, state.time_ns)
+    writer.batch.append(target, offset, block, first_id, time_ns)
+    shard.end = offset + count
+    shard.added += len(data)
+    state.next_id = first_id + count
+    writer.mark_append(target, state, shard, time_ns)
+    spans = (Span(topic, number, offset, first_id, count),)
+    return CommitResult(spans, time_ns, (), note)
 
 
 def _commit_all_parts(writer: WriterState, commit: Commit, now_ns: int) -> CommitResult:
@@ -106,16 +117,21 @@ def _collect_appends(
         if shard_append is None:
             topic, shard = target
             state = writer.cache.topic(topic)
-            if shard not in state.open:
-                request_checks.open_shard(state.topic, shard)
             writer.cache.shard(state, shard)
             shard_append = shard_appends[target] = ShardAppend(state)
         return shard_append
 
-    for topic, shard, block in commit.appends:
-        at((topic, shard)).blocks.append(block)
+    for append in commit.appends:
+        state = writer.cache.topic(append.topic)
+        if append.shard in state.open:
+            at((append.topic, append.shard)).blocks.append(append.block)
+            continue
+        request_checks.single_shard(state.topic, append.shard)
+        for topic, shard, block in open_appends(state.topic, append):
+            at((topic, shard)).blocks.append(block)
     for stage_number, stage in stages.items():
         for target, held in stage.holds.items():
+            request_checks.open_shard(writer.cache.topic(target[0]).topic, target[1])
             at(target).parts.append(StagePart(stage_number, *held))
     # A stage may hold blocks for any number of shards, so the limit can be checked only here.
     request_checks.spans(len(shard_appends))

@@ -7,6 +7,7 @@ A store belongs to the process that opened it. In a child of a fork every call r
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -59,6 +60,7 @@ from polybus.store.lmdb.writer_state import WriterState
 
 DURABILITIES: Final = ("fsync", "interval")
 COMMIT_INTERVAL_MS: Final = 50
+REROUTED_BYTES: Final = 4 << 20  # of a stage, per call: a few milliseconds of the writer
 T = TypeVar("T")
 
 
@@ -91,6 +93,7 @@ class LmdbStore(Store):
         self._writer: StoreWriter | None = None
         # With interval durability alone, a change may be resolved and not yet readable.
         self._interval_writer: IntervalWriter | None = None
+        self._rerouting = threading.Lock()
         if not read_only:
             try:
                 self._open_writer(durability, commit_interval_ms / 1000, wall_ns, clock_s)
@@ -212,6 +215,19 @@ class LmdbStore(Store):
             )
         except PolybusError as error:
             return _failed_future(error)
+
+    def reroute_stage(self, stage: str) -> bool:
+        # One at a time: a second call would move blocks that the first one has moved.
+        with self._rerouting:
+            target = self._execute(lambda writer: staged_blocks.find_sealed(writer, stage))
+            if target is None:
+                return False
+            # Read and split here, because the writer must not wait for it.
+            self._settle(bool)
+            with self._files.snapshot() as transaction:
+                moved = staged_blocks.read_sealed(transaction, stage, target, REROUTED_BYTES)
+            self._execute(lambda writer: staged_blocks.move_blocks(writer, stage, target, moved))
+            return True
 
     def staged_topics(self, stages: Sequence[str]) -> frozenset[int]:
         topics: frozenset[int] = self._execute(

@@ -3,6 +3,11 @@
 A staged block is keyed by stage, topic, shard and the position of its first message among
 those of the stage and shard. The stage counts its messages and bytes per shard, so that
 publishing does not read blocks: it costs a little per stage and shard.
+
+A reshard may seal shards that a stage has blocks for. `read_sealed` and `move_blocks` move them
+to the open shards, some megabytes at a time, before the stage is published. Until this begins,
+the stage takes all blocks of a topic for the generation of the first one, which keeps the
+messages of a key in one place and in order.
 """
 
 from __future__ import annotations
@@ -14,11 +19,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from polybus.errors import Damaged, StageGone
+from polybus.model.block import Block
 from polybus.model.commit import Append
+from polybus.model.shard_routes import open_appends, split_block
+from polybus.model.topic import Topic
 from polybus.store import request_checks
 from polybus.store.lmdb import log_entry, store_keys, stored_values
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.log_entry import LogEntry, StagePart
+from polybus.store.lmdb.write_batch import Target
 from polybus.store.lmdb.writer_state import CachedStage, WriterState, scan_prefix
 
 _log = logging.getLogger("polybus.store")
@@ -87,19 +96,97 @@ def add_blocks(writer: WriterState, name: str, appends: Sequence[Append]) -> Non
     number = stage_number(name)
     stage = find_stage(writer, number, name)
     # All are checked before the first is added, so that an error leaves no trace.
+    routed: list[Append] = []
     for append in appends:
-        request_checks.open_shard(writer.cache.topic(append.topic).topic, append.shard)
-    for topic, shard, block in appends:
-        count, charged = stage.holds.get((topic, shard), (0, 0))
-        size = block.size_bytes
-        part = StagePart(number, block.count, size)
-        entry = LogEntry(log_entry.STAGED, topic, shard, count, block.count, size, b"", (part,))
-        value = log_entry.encode(entry, block.data)
-        writer.batch.put(store_keys.staged(number, topic, shard, count), value)
-        writer.batch.size += size
-        held = stage.holds[topic, shard] = count + block.count, charged + size
-        raw = stored_values.STAGE_SHARD.pack(*held)
-        writer.batch.put(store_keys.stage_shard(number, topic, shard), raw)
+        topic = writer.cache.topic(append.topic).topic
+        request_checks.single_shard(topic, append.shard)
+        shards = _staging_shards(topic, stage)
+        if append.shard in shards:
+            routed.append(append)
+        else:
+            routed += split_block(topic.number, shards, append.block, append.shard)
+    for append in routed:
+        _add_block(writer, number, stage, append)
+
+
+def _staging_shards(topic: Topic, stage: CachedStage) -> range:
+    """Return the shards of the oldest generation that the stage has blocks for.
+
+    While blocks are moved, newer generations have the earlier messages of a key, and the oldest
+    one has those that are still to be moved. So later messages must follow there.
+    """
+    if len(topic.generations) == 1:
+        return topic.open_shards
+    held = [shard for number, shard in stage.holds if number == topic.number]
+    oldest = min(held, default=topic.open_shards[0])
+    return next(shards for shards in topic.shards_by_generation if oldest in shards)
+
+
+def _add_block(writer: WriterState, number: int, stage: CachedStage, append: Append) -> None:
+    topic, shard, block = append
+    count, charged = stage.holds.get((topic, shard), (0, 0))
+    size = block.size_bytes
+    part = StagePart(number, block.count, size)
+    entry = LogEntry(log_entry.STAGED, topic, shard, count, block.count, size, b"", (part,))
+    value = log_entry.encode(entry, block.data)
+    writer.batch.put(store_keys.staged(number, topic, shard, count), value)
+    writer.batch.size += size
+    held = stage.holds[topic, shard] = count + block.count, charged + size
+    raw = stored_values.STAGE_SHARD.pack(*held)
+    writer.batch.put(store_keys.stage_shard(number, topic, shard), raw)
+
+
+def find_sealed(writer: WriterState, name: str) -> Target | None:
+    """Return a sealed shard that a stage has blocks for, None if there is none."""
+    number = stage_number(name)
+    stage = find_stage(writer, number, name)
+    writer.leases.start(number, stage.lease_s)
+    sealed = [
+        (topic, shard)
+        for topic, shard in stage.holds
+        if shard not in writer.cache.topic(topic).open
+    ]
+    # The newest generation first: it has the earlier messages of a key (`_staging_shards`).
+    return max(sealed, default=None)
+
+
+def read_sealed(
+    transaction: Transaction, name: str, target: Target, max_bytes: int
+) -> list[tuple[LogEntry, Block]]:
+    """Return the first blocks that a stage has for a shard, at least one."""
+    found: list[tuple[LogEntry, Block]] = []
+    size = 0
+    prefix = store_keys.staged_of_shard(stage_number(name), *target)
+    for _, value in scan_prefix(transaction, prefix):
+        entry = log_entry.decode(value)
+        found.append((entry, Block.open(entry.block(value))))
+        size += entry.block_bytes
+        if size >= max_bytes:
+            break
+    return found
+
+
+def move_blocks(
+    writer: WriterState, name: str, target: Target, moved: Sequence[tuple[LogEntry, Block]]
+) -> None:
+    """Move the first blocks of a sealed shard to the open shards of its topic."""
+    number = stage_number(name)
+    stage = find_stage(writer, number, name)
+    topic = writer.cache.topic(target[0])
+    count, charged = stage.holds[target]
+    for entry, block in moved:
+        for append in open_appends(topic.topic, Append(*target, block)):
+            _add_block(writer, number, stage, append)
+        writer.batch.delete(store_keys.staged(number, *target, entry.first))
+        charged -= entry.charged
+    if moved[-1][0].end == count:
+        del stage.holds[target]
+        writer.batch.delete(store_keys.stage_shard(number, *target))
+    else:
+        # The count stays: it is the position of the next block, and the last one ends there.
+        stage.holds[target] = count, charged
+        raw = stored_values.STAGE_SHARD.pack(count, charged)
+        writer.batch.put(store_keys.stage_shard(number, *target), raw)
 
 
 def staged_topics(writer: WriterState, names: Sequence[str]) -> frozenset[int]:

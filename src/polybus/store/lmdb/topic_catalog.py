@@ -39,7 +39,7 @@ def configure(
     state = _find_live(writer, name)
     old = state.topic
     # Only shards of the newest generation take appends, so a new generation seals the others.
-    generations = (*old.generations, add_shards) if add_shards else old.generations
+    generations = request_checks.added_generation(old, add_shards)
     state.topic = Topic(name, old.number, generations, settings)
     state.open = state.topic.open_shards
     if add_shards:

@@ -156,6 +156,9 @@ class MemoryStore(Store):
         except PolybusError as error:
             return _failed_future(error)
 
+    def reroute_stage(self, stage: str) -> bool:
+        return self._write(self._names.reroute_stage, stage)
+
     def staged_topics(self, stages: Sequence[str]) -> frozenset[int]:
         return self._write(self._names.staged_topics, tuple(stages))
 

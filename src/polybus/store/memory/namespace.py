@@ -9,11 +9,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from polybus.errors import AlreadyExists, Conflict, DoesNotExist, StageGone, Trimmed
 from polybus.model.block import BlockSlice, gather
 from polybus.model.commit import Append, Commit, CommitResult, RecordChange, Span, StoredRecord
 from polybus.model.rows import EMPTY, Rows
+from polybus.model.shard_routes import open_appends
 from polybus.model.topic import ALL, All, Topic
 from polybus.store import request_checks
 from polybus.store.contract import Excess, ShardRange
@@ -66,7 +68,7 @@ class Namespace:
 
     def configure(self, name: str, settings: dict[str, object], add_shards: int) -> Topic:
         log = self._log_by_name(name)
-        generations = log.topic.generations + ((add_shards,) if add_shards else ())
+        generations = request_checks.added_generation(log.topic, add_shards)
         log.topic = replace(log.topic, settings=settings, generations=generations)
         self._open_shards(log)
         return log.topic
@@ -110,9 +112,14 @@ class Namespace:
             return first
         # Everything is checked before the first change, which then cannot fail.
         stages = [self._stage(stage) for stage in commit.stages]
-        appends = [*commit.appends, *(append for stage in stages for append in stage.appends)]
-        for append in appends:
+        appends: list[Append] = []
+        for append in commit.appends:
+            topic = self.log(append.topic).topic
+            request_checks.single_shard(topic, append.shard)
+            appends += open_appends(topic, append)
+        for append in (append for stage in stages for append in stage.appends):
             request_checks.open_shard(self.log(append.topic).topic, append.shard)
+            appends.append(append)
         request_checks.spans(len({(append.topic, append.shard) for append in appends}))
         for change in commit.changes:
             record = self._records.get(change.key)
@@ -167,9 +174,18 @@ class Namespace:
 
     def stage(self, name: str, appends: Sequence[Append]) -> None:
         stage = self._stage(name)
+        routed: list[Append] = []
         for append in appends:
-            request_checks.open_shard(self.log(append.topic).topic, append.shard)
-        stage.appends += appends
+            topic = self.log(append.topic).topic
+            request_checks.single_shard(topic, append.shard)
+            routed += open_appends(topic, append)
+        stage.appends += routed
+
+    def reroute_stage(self, name: str) -> bool:
+        stage = self._stage(name)
+        parts = [open_appends(self.log(append.topic).topic, append) for append in stage.appends]
+        stage.appends = list(chain.from_iterable(parts))
+        return False
 
     def staged_topics(self, names: Sequence[str]) -> frozenset[int]:
         self._collect()

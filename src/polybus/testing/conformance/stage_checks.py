@@ -6,6 +6,7 @@ import math
 
 from polybus.errors import Conflict, DoesNotExist, ShardSealed, StageGone, UsageError
 from polybus.model.commit import MAX_APPENDS, Append, RecordChange
+from polybus.model.shard_routes import split_block
 from polybus.store.contract import Store
 from polybus.testing.conformance.kit import (
     TIMEOUT_S,
@@ -151,10 +152,9 @@ def check_stages_have_unique_names(engine: Engine) -> None:
         assert len({store.open_stage() for _ in range(20)}) == 20
 
 
-def check_blocks_are_staged_for_open_shards(engine: Engine) -> None:
+def check_blocks_are_staged_for_known_shards(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
-        good = append(topic, 0, b"x")
         topic = store.configure("t", {}, add_shards=1)
         name = store.open_stage()
         other = append(topic, 1, b"y")
@@ -162,7 +162,6 @@ def check_blocks_are_staged_for_open_shards(engine: Engine) -> None:
             (DoesNotExist, Append(topic.number + 1, 0, block(b"x"))),
             (UsageError, append(topic, 2, b"x")),
             (UsageError, append(topic, -1, b"x")),
-            (ShardSealed, good),
         ):
             with refused(error):
                 store.stage(name, [other, bad]).result(TIMEOUT_S)
@@ -170,7 +169,7 @@ def check_blocks_are_staged_for_open_shards(engine: Engine) -> None:
         assert all_bodies(store, topic) == []
 
 
-def check_stage_for_a_sealed_shard_is_not_published(engine: Engine) -> None:
+def check_stage_for_a_sealed_shard_is_rerouted(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         name = stage(store, append(topic, 0, b"a"))
@@ -178,8 +177,41 @@ def check_stage_for_a_sealed_shard_is_not_published(engine: Engine) -> None:
         fresh = stage(store, append(topic, 1, b"b"))
         with refused(ShardSealed, store):
             put(store, append(topic, 1, b"c"), stages=[fresh, name])
-        put(store, stages=[fresh])
-        assert all_bodies(store, topic) == [b"b"]
+        reroute(store, name)
+        put(store, append(topic, 1, b"c"), stages=[fresh, name])
+        assert bodies(store, topic, 1) == [b"c", b"b", b"a"]
+        with refused(StageGone, store):
+            store.reroute_stage(name)
+
+
+def check_staged_messages_keep_their_order_per_key(engine: Engine) -> None:
+    """Blocks are staged before and after each of two reshards, and rerouted in between."""
+    with engine.fresh() as store:
+        topic = store.create("t", 2, {})
+        name = store.open_stage()
+        wanted: dict[str, list[bytes]] = {}
+        for turn in range(12):
+            if turn in (4, 8):
+                topic = store.configure("t", {}, add_shards=turn + 1)
+            if turn == 6:
+                store.reroute_stage(name)
+            keys = [f"key-{number % 7}" for number in range(21)]
+            texts = [b"%d-%d" % (turn, number) for number in range(21)]
+            for key, text in zip(keys, texts, strict=True):
+                wanted.setdefault(key, []).append(text)
+            appends = split_block(topic.number, topic.open_shards, block(*texts, keys=keys), 0)
+            store.stage(name, appends).result(TIMEOUT_S)
+        reroute(store, name)
+        put(store, stages=[name])
+        for key, texts in wanted.items():
+            ((index, _),) = block(b"x", keys=[key]).split(len(topic.open_shards), 0)
+            found = bodies(store, topic, topic.open_shards[index])
+            assert [text for text in found if text in texts] == texts
+
+
+def reroute(store: Store, stage: str) -> None:
+    while store.reroute_stage(stage):
+        pass
 
 
 def check_a_refused_commit_keeps_its_stages(engine: Engine) -> None:

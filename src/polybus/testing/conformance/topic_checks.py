@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 from polybus.errors import (
     AlreadyExists,
     DoesNotExist,
     InvalidTopic,
-    ShardSealed,
+    LimitReached,
     Trimmed,
     UsageError,
 )
-from polybus.model.topic import ALL, MAX_SHARDS, ShardBounds, Topic
+from polybus.model.commit import Commit
+from polybus.model.shard_routes import split_block
+from polybus.model.topic import ALL, MAX_SHARDS, MAX_TOTAL_SHARDS, ShardBounds, Topic
 from polybus.store.contract import Store
 from polybus.testing.conformance.kit import (
     TIMEOUT_S,
@@ -24,6 +27,7 @@ from polybus.testing.conformance.kit import (
     refused,
     stage,
 )
+from polybus.testing.conformance.sample_blocks import block
 
 
 def check_topics_are_listed_by_name(engine: Engine) -> None:
@@ -112,12 +116,59 @@ def check_added_shards_seal_the_others(engine: Engine) -> None:
         put(store, append(old, 0, b"a"), append(old, 1, b"b"))
         new = store.configure("t", {}, add_shards=3)
         assert (new.number, new.generations) == (old.number, (2, 3))
-        for sealed in (0, 1):
-            with refused(ShardSealed, store):
-                put(store, append(new, 4, b"x"), append(new, sealed, b"x"))
         done = put(store, append(new, 4, b"c"))
         assert done.spans == ((new.number, 4, 0, 3, 1),)
         assert all_bodies(store, new) == [b"a", b"b", b"c"]
+
+
+def check_appends_to_sealed_shards_go_to_the_open_ones(engine: Engine) -> None:
+    """Commits that were built before a reshard and are executed after it keep their order."""
+    with engine.fresh() as store:
+        old = store.create("t", 2, {})
+        keys = [f"key-{number}" for number in range(8)]
+        futures, resharded = [], old
+        for turn in range(12):
+            if turn == 5:
+                resharded = store.configure("t", {}, add_shards=3)
+            texts = [b"%d" % turn] * len(keys)
+            # Every second commit is still built for the shards that are sealed.
+            shards = old.open_shards if turn % 2 else resharded.open_shards
+            appends = split_block(old.number, shards, block(*texts, keys=keys), turn)
+            futures.append(store.commit(Commit(tuple(appends))))
+        for future in futures:
+            assert sum(span.count for span in future.result(TIMEOUT_S).spans) == len(keys)
+        sealed = [bounds.end for bounds in store.bounds(old.number).shards[:2]]
+        assert sum(sealed) == 5 * len(keys)
+        for shard in resharded.open_shards:
+            turns = [int(body) for body in bodies(store, resharded, shard)]
+            assert turns == sorted(turns)
+
+
+def check_a_reshard_takes_effect_between_two_commits(engine: Engine) -> None:
+    """Commits that are submitted while another thread reshards are before it or after it."""
+    with engine.fresh() as store:
+        topic = store.create("t", 1, {})
+        pending = [store.commit(Commit((append(topic, 0, b"%d" % n),))) for n in range(200)]
+        with ThreadPoolExecutor(1) as pool:
+            resharding = pool.submit(store.configure, "t", {}, add_shards=1)
+            late = (append(topic, 0, b"%d" % n) for n in range(200, 600))
+            pending += [store.commit(Commit((each,))) for each in late]
+            topic = resharding.result(TIMEOUT_S)
+        for future in pending:
+            future.result(TIMEOUT_S)
+        found = [int(body) for body in all_bodies(store, topic)]
+        assert found == list(range(600))
+        assert bodies(store, topic, 0) + bodies(store, topic, 1) == all_bodies(store, topic)
+
+
+def check_shards_of_all_generations_are_limited(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = store.create("t", MAX_SHARDS, {})
+        for _ in range(MAX_TOTAL_SHARDS // MAX_SHARDS - 1):
+            topic = store.configure("t", {}, add_shards=MAX_SHARDS)
+        assert len(topic.shards) == MAX_TOTAL_SHARDS
+        with refused(LimitReached):
+            store.configure("t", {}, add_shards=1)
 
 
 def check_sealed_shards_are_kept_until_trimmed(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Administration: the statistics of a topic, and moving a group to another position."""
+"""Administration: statistics and shards of a topic, and moving a group to another position."""
 
 from __future__ import annotations
 
@@ -22,6 +22,21 @@ def stats(url: str | None, topic: str, *, options: ClientOptions | None = None) 
     bus = buses.connect(url, options)
     try:
         return dict(bus.topic_stats(topic))
+    finally:
+        bus.close()
+
+
+def reshard(
+    url: str | None, topic: str, shards: int, *, options: ClientOptions | None = None
+) -> dict[str, Any]:
+    """Change the number of shards of a topic, while it is in use. Returns its description.
+
+    Messages of a key keep their order. Raises `Conflict` while a group still drains the shards
+    that the last reshard has sealed.
+    """
+    bus = buses.connect(url, options)
+    try:
+        return dict(bus.reshard(topic, shards))
     finally:
         bus.close()
 
