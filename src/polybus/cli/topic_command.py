@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from polybus.errors import UsageError
 
 if TYPE_CHECKING:
     from polybus.native import Client
+    from polybus.native.protocol.answers import TopicInfo
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Pattern = Annotated[
@@ -55,9 +57,16 @@ def create(
         int | None,
         typer.Option(min=0, help="Refuse messages beyond this size of the topic; 0: no limit."),
     ] = None,
+    expired: Annotated[
+        str | None,
+        typer.Option(
+            metavar="drop|dead-letter",
+            help="Messages that groups do not get in time: drop them, or keep them in TOPIC.dlq.",
+        ),
+    ] = None,
     bus: Bus = None,
 ) -> None:
-    given = {"keep": keep, "max_bytes": max_bytes}
+    given = {"keep": keep, "max_bytes": max_bytes, "expired": expired}
     settings = {name: value for name, value in given.items() if value is not None}
     with connect_once(bus) as client:
         client.create_topic(topic, shards, settings or None)
@@ -80,8 +89,10 @@ def info(topic: Topic, as_json: flags.Json = False, bus: Bus = None) -> None:
     if as_json:
         print(json.dumps(description, indent=2))
     else:
-        rows = {name: value for name, value in description.items() if name != "settings"}
-        print_table(("", topic), list((rows | description["settings"]).items()))
+        apart = ("settings", "delayed")
+        rows = {name: value for name, value in description.items() if name not in apart}
+        rows |= description["settings"] | _describe_delayed(description)
+        print_table(("", topic), list(rows.items()))
 
 
 def rm(topic: Topic, yes: flags.Yes = False, bus: Bus = None) -> None:
@@ -110,6 +121,18 @@ def trim(
         flags.confirm(yes, lambda: f"Remove messages of {topic}? It has {had}")
         client.trim(topic, offsets)
         print(f"{had - _count(client, topic)} messages removed")
+
+
+def _describe_delayed(description: TopicInfo) -> dict[str, object]:
+    delayed = description["delayed"]
+    due_ns, next_due = delayed["next_due_ns"], ""
+    if due_ns is not None:
+        next_due = datetime.fromtimestamp(due_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+    return {
+        "delayed": delayed["messages"],
+        "delayed_bytes": delayed["bytes"],
+        "delayed_next_due": next_due,
+    }
 
 
 def _count(client: Client, topic: str) -> int:

@@ -9,7 +9,7 @@ ask the store.
 
 A batch is split over the open shards of the topic by the hash of its keys; messages without
 a key go to one shard per batch, round robin. A topic with `max_bytes` refuses a batch that
-would exceed it, uncommitted bytes included. The size is counted here, and read from the
+would exceed it, uncommitted and delayed bytes included. The size is counted here, and read from the
 store only when the bound seems to be reached.
 """
 
@@ -22,6 +22,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from polybus.bus.traffic import SharedTraffic
+from polybus.durable.delayed_messages import DelayedMessages
 from polybus.errors import Damaged, DoesNotExist, LimitReached
 from polybus.model.commit import Append, Commit
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 MAX_BYTES = "max_bytes"  # a setting of a topic; absent or 0: no bound
 # A topic's setting: `read` removes a message once every subscriber and group has read it.
 KEEP, KEEP_ALL, KEEP_READ = "keep", "all", "read"
+# A topic's setting: `dead-letter` keeps messages that expire before a group gets them.
+EXPIRED, EXPIRED_DROP, EXPIRED_DEAD_LETTER = "expired", "drop", "dead-letter"
 # A topic's setting: its first subscriber created it, and its last one removes it.
 WITH_SUBSCRIBERS = "with_subscribers"
 
@@ -60,6 +63,7 @@ class DurableTopics:
         # Registered as well: their names stay theirs, and the records of their readers are kept.
         for topic, _ in self.damaged:
             self.register(topic)
+        self.delayed = DelayedMessages(self)
 
     def register(self, topic: Topic, next_id: int = 0) -> None:
         """Add or replace a topic."""
@@ -128,6 +132,10 @@ class DurableTopics:
     def build_appends(self, topic: Topic, block: Block) -> tuple[Append, ...]:
         """Split a batch over the open shards. Raises `LimitReached` if it exceeds max_bytes."""
         self.reserve_bytes(topic, block.size_bytes)
+        return self.route(topic, block)
+
+    def route(self, topic: Topic, block: Block) -> tuple[Append, ...]:
+        """Split a batch over the open shards. Its bytes are reserved already."""
         shards = topic.open_shards
         parts: Iterable[tuple[int, Block]] = ((0, block),)
         if len(shards) > 1:
@@ -144,6 +152,7 @@ class DurableTopics:
                 # In this order: a commit in between is counted twice rather than not at all.
                 known = self._in_flight_bytes.get(topic.number, 0)
                 known += sum(shard.size_bytes for shard in self.store.bounds(topic.number).shards)
+                known += self.delayed.totals(topic.number).bytes
             fits = known + size <= limit
             if topic.number in self._by_number:
                 self._sizes[topic.number] = known + size if fits else known

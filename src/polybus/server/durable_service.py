@@ -46,7 +46,10 @@ class DurableService:
         completions = CompletionQueue(loop)
         readers = WorkerPool(completions)
         self._stack.callback(readers.close)
-        await asyncio.to_thread(attach_store, self._broker, self.store, completions.call, readers)
+        durable = await asyncio.to_thread(
+            attach_store, self._broker, self.store, completions.call, readers
+        )
+        self._stack.callback(durable.close)
         workers = WorkerPool(completions, WORKERS)
         self._stack.callback(workers.close)
         for dialect, context in dialects:

@@ -29,6 +29,7 @@ from polybus.bus.counters import Counters
 from polybus.bus.dialect_registry import installed_dialects
 from polybus.bus.policy import ROOT_UID, Policy
 from polybus.bus.quotas import Quotas
+from polybus.durable.delay_scheduler import DelayScheduler
 from polybus.durable.topic_names import TopicNames
 from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import DataFolderInUse, NotSupported
@@ -99,6 +100,7 @@ class InProcessBus:
     def close(self) -> None:
         """End waits, finish submitted commits and complete their futures."""
         self.port.close()
+        self._delays.stop()
         try:
             self._store.close()
         finally:
@@ -111,6 +113,10 @@ class InProcessBus:
         durable = DurableTopics(store)
         binding = TopicNames(durable, policy, quotas, is_ephemeral=lambda name: False)
         access = TopicAccess(durable, binding, policy, LoopLock())
+        alarms = Alarms(time.time_ns, log)
+        binding.on_removed.append(durable.delayed.on_dropped)
+        self._delays = DelayScheduler(durable, time.monotonic, time.time_ns, alarms)
+        self._delays.start()
         return NativePort(
             access,
             self.limits,
@@ -118,7 +124,7 @@ class InProcessBus:
             self._stats,
             _no_rules,
             time.time_ns,
-            Alarms(time.time_ns, log),
+            alarms,
         )
 
     def _stats(self) -> dict[str, Any]:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 from polybus.durable import query_progress
 from polybus.durable.topic_names import CREATOR, creator_of
-from polybus.durable.topic_registry import KEEP, KEEP_ALL, KEEP_READ, MAX_BYTES, WITH_SUBSCRIBERS
+from polybus.durable.topic_registry import (
+    EXPIRED,
+    EXPIRED_DEAD_LETTER,
+    EXPIRED_DROP,
+    KEEP,
+    KEEP_ALL,
+    KEEP_READ,
+    MAX_BYTES,
+    WITH_SUBSCRIBERS,
+)
 from polybus.errors import AlreadyExists, MalformedRequest, NotSupported, StoreFull
 from polybus.model.access_rule import DELETE, SUBSCRIBE
 from polybus.model.name_pattern import Pattern
@@ -26,10 +35,12 @@ from polybus.native.protocol.requests import (
 )
 
 if TYPE_CHECKING:
+    from polybus.durable.delayed_messages import DelayedTotals
     from polybus.model.topic import Bounds, Topic
     from polybus.native.port.actions import Handlers
     from polybus.native.port.native_port import Caller, NativePort
     from polybus.native.protocol.answers import (
+        DelayedCounts,
         Empty,
         FoundPosition,
         TopicBounds,
@@ -39,6 +50,7 @@ if TYPE_CHECKING:
     )
 
 KEEP_VALUES = (KEEP_ALL, KEEP_READ)
+EXPIRED_VALUES = (EXPIRED_DROP, EXPIRED_DEAD_LETTER)
 INTERNAL_SETTINGS = (CREATOR, WITH_SUBSCRIBERS)  # stored by the bus, not shown
 
 
@@ -51,7 +63,7 @@ def describe_topic(topic: Topic) -> TopicDescription:
         "shards": len(topic.open_shards),
         "generations": list(topic.generations),
         "creator": creator_of(topic).name,
-        "settings": {KEEP: KEEP_ALL, MAX_BYTES: 0, **settings},
+        "settings": {KEEP: KEEP_ALL, MAX_BYTES: 0, EXPIRED: EXPIRED_DROP, **settings},
     }
 
 
@@ -70,11 +82,13 @@ def describe_bounds(bounds: Bounds) -> TopicBounds:
 
 def _check_settings(settings: dict[str, object] | None) -> dict[str, object]:
     settings = settings or {}
-    unknown = sorted(settings.keys() - {KEEP, MAX_BYTES})
+    unknown = sorted(settings.keys() - {KEEP, MAX_BYTES, EXPIRED})
     if unknown:
         raise MalformedRequest(f"unknown topic setting {unknown[0][:64]!r}")
     if settings.get(KEEP, KEEP_ALL) not in KEEP_VALUES:
         raise MalformedRequest(f"keep must be one of {', '.join(KEEP_VALUES)}")
+    if settings.get(EXPIRED, EXPIRED_DROP) not in EXPIRED_VALUES:
+        raise MalformedRequest(f"expired must be one of {', '.join(EXPIRED_VALUES)}")
     if not is_count(settings.get(MAX_BYTES, 0)):
         raise MalformedRequest("max_bytes must be an integer >= 0")
     return settings
@@ -104,7 +118,14 @@ def _info(port: NativePort, caller: Caller, request: TopicGet) -> TopicInfo:
         "first_id": bounds.first_id,
         "next_id": bounds.next_id,
         "timestamp_ns": bounds.timestamp_ns,
+        "delayed": describe_delayed(port.access.durable.delayed.totals(topic.number)),
     }
+
+
+def describe_delayed(delayed: DelayedTotals) -> DelayedCounts:
+    """Return the delayed messages of a topic as `topic.info` answers them."""
+    messages, size, next_due_ns = delayed
+    return {"messages": messages, "bytes": size, "next_due_ns": next_due_ns}
 
 
 def _list(port: NativePort, caller: Caller, request: TopicsGet) -> TopicList:

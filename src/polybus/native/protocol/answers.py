@@ -39,6 +39,7 @@ class Committed(TypedDict):
     spans: list[WrittenSpan]
     timestamp_ns: int
     duplicate: bool
+    deliver_at_ns: int | None  # of delayed messages, which have no spans yet
 
 
 # --- topics
@@ -53,10 +54,19 @@ class TopicDescription(TypedDict):
     settings: dict[str, object]
 
 
+class DelayedCounts(TypedDict):
+    """Messages that are not due yet; `next_due_ns` is None if there are none."""
+
+    messages: int
+    bytes: int
+    next_due_ns: int | None
+
+
 class TopicInfo(TopicDescription):
     first_id: int
     next_id: int
     timestamp_ns: int
+    delayed: DelayedCounts
 
 
 class TopicList(TypedDict):
@@ -88,6 +98,7 @@ class TopicStats(TypedDict):
     groups: list[dict[str, Any]]
     queries: list[Mapping[str, Any]]
     subscribers: list[Mapping[str, Any]]
+    delayed: DelayedCounts
 
 
 class ShardNews(TypedDict):

@@ -23,7 +23,9 @@ from polybus.native.protocol.fields import (
 from polybus.store.contract import LEASE_S
 
 MAX_WAIT_MS = 30_000
-SETTINGS = "keep (all, read) and max_bytes (0: no limit), each optional"
+SETTINGS = (
+    "keep (all, read), max_bytes (0: no limit) and expired (drop, dead-letter), each optional"
+)
 
 
 class TopicRequest(Request[A]):
@@ -86,7 +88,7 @@ class TopicConfigure(
 class TopicGet(
     TopicRequest[answers.TopicInfo],
     action="topic.info",
-    answer="as topic.create, first_id, next_id, timestamp_ns",
+    answer="as topic.create, first_id, next_id, timestamp_ns, delayed",
 ):
     """Describe a topic and its bounds."""
 
@@ -135,7 +137,7 @@ class PositionFind(TopicRequest[answers.FoundPosition], action="find", answer="p
 class TopicStatsGet(
     TopicRequest[answers.TopicStats],
     action="topic.stats",
-    answer="topic, all, shards, groups, queries, subscribers: see below",
+    answer="topic, all, shards, groups, queries, subscribers, delayed: see below",
 ):
     """Count messages, for the whole topic and by shard, with its groups, Spark queries and pirate
     subscribers, and how far each is behind."""
@@ -287,7 +289,8 @@ class StageRenew(Request[answers.Empty], action="stage.renew", answer="nothing")
 class StagePublish(
     Request[answers.Committed],
     action="stage.publish",
-    answer="spans: topic, shard, first_offset, first_id, count each; timestamp_ns, duplicate",
+    answer="spans: topic, shard, first_offset, first_id, count each; timestamp_ns, duplicate,"
+    " deliver_at_ns",
 ):
     """Make all batches of the stages visible at once, over all their topics."""
 
