@@ -70,6 +70,18 @@ KeySeparator = Annotated[
     str | None,
     typer.Option("--key-sep", metavar="TEXT", help="Split each line at TEXT into key and message."),
 ]
+Delay = Annotated[
+    str | None,
+    typer.Option(
+        "--delay", metavar="DURATION", help="Append the messages after it: 500ms, 2s, 15m, 1h, 7d."
+    ),
+]
+TimeToLive = Annotated[
+    str | None,
+    typer.Option(
+        "--ttl", metavar="DURATION", help="Groups get no message that is older: 2s, 15m, 1h."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Do not print a summary.")]
 
 

@@ -10,7 +10,7 @@ from polybus.cli.text_table import print_fields
 
 COLUMNS = (
     *("group", "members", "lag", "lag s", "acked", "emitted"),
-    *("redelivered", "dead", "ack p50 ms", "ack p99 ms", "paused"),
+    *("redelivered", "dead", "expired", "ack p50 ms", "ack p99 ms", "paused"),
 )
 SHORT = {
     **{name: name for name in ("group", "members", "lag", "lag s", "acked")},
@@ -56,7 +56,8 @@ def quantile_ms(histogram: Mapping[str, int], share: float) -> float | None:
 def _counts(progress: Mapping[str, Any]) -> dict[str, Any]:
     """Return the counts that a group and each of its shards have."""
     counts = {key: progress[key] for key in ("lag", "acked", "emitted", "redelivered")}
-    return {**counts, "lag s": progress["lag_s"], "dead": progress["dead_lettered"]}
+    others = {"dead": progress["dead_lettered"], "expired": progress.get("expired", 0)}
+    return {**counts, "lag s": progress["lag_s"], **others}
 
 
 def _shown(bound_ms: float | None) -> str:

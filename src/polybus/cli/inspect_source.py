@@ -78,7 +78,8 @@ class StoreSource:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._topics = {topic.name: topic for topic in store.topics()}
-        self._groups = _coordinator(store)
+        self._durable = DurableTopics(store)
+        self._groups = _coordinator(self._durable)
 
     def topics(self, pattern: str) -> Sequence[Mapping[str, Any]]:
         if "*" not in pattern and pattern not in self._topics:
@@ -99,6 +100,7 @@ class StoreSource:
             list_group_infos(self._groups, known),
             list_query_progress(self._store, known, bounds),
             installed_dialects().read_subscribers(self._store, known, bounds),
+            self._durable.delayed.totals(known.number),
         )
 
     def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:
@@ -124,12 +126,12 @@ class StoreSource:
         self._store.close()
 
 
-def _coordinator(store: Store) -> Coordinator:
+def _coordinator(durable: DurableTopics) -> Coordinator:
     """Return a coordinator for queries: it wakes no member and writes no dead letters."""
     alarms = Alarms(time.time_ns, StdlibLog("polybus.cli"))
     context = GroupContext(
-        DurableTopics(store),
-        ShardEnds(store),
+        durable,
+        ShardEnds(durable.store),
         clock=time.monotonic,
         wall_ns=time.time_ns,
         wake=lambda _topic: None,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from polybus.cli.progress_bar import format_size, show_progress
 from polybus.errors import UsageError
+from polybus.model.duration import parse_duration_ms
 
 if TYPE_CHECKING:
     from polybus.native import Produced
@@ -33,7 +34,14 @@ class BatchProducer(Protocol):
     """A sender of batches: returns a future of the result."""
 
     def produce(
-        self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None, /
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | None] | None = None,
+        /,
+        *,
+        delay_s: float | None = None,
+        ttl_s: float | None = None,
     ) -> Future[Produced]: ...
 
 
@@ -83,9 +91,20 @@ class _Sent(NamedTuple):
 class LineProducer:
     """Sends batches and stops at the first refused one."""
 
-    def __init__(self, topic: str, keys: MessageKeys, max_lines: int = BATCH_LINES) -> None:
+    def __init__(
+        self,
+        topic: str,
+        keys: MessageKeys,
+        max_lines: int = BATCH_LINES,
+        *,
+        delay: str | None = None,
+        ttl: str | None = None,
+    ) -> None:
+        """`delay` and `ttl` are durations. Raises `UsageError` if one is not."""
         self._topic = topic
         self._keys = keys
+        self._delay_s = None if delay is None else parse_duration_ms(delay) / 1000
+        self._ttl_s = None if ttl is None else parse_duration_ms(ttl) / 1000
         self._max_lines = max_lines
         self._taker: BatchProducer
         self._sent: deque[_Sent] = deque()
@@ -109,7 +128,9 @@ class LineProducer:
     def send(self, bodies: list[bytes]) -> None:
         for start in range(0, len(bodies), self._max_lines):
             batch, keys = self._keys.split_keys(bodies[start : start + self._max_lines])
-            future = self._taker.produce(self._topic, batch, keys)
+            future = self._taker.produce(
+                self._topic, batch, keys, delay_s=self._delay_s, ttl_s=self._ttl_s
+            )
             self._sent.append(_Sent(future, len(batch), sum(map(len, batch))))
         while self._sent and self._sent[0].future.done():
             self._await_first()

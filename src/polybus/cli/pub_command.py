@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from polybus.cli.bus_connection import Bus, connect_waiting
-from polybus.cli.flags import Key, KeySeparator, Messages, Quiet
+from polybus.cli.flags import Delay, Key, KeySeparator, Messages, Quiet, TimeToLive
 from polybus.cli.line_producer import LineProducer, MessageKeys, send_input
 from polybus.errors import UsageError
 
@@ -43,12 +43,14 @@ def pub(
             "--producer", metavar="NAME", help="Open this producer, which fences its current owner."
         ),
     ] = None,
+    delay: Delay = None,
+    ttl: TimeToLive = None,
     quiet: Quiet = False,
     bus: Bus = None,
 ) -> None:
     if messages and whole:
         raise UsageError("--whole reads stdin; remove the MESSAGE arguments, or --whole")
-    sending = LineProducer(topic, MessageKeys(key, separator))
+    sending = LineProducer(topic, MessageKeys(key, separator), delay=delay, ttl=ttl)
     try:
         with (
             connect_waiting(bus, produce_timeout_s=RECONNECT_TIMEOUT_S) as client,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +32,7 @@ from polybus.model.topic import MAX_SHARDS
 
 if TYPE_CHECKING:
     from polybus.native import Client
+    from polybus.native.protocol.answers import TopicInfo
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Pattern = Annotated[
@@ -52,6 +53,13 @@ Keep = Annotated[
 MaxBytes = Annotated[
     str | None,
     typer.Option(metavar=SIZE_FORM, help="Refuse messages beyond this size of the topic."),
+]
+Expired = Annotated[
+    str | None,
+    typer.Option(
+        metavar="drop|dead-letter",
+        help="Messages that groups do not get in time: drop them, or keep them in TOPIC.dlq.",
+    ),
 ]
 RetainAge = Annotated[
     str | None,
@@ -101,6 +109,7 @@ def create(
     ] = 0,
     keep: Keep = None,
     max_bytes: MaxBytes = None,
+    expired: Expired = None,
     retain_age: RetainAge = None,
     retain_bytes: RetainBytes = None,
     retain_messages: RetainMessages = None,
@@ -108,7 +117,7 @@ def create(
     bus: Bus = None,
 ) -> None:
     retention = retain_age, retain_bytes, retain_messages, retain_unread
-    settings = _settings(keep, max_bytes, *retention)
+    settings = _settings(keep, max_bytes, expired, *retention)
     with connect_once(bus) as client:
         client.create_topic(topic, shards, settings or None)
 
@@ -117,6 +126,7 @@ def configure(
     topic: Topic,
     keep: Keep = None,
     max_bytes: MaxBytes = None,
+    expired: Expired = None,
     retain_age: RetainAge = None,
     retain_bytes: RetainBytes = None,
     retain_messages: RetainMessages = None,
@@ -124,7 +134,7 @@ def configure(
     bus: Bus = None,
 ) -> None:
     retention = retain_age, retain_bytes, retain_messages, retain_unread
-    change = _settings(keep, max_bytes, *retention)
+    change = _settings(keep, max_bytes, expired, *retention)
     if not change:
         raise UsageError("nothing to change: give at least one setting, such as --retain-age 7d")
     with connect_once(bus) as client:
@@ -148,6 +158,7 @@ def resume(
 def _settings(
     keep: str | None,
     max_bytes: str | None,
+    expired: str | None,
     retain_age: str | None,
     retain_bytes: str | None,
     retain_messages: str | None,
@@ -159,6 +170,8 @@ def _settings(
         settings["keep"] = keep
     if max_bytes is not None:  # 0 is no limit, too
         settings["max_bytes"] = parse_size_bytes(max_bytes) if max_bytes != NO_LIMIT else 0
+    if expired is not None:
+        settings["expired"] = expired
     limits: dict[str, tuple[str | None, Callable[[str], int]]] = {
         "retain_age_ms": (retain_age, parse_duration_ms),
         "retain_bytes": (retain_bytes, parse_size_bytes),
@@ -195,7 +208,7 @@ def info(topic: Topic, as_json: flags.Json = False, bus: Bus = None) -> None:
     if as_json:
         print(json.dumps(description, indent=2))
         return
-    not_shown = ("settings", "retention", "paused")
+    not_shown = ("settings", "retention", "paused", "delayed")
     rows: dict[str, object] = {
         name: value for name, value in description.items() if name not in not_shown
     }
@@ -207,7 +220,8 @@ def info(topic: Topic, as_json: flags.Json = False, bus: Bus = None) -> None:
     rows["open_shards"] = "{} to {}".format(*description["open_shards"])
     rows["draining"] = describe_draining(description["draining"]) or "nothing"
     paused = {"paused": _list(description["paused"])}
-    print_table(("", topic), list((rows | settings | paused).items()))
+    delayed = _describe_delayed(description)
+    print_table(("", topic), list((rows | settings | paused | delayed).items()))
     print()
     print_table(("retention", ""), _retention_rows(description["retention"]))
 
@@ -289,6 +303,18 @@ def trim(
         flags.confirm(yes, lambda: f"Remove messages of {topic}? It has {had}")
         client.trim(topic, offsets)
         print(f"{had - _count(client, topic)} messages removed")
+
+
+def _describe_delayed(description: TopicInfo) -> dict[str, object]:
+    delayed = description["delayed"]
+    due_ns, next_due = delayed["next_due_ns"], ""
+    if due_ns is not None:
+        next_due = datetime.fromtimestamp(due_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+    return {
+        "delayed": delayed["messages"],
+        "delayed_bytes": delayed["bytes"],
+        "delayed_next_due": next_due,
+    }
 
 
 def _count(client: Client, topic: str) -> int:

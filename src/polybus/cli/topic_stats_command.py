@@ -36,7 +36,7 @@ WATCH_S, LEAST_S = 1.0, 0.1
 CLEAR = "\x1b[H\x1b[2J"
 COLUMNS = (
     *("topic", "shards", "messages", "inserted", "trimmed", "size"),
-    *("emitted", "acked", "redelivered", "dead", "paused"),
+    *("emitted", "acked", "redelivered", "dead", "delayed", "paused"),
 )
 SHORT = {
     **{name: name for name in ("topic", "inserted", "trimmed", "size", "emitted", "acked")},
@@ -147,9 +147,13 @@ def _show_readers(one: TopicStats, *, by_shard: bool) -> None:
 
 
 def _row(one: TopicStats) -> dict[str, Any]:
-    paused = ", ".join(one.get("paused", ())) or "-"  # older buses do not send it
-    counts = _counts(one["all"])
-    return {"topic": one["topic"], "shards": len(one["shards"]), "paused": paused, **counts}
+    return {
+        "topic": one["topic"],
+        "shards": len(one["shards"]),
+        **_counts(one["all"]),
+        "delayed": one["delayed"]["messages"],
+        "paused": ", ".join(one.get("paused", ())) or "-",  # older buses do not send it
+    }
 
 
 def _counts(one: dict[str, int]) -> dict[str, Any]:

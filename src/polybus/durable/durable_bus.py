@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from polybus.durable.delay_scheduler import DelayScheduler
 from polybus.durable.publisher import CallOnLoop, DurablePublisher
 from polybus.durable.push_readers import BlockingWorkRunner, PushReaders
 from polybus.durable.topic_names import TopicNames
@@ -61,6 +62,7 @@ class DurableBus:
         self.on_commit: list[Callable[[set[int]], None]] = [self.push_readers.on_commit]
         self.names.on_bound.append(self.push_readers.on_bound)
         self.names.on_removed.append(self.push_readers.on_removed)
+        self.names.on_removed.append(self.topics.delayed.on_dropped)
         self.names.on_removed.append(
             lambda topic: self._alarms.clear_alarm(TOPIC_DAMAGED, topic.name)
         )
@@ -68,6 +70,14 @@ class DurableBus:
         self.is_durable = self.names.is_durable
         self.publish = self.publisher.publish
         store.watch(lambda ends: call_on_loop(lambda: self._notify(ends)))
+        self._delay_scheduler = DelayScheduler(
+            self.topics, broker.now_s, broker.wall_ns, broker.alarms
+        )
+        self._delay_scheduler.start()
+
+    def close(self) -> None:
+        """Stop the thread that appends delayed messages. The store is still open."""
+        self._delay_scheduler.stop()
 
     def creator_of(self, name: bytes) -> Identity | None:
         return self.names.creator_of(name)
@@ -113,6 +123,7 @@ def attach_store(
     """
     durable = DurableBus(broker, store, call_on_loop, run_blocking)
     broker.overview.traffic = durable.topics.traffic
+    broker.overview.sections["delayed"] = durable.topics.delayed.overview
     broker.delivery.on_room_again = durable.push_readers.on_room
     broker.install_durable(durable)
     return durable

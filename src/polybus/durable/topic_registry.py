@@ -9,8 +9,8 @@ ask the store.
 
 A batch is split over the open shards of the topic by the hash of its keys; messages without
 a key go round the shards in runs. If the topic is resharded before the commit is executed, the
-store splits the batch again. A topic with `max_bytes` refuses a batch that
-would exceed it, uncommitted bytes included. The size is counted here, and read from the
+store splits the batch again. A topic with `max_bytes` refuses a batch that would exceed it,
+uncommitted and delayed bytes included. The size is counted here, and read from the
 store only when the bound seems to be reached.
 """
 
@@ -22,6 +22,7 @@ from threading import Lock, RLock
 from typing import TYPE_CHECKING
 
 from polybus.bus.traffic import SharedTraffic
+from polybus.durable.delayed_messages import DelayedMessages
 from polybus.errors import Damaged, DoesNotExist, LimitReached, Paused, ShardSealed
 from polybus.model.commit import Append, Commit
 from polybus.model.shard_routes import count_runs, split_block
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 MAX_BYTES = "max_bytes"  # a setting of a topic; absent or 0: no bound
 # A topic's setting: `read` removes a message once every subscriber and group has read it.
 KEEP, KEEP_ALL, KEEP_READ = "keep", "all", "read"
+# A topic's setting: `dead-letter` keeps messages that expire before a group gets them.
+EXPIRED, EXPIRED_DROP, EXPIRED_DEAD_LETTER = "expired", "drop", "dead-letter"
 # A topic's setting: its first subscriber created it, and its last one removes it.
 WITH_SUBSCRIBERS = "with_subscribers"
 # A topic's setting: the sides that are paused. Producing is refused, or consuming is held back.
@@ -74,6 +77,7 @@ class DurableTopics:
         # Registered as well: their names stay theirs, and the records of their readers are kept.
         for topic, _ in self.damaged:
             self.register(topic)
+        self.delayed = DelayedMessages(self)
 
     def register(self, topic: Topic, next_id: int = 0) -> None:
         """Add or replace a topic."""
@@ -161,6 +165,10 @@ class DurableTopics:
         """
         self.check_produce(topic)
         self.reserve_bytes(topic, block.size_bytes)
+        return self.route(topic, block, in_order=in_order)
+
+    def route(self, topic: Topic, block: Block, *, in_order: bool = False) -> tuple[Append, ...]:
+        """Split a batch over the open shards. Its bytes are reserved already."""
         # The caller may hold the topic from before a reshard.
         shards = self._by_number.get(topic.number, topic).open_shards
         turn = self._next_run
@@ -191,6 +199,7 @@ class DurableTopics:
                 # In this order: a commit in between is counted twice rather than not at all.
                 known = self._in_flight_bytes.get(topic.number, 0)
                 known += sum(shard.size_bytes for shard in self.store.bounds(topic.number).shards)
+                known += self.delayed.totals(topic.number).bytes
             fits = known + size <= limit
             if topic.number in self._by_number:
                 self._sizes[topic.number] = known + size if fits else known

@@ -13,6 +13,7 @@ the offsets that it was handed, and the offsets that it runs.
     shard_phases       which shards of a resharded topic a group may read now
     shard_progress     the effect of acks and failed runs on a shard's record
     acks               acks of several shards as one commit, and transactions
+    message_expiry     messages whose time to live has passed
     dead_letter_queue  messages that have failed too often
     message_block      messages that are produced with an ack, as blocks
     shard_ends         the ends of shards, kept current by store notifications

@@ -17,6 +17,7 @@ from polybus.groups import shard_progress
 from polybus.groups.group_state import Group, GroupContext, GroupUpdate
 from polybus.groups.message_block import OutputMessage, build_block, read_messages
 from polybus.groups.shard_progress import ExhaustedMessage
+from polybus.model.message_ttl import TTL_HEADER
 from polybus.model.topic import Topic
 from polybus.model.topic_name import DEAD_LETTER_SUFFIX as SUFFIX
 from polybus.model.topic_name import MAX_NAME_BYTES
@@ -171,7 +172,7 @@ def _read_dead_letter(
         }
         added = [(PREFIX + name, str(value).encode()) for name, value in fields.items()]
         # A requeued message has these headers from its last time: replace them.
-        names = {name for name, _ in added}
+        names = {name for name, _ in added} | {TTL_HEADER}  # a dead letter does not expire
         kept = [header for header in message.headers or () if header[0] not in names]
         return message._replace(headers=kept + added)
     return None

@@ -86,6 +86,7 @@ def _describe_shard(
         "emitted": progress.emitted + emitted,
         "redelivered": progress.redelivered + redelivered,
         "dead_lettered": progress.dead_lettered,
+        "expired": progress.expired,
         "trimmed_unread": progress.trimmed_unread + trimmed,
         "lag": lag,
         "lag_s": lag_s,

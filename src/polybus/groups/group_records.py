@@ -79,6 +79,7 @@ class ShardProgress(NamedTuple):
     dead_lettered: int = 0
     trimmed_unread: int = 0
     latency: Mapping[str, int] = EMPTY_MAP
+    expired: int = 0
 
     @property
     def acked(self) -> int:

@@ -14,7 +14,7 @@ from operator import ne
 from typing import Any, Final, NamedTuple
 
 from polybus.errors import Trimmed
-from polybus.groups import shard_progress
+from polybus.groups import message_expiry, shard_progress
 from polybus.groups.group_records import ShardProgress
 from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
 from polybus.model import offset_ranges
@@ -127,19 +127,41 @@ class MemberFetch:
         if self._group.roster.is_paused or durable.is_consume_paused(topic):
             return EMPTY, []
         store = durable.store
-        for _ in range(2):
-            parts = self._plan_reads(shards, ends)
-            if not parts:
-                break
+        has_caught_up = False
+        while parts := self._plan_reads(shards, ends):
             try:
                 rows = store.read_parts(
                     topic, parts, max_rows=self._max_rows, max_bytes=self._max_bytes
                 )
-                return rows, self._record_handed(parts, rows)
             except Trimmed:
+                if has_caught_up:
+                    break
+                has_caught_up = True
                 wanted = {part.shard for part in parts}
                 self._catch_up([shard for shard in shards if shard.number in wanted])
+                continue
+            expired = message_expiry.find_expired(rows, self._context.wall_ns())
+            if not expired:
+                return rows, self._record_handed(parts, rows)
+            rows, has_acked = self._drop_expired(rows, expired)
+            if rows.count or not has_acked:
+                return rows, self._record_handed(parts, rows) if rows.count else []
         return EMPTY, []
+
+    def _drop_expired(self, rows: Rows, indexes: Sequence[int]) -> tuple[Rows, bool]:
+        """Ack expired rows. Returns the rows to hand out, and whether any row was acked."""
+        numbers = memoryview(rows.shards).cast("B").cast("i")
+        offsets = memoryview(rows.offsets).cast("B").cast("q")
+        expired: dict[GroupShard, list[int]] = {}
+        for at in indexes:
+            expired.setdefault(self._group.shards[numbers[at]], []).append(offsets[at])
+        with GroupUpdate(self._context, self._group, expired) as update:
+            message_expiry.ack_expired(self._context, update, expired)
+            if update.changed:
+                update.commit()
+        if self._group.has_reached_seal(shard.number for shard in expired):
+            self._group.needs_rebalance = True  # by the next tick
+        return message_expiry.keep_rows(rows, expired, indexes), bool(update.changed)
 
     def _plan_reads(self, shards: list[GroupShard], ends: Sequence[int]) -> list[ShardRange]:
         """Return the ranges to read: an equal share per shard, at least `MIN_SHARE_ROWS`.
@@ -154,7 +176,7 @@ class MemberFetch:
             if held is not None and held.epoch == progress.epoch:
                 if held.paused:
                     continue
-                at = held.next
+                at = max(held.next, progress.low)  # the bus acks expired messages itself
                 if shard.handed_to is None:  # handed out before the bus started
                     shard.handed_to = at
             acked = offset_ranges.find_range(progress.ranges, at) if progress.ranges else None

@@ -8,7 +8,7 @@ accessors trust the buffers.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from polybus.errors import MalformedRequest, TooLarge, UsageError
 from polybus.model.block import Block, Headers, Keys
-from polybus.model.rows import Column, Rows
+from polybus.model.rows import EMPTY, Column, Rows
 
 HEADERS_TYPE = pa.map_(pa.utf8(), pa.binary())
 
@@ -82,6 +82,24 @@ def batch_of(rows: Rows) -> pa.RecordBatch:
         _maps(rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
+
+
+def take_rows(rows: Rows, indexes: Sequence[int]) -> Rows:
+    """Return some of the rows, copied."""
+    if not indexes:
+        return EMPTY
+    batch = batch_of(rows).take(pa.array(indexes, pa.int64()))
+    ids, shards, offsets, times, insertions, keys, bodies, headers = batch.columns
+    fixed = [_bytes(column.buffers()[1]) for column in (ids, shards, offsets, times, insertions)]
+    _, body_offsets, body_data = _string_buffers(bodies)
+    optional: list[Column | None] = [None] * 3
+    if keys.null_count < len(keys):
+        optional = list(_string_buffers(keys))
+    if headers.null_count < len(headers):
+        _, *names = _string_buffers(headers.keys)
+        _, *values = _string_buffers(headers.items)
+        optional += [_validity(headers), _offsets(headers), *names, *values]
+    return Rows(len(indexes), *fixed, body_offsets, body_data, *optional)  # type: ignore[call-arg]
 
 
 def _plain(kind: pa.DataType, count: int, values: Column) -> pa.Array:

@@ -55,6 +55,7 @@ class DurableService:
         )
         durable.topics.default_settings = settings.durable.topic_settings()
         self._start_retention(durable.topics, completions)
+        self._stack.callback(durable.close)
         workers = WorkerPool(completions, WORKERS)
         self._stack.callback(workers.close)
         for dialect, context in dialects:

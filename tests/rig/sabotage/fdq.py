@@ -5,6 +5,14 @@ from __future__ import annotations
 from tests.rig.patching import Patch
 
 SABOTAGES = [
+    # Due messages are appended in one commit, and their records removed in a second one.
+    Patch(
+        "delay-removed-apart",
+        "durable/delayed_messages.py",
+        "            self._topics.commit(Commit(appends, changes=removals)).result()\n",
+        "            self._topics.commit(Commit(appends)).result()\n"
+        "            self._store.commit(Commit(changes=removals)).result()\n",
+    ),
     # Messages that a dead consumer had fetched are run as if they were new.
     Patch(
         "care-off",

@@ -31,7 +31,7 @@ class Slow:
         self.open = Event()
         self.open.set()
 
-    def send(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+    def send(self, topic: str, rows: pa.RecordBatch, delivery: object = None) -> Future[Produced]:
         assert self.open.wait(PATIENCE_S)
         future: Future[Produced] = Future()
         self.sent.append((topic, rows))
@@ -273,7 +273,7 @@ def test_topic_with_headers_keeps_the_column(merger: MessageBatcher, bus: Slow) 
 
 
 def test_failed_send_fails_its_futures() -> None:
-    def refuse(topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+    def refuse(topic: str, rows: pa.RecordBatch, delivery: object) -> Future[Produced]:
         raise Denied("no")
 
     merger = MessageBatcher(BatchOptions(), refuse)
@@ -289,7 +289,7 @@ def test_interrupted_sender_resolves_all_futures(merger: MessageBatcher, bus: Sl
     started(merger, bus)
     receipts = [add(merger, b"x", topic) for topic in ("a", "b")]
 
-    def interrupted(topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+    def interrupted(topic: str, rows: pa.RecordBatch, delivery: object) -> Future[Produced]:
         raise KeyboardInterrupt
 
     merger._send = interrupted

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from polybus import fdq
+from polybus.dialects.fdq.client.producer import DeliveryOptions
 
 NAMES = [
     "Consumer",
@@ -66,7 +67,8 @@ def test_message_request_fields() -> None:
 def test_calls_of_the_specification() -> None:
     """Accept arguments by position and by name."""
     produce = inspect.signature(fdq.Producer.produce).parameters
-    assert list(produce)[1:] == ["topic", "shard_key", "message", "headers", "wait"]
+    assert list(produce)[1:] == ["topic", "shard_key", "message", "headers", "wait", "options"]
+    assert set(DeliveryOptions.__annotations__) == {"delay_s", "deliver_at", "ttl_s"}
     batch = inspect.signature(fdq.Producer.produce_batch).parameters
     assert list(batch)[1:3] == ["topic", "messages"]
     assert list(inspect.signature(fdq.Producer).parameters)[:2] == ["url", "name"]

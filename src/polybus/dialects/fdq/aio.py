@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import TIMEOUT_MAX
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from polybus.clients.async_client import AsyncContext
 from polybus.dialects.fdq.client import consumer as blocking_consumer
@@ -27,7 +27,7 @@ from polybus.errors import ConnectionLost, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.dialects.fdq.client.producer import Messages
+    from polybus.dialects.fdq.client.producer import DeliveryOptions, Messages
     from polybus.native import Produced
 
 __all__ = ["Consumer", "Producer", "Replay", "replay", "reset", "reshard", "stats"]
@@ -91,13 +91,14 @@ class Producer(AsyncContext):
         headers: Mapping[str, bytes] | None = None,
         *,
         wait: bool = True,
+        **options: Unpack[DeliveryOptions],
     ) -> Produced:
         """Produce one message; it is durable when this returns.
 
         With `wait=False`, returns the future of `produce_nowait` instead, which has the right
         type.
         """
-        future = await self.produce_nowait(topic, shard_key, message, headers)
+        future = await self.produce_nowait(topic, shard_key, message, headers, **options)
         return await future if wait else future  # type: ignore[return-value]
 
     async def produce_nowait(
@@ -106,32 +107,40 @@ class Producer(AsyncContext):
         shard_key: str | None,
         message: bytes,
         headers: Mapping[str, bytes] | None = None,
+        **options: Unpack[DeliveryOptions],
     ) -> asyncio.Future[Produced]:
         """Take one message and return a future that is done when the message is durable."""
         producer = await self._open()
         if not producer.is_known_topic(topic):
             await asyncio.to_thread(producer.check_topic, topic)
-        future, is_full = producer.append(topic, shard_key, message, headers)
+        future, is_full = producer.append(topic, shard_key, message, headers, **options)
         if is_full:
             await asyncio.to_thread(producer.send_pending)
         return asyncio.wrap_future(future)
 
-    async def produce_batch(self, topic: str, messages: Messages, *, wait: bool = True) -> Produced:
+    async def produce_batch(
+        self,
+        topic: str,
+        messages: Messages,
+        *,
+        wait: bool = True,
+        **options: Unpack[DeliveryOptions],
+    ) -> Produced:
         """Produce all messages or none, over all shards.
 
         With `wait=False`, returns the future of `produce_batch_nowait` instead, which has the
         right type.
         """
-        future = await self.produce_batch_nowait(topic, messages)
+        future = await self.produce_batch_nowait(topic, messages, **options)
         return await future if wait else future  # type: ignore[return-value]
 
     async def produce_batch_nowait(
-        self, topic: str, messages: Messages
+        self, topic: str, messages: Messages, **options: Unpack[DeliveryOptions]
     ) -> asyncio.Future[Produced]:
         """Take a batch and return a future that is done when the batch is durable."""
         producer = await self._open()
         return asyncio.wrap_future(
-            await asyncio.to_thread(producer.produce_batch_nowait, topic, messages)
+            await asyncio.to_thread(producer.produce_batch_nowait, topic, messages, **options)
         )
 
     async def flush(self, timeout_s: float | None = None) -> bool:

@@ -3,6 +3,7 @@
 polybus fdq produce orders --key-sep : < orders.txt
 polybus fdq produce orders 'a message' --key customer-7 --header source=shell
 polybus fdq produce orders --atomic --name importer < orders.jsonl
+polybus fdq produce reminders 'call back' --delay 2h --ttl 1d
 polybus fdq consume orders                          in the group "default", until Ctrl-C
 polybus fdq consume orders --group audit -e --json  all messages that the group has not acked
 polybus fdq consume orders -n 100 -f '%i %k %s\\n'
@@ -31,7 +32,18 @@ import typer
 
 from polybus.cli import row_format, start_position
 from polybus.cli.bus_connection import Bus, check_reachable
-from polybus.cli.flags import Count, Format, JsonLines, Key, KeySeparator, Messages, Quiet, Raw
+from polybus.cli.flags import (
+    Count,
+    Delay,
+    Format,
+    JsonLines,
+    Key,
+    KeySeparator,
+    Messages,
+    Quiet,
+    Raw,
+    TimeToLive,
+)
 from polybus.cli.line_producer import LineProducer, MessageKeys, line_batches, send_input
 from polybus.cli.sub_command import print_batches
 from polybus.cli.terminal import print_raw
@@ -80,6 +92,8 @@ def produce(
     create: Annotated[
         bool, typer.Option("--create/--no-create", help="Create the topic if it is missing.")
     ] = True,
+    delay: Delay = None,
+    ttl: TimeToLive = None,
     quiet: Quiet = False,
     bus: Bus = None,
 ) -> None:
@@ -91,7 +105,8 @@ def produce(
         if not equals or not header_name:
             raise UsageError(f"--header must be NAME=VALUE, got {text!r}")
         headers[header_name] = os.fsencode(value)
-    lines = LineProducer(topic, MessageKeys(key, separator), *((UNLIMITED,) if atomic else ()))
+    most = (UNLIMITED,) if atomic else ()
+    lines = LineProducer(topic, MessageKeys(key, separator), *most, delay=delay, ttl=ttl)
     url, options = check_reachable(bus, produce_timeout_s=PRODUCE_TIMEOUT_S)
     try:
         with (
@@ -217,7 +232,13 @@ class _BatchProducer:
         self._headers = headers or None
 
     def produce(
-        self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | None] | None = None,
+        *,
+        delay_s: float | None = None,
+        ttl_s: float | None = None,
     ) -> Future[Produced]:
         from polybus.dialects.fdq.client.envelope import MessageRequest
 
@@ -225,7 +246,7 @@ class _BatchProducer:
             MessageRequest(key, body, self._headers)
             for key, body in zip(keys or [None] * len(bodies), bodies, strict=True)
         ]
-        return self._producer.produce_batch_nowait(topic, requests)
+        return self._producer.produce_batch_nowait(topic, requests, delay_s=delay_s, ttl_s=ttl_s)
 
 
 class MessagePrinter:

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
 from polybus.errors import PolybusError
+from polybus.model.delivery_time import DeliveryTime
 from polybus.native.client.produce_queue import (
+    MessageList,
+    MessageRows,
     PendingMessages,
     Produced,
+    add_ttl,
     check_bodies,
     check_rows,
+    merge_messages,
 )
 from polybus.native.protocol.requests import ProducerClose
 
@@ -60,20 +66,50 @@ class Producer:
         return self._sender.is_closed
 
     def produce(
-        self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | None] | None = None,
+        *,
+        delay_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        ttl_s: float | None = None,
     ) -> Future[Produced]:
         """Produce one atomic batch. The future is done when the batch is on disk.
 
         Blocks while `max_waiting_bytes` are queued, or 16 batches are in flight to a bus in
         this process. Cancelling the future succeeds only before the batch is sent.
+
+        With `delay_s`, or `deliver_at` (a datetime with a time zone, or seconds since 1970),
+        the bus appends the batch when it is due, by its clock; the result has no ids. Groups
+        do not get its messages `ttl_s` seconds after they were appended.
         """
-        call = PendingMessages(topic, check_bodies(bodies, keys, self._now_ms()))
+        delivery = DeliveryTime.from_options(delay_s, deliver_at)
+        messages: MessageList | MessageRows = check_bodies(bodies, keys, self._now_ms())
+        if ttl_s is not None:
+            messages = check_rows(add_ttl(merge_messages([messages]), ttl_s))
+        call = PendingMessages(topic, messages, delivery=delivery)
         self._sender.put(call)
         return call.future
 
-    def produce_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+    def produce_rows(
+        self,
+        topic: str,
+        rows: pa.RecordBatch,
+        *,
+        delay_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        ttl_s: float | None = None,
+    ) -> Future[Produced]:
         """Produce a batch of the port's schema: shard_key, body, insertion_ms, headers."""
-        call = PendingMessages(topic, check_rows(rows))
+        delivery = DeliveryTime.from_options(delay_s, deliver_at)
+        return self.submit_rows(topic, rows if ttl_s is None else add_ttl(rows, ttl_s), delivery)
+
+    def submit_rows(
+        self, topic: str, rows: pa.RecordBatch, delivery: DeliveryTime | None
+    ) -> Future[Produced]:
+        """As `produce_rows`, with a checked delivery time."""
+        call = PendingMessages(topic, check_rows(rows), delivery=delivery)
         self._sender.put(call)
         return call.future
 

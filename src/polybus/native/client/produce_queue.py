@@ -23,6 +23,8 @@ import pyarrow as pa
 from polybus.errors import ConnectionLost, MalformedRequest, PolybusError, TooLarge
 from polybus.kernel.task_future import TaskFuture, finish_all
 from polybus.model.arrow import PRODUCE_SCHEMA, check_schema
+from polybus.model.delivery_time import DeliveryTime
+from polybus.model.message_ttl import TTL_HEADER, encode_ttl
 from polybus.native.client.native_options import ClientOptions
 
 # Fewer pending bytes wait for more while a batch is in flight.
@@ -140,6 +142,18 @@ def build_batch(
     return pa.record_batch(columns, schema=PRODUCE_SCHEMA)
 
 
+def add_ttl(rows: pa.RecordBatch, ttl_s: float) -> pa.RecordBatch:
+    """Return the batch with the time to live in the headers of every message."""
+    header = TTL_HEADER, encode_ttl(ttl_s)
+    named = {field.name: column for field, column in zip(rows.schema, rows.columns, strict=True)}
+    old = named["headers"].to_pylist() if "headers" in named else [None] * rows.num_rows
+    headers = [[*(pair for pair in (each or ()) if pair[0] != TTL_HEADER), header] for each in old]
+    named["headers"] = pa.array(headers, PRODUCE_SCHEMA.field("headers").type)
+    names = [name for name in PRODUCE_SCHEMA.names if name in named]
+    fields = [PRODUCE_SCHEMA.field(name) for name in names]
+    return pa.record_batch([named[name] for name in names], schema=pa.schema(fields))
+
+
 def _as_bytes(body: object) -> bytes:
     if not isinstance(body, bytes | bytearray | memoryview):
         raise MalformedRequest(f"body must be bytes, got {type(body).__name__}")
@@ -160,6 +174,9 @@ def _as_key(key: object) -> bytes:
 class Produced(NamedTuple):
     """The ids of a batch. `duplicate` means that an earlier attempt was stored.
 
+    A delayed batch has no ids yet: both are 0, and `deliver_at_ns` is when it is due, by the
+    clock of the bus. Otherwise `deliver_at_ns` is 0.
+
     A batch with keys may have travelled with others, and a topic's shards number their
     messages one shard after the other: then these are the ids of all that travelled.
     """
@@ -167,6 +184,7 @@ class Produced(NamedTuple):
     first_id: int
     last_id: int
     duplicate: bool
+    deliver_at_ns: int = 0
 
 
 class ProduceFuture(TaskFuture, Future[Produced]):
@@ -180,6 +198,7 @@ class PendingMessages:
     topic: str
     messages: MessageList | MessageRows
     future: ProduceFuture = field(default_factory=ProduceFuture)
+    delivery: DeliveryTime | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -199,6 +218,10 @@ class ProduceBatch:
     def schema(self) -> pa.Schema:
         return self.parts[0].schema
 
+    @property
+    def delivery(self) -> DeliveryTime | None:
+        return self.parts[0].delivery
+
     def rows(self) -> pa.RecordBatch:
         return merge_messages([part.messages for part in self.parts])
 
@@ -209,7 +232,10 @@ class ProduceBatch:
 
     def complete(self, whole: Produced) -> None:
         """Give each call its own ids if they follow each other, else those of the batch."""
-        at, last_id, duplicate = whole
+        if whole.deliver_at_ns:
+            finish_all([part.future for part in self.parts], whole, None)
+            return
+        at, last_id, duplicate, _ = whole
         messages = [part.messages for part in self.parts]
         count = sum(each.num_rows for each in messages)
         in_order = last_id - at + 1 == count and not any(each.has_keys for each in messages)
@@ -286,6 +312,7 @@ class ProduceQueue:
             # The ids of a batch with keys do not follow each other: see `complete`.
             if part is not first and (
                 part.topic != first.topic
+                or part.delivery != first.delivery
                 or type(messages) is not type(first.messages)
                 or messages.has_keys != first.messages.has_keys
                 or rows + messages.num_rows > options.max_batch_rows

@@ -117,7 +117,9 @@ class PutSession:
     def send(self, batch: ProduceBatch, producer: str, epoch: int) -> None:
         """Send a batch. The reading thread reports failures because it sees the bus's answer."""
         assert self._stream is not None
-        stamp = {"producer": producer, "epoch": epoch, "counter": batch.counter}
+        stamp: dict[str, Any] = {"producer": producer, "epoch": epoch, "counter": batch.counter}
+        if batch.delivery is not None:
+            stamp |= batch.delivery.to_fields()
         try:
             self._stream.send(batch.rows(), stamp)
         except PolybusError as error:

@@ -318,19 +318,17 @@ class Sender:
         with self._changed:
             batches = self._unanswered.sent_batches()
         for batch in batches:
-            spans = self._void_counter(batch.counter)
-            if spans is None:
+            done = self._void_counter(batch.counter)
+            if done is None:
                 return
             batch.counter = 0
-            if spans:  # an earlier attempt was stored
+            if (stored := _stored_batch(done)) is not None:  # an earlier attempt
                 is_overtaken = is_overtaken or batch is not first
-                first_id = min(span["first_id"] for span in spans)
-                last_id = max(span["first_id"] + span["count"] - 1 for span in spans)
                 with self._changed:
                     if batch not in self._unanswered:
                         continue
                     self._unanswered.remove(batch)
-                batch.complete(Produced(first_id, last_id, True))
+                batch.complete(stored)
                 self._queue.settle(batch)
         with self._changed:
             if not self._unanswered or self._unanswered[0] is not first:
@@ -343,17 +341,15 @@ class Sender:
         first.fail(error)
         self._queue.settle(first)
 
-    def _void_counter(self, counter: int) -> list[dict[str, Any]] | None:
-        """Commit nothing with a counter. Returns the spans that were stored with it before.
+    def _void_counter(self, counter: int) -> dict[str, Any] | None:
+        """Commit nothing with a counter. Returns the answer, which is that of an earlier commit.
 
         Retries until the bus answers. Returns None if the producer ends first.
         """
         stamp = {"producer": self._name, "epoch": self._epoch, "counter": counter}
         while self._fatal_error is None and not self._is_abandoned:
             try:
-                done = self._connection.act("stage.publish", {"stages": [], "stamp": stamp})
-                spans: list[dict[str, Any]] = done["spans"]
-                return spans
+                return self._connection.act("stage.publish", {"stages": [], "stamp": stamp})
             except PolybusError as fault:
                 if not _is_outcome_unknown(fault):
                     raise
@@ -392,7 +388,7 @@ class Sender:
     # --- callbacks of a session, on its thread
 
     def _on_answer(self, answer: dict[str, Any]) -> None:
-        produced = Produced(answer["first_id"], answer["last_id"], answer["duplicate"])
+        produced = _read_produced(answer)
         with self._changed:
             if self._is_abandoned or self._fatal_error is not None:
                 return
@@ -410,6 +406,25 @@ class Sender:
     def _on_fault(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+def _read_produced(answer: dict[str, Any]) -> Produced:
+    due_ns = answer.get("deliver_at_ns")
+    if due_ns is not None:
+        return Produced(0, 0, answer["duplicate"], due_ns)
+    return Produced(answer["first_id"], answer["last_id"], answer["duplicate"])
+
+
+def _stored_batch(done: dict[str, Any]) -> Produced | None:
+    """Return what a voided counter had stored before, None if it had stored nothing."""
+    if (due_ns := done.get("deliver_at_ns")) is not None:
+        return Produced(0, 0, True, due_ns)
+    spans = done["spans"]
+    if not spans:
+        return None
+    first_id = min(span["first_id"] for span in spans)
+    last_id = max(span["first_id"] + span["count"] - 1 for span in spans)
+    return Produced(first_id, last_id, True)
 
 
 def _is_outcome_unknown(error: PolybusError) -> bool:

@@ -29,6 +29,7 @@ from polybus.bus.counters import Counters
 from polybus.bus.dialect_registry import installed_dialects
 from polybus.bus.policy import ROOT_UID, Policy
 from polybus.bus.quotas import Quotas
+from polybus.durable.delay_scheduler import DelayScheduler
 from polybus.durable.retention import UNREAD_ALARM, Retention
 from polybus.durable.topic_names import TopicNames
 from polybus.durable.topic_registry import DurableTopics
@@ -103,6 +104,7 @@ class InProcessBus:
     def close(self) -> None:
         """End waits, finish submitted commits and complete their futures."""
         self.port.close()
+        self._delays.stop()
         self._retention.close()
         try:
             self._store.close()
@@ -117,6 +119,9 @@ class InProcessBus:
         binding = TopicNames(durable, policy, quotas, is_ephemeral=lambda name: False)
         access = TopicAccess(durable, binding, policy, LoopLock())
         alarms = Alarms(time.time_ns, log)
+        binding.on_removed.append(durable.delayed.on_dropped)
+        self._delays = DelayScheduler(durable, time.monotonic, time.time_ns, alarms)
+        self._delays.start()
         port = NativePort(
             access, self.limits, time.monotonic, self._stats, _no_rules, time.time_ns, alarms
         )

@@ -26,6 +26,7 @@ from polybus.errors import (
     TooLarge,
 )
 from polybus.model.arrow import READ_SCHEMA, batch_of, block_of, read_schema
+from polybus.model.delivery_time import due_of
 from polybus.model.stamp import KEPT_RESULTS, Stamp
 from polybus.native.client.native_options import ClientOptions
 from polybus.native.client.produce_queue import (
@@ -206,7 +207,7 @@ class InProcessSender:
         self._transport.check_open()
         call.future.set_running_or_notify_cancel()  # a submitted batch cannot be cancelled
         try:
-            self._store(call.topic, merge_messages([call.messages]), call.future)
+            self._store(call, merge_messages([call.messages]))
         except (Fenced, ConnectionLost):
             raise
         except StoreClosed:
@@ -225,7 +226,8 @@ class InProcessSender:
             self._closed_by = self._closed_by or ConnectionLost("the producer is closed")
         return self.flush(timeout_s) and not isinstance(self._closed_by, FATAL)
 
-    def _store(self, topic: str, batch: pa.RecordBatch, future: ProduceFuture) -> None:
+    def _store(self, call: PendingMessages, batch: pa.RecordBatch) -> None:
+        topic = call.topic
         most = self._bus.limits.max_batch_bytes
         if batch.nbytes > most:
             raise TooLarge(f"batch of {batch.nbytes} bytes exceeds the limit of {most}")
@@ -241,17 +243,20 @@ class InProcessSender:
                 self._streams[topic] = stream
             # A refused batch leaves a gap, which is why the producer was opened as not dense.
             self._counter += 1
-            stored = stream.produce(block, Stamp(self._name, self._epoch, self._counter))
+            stamp = Stamp(self._name, self._epoch, self._counter)
+            stored = stream.produce(block, stamp, call.delivery)
             self._in_flight += 1
         # The store's thread must not run callbacks of the program.
-        on_stored = partial(self._on_stored, future)
+        on_stored = partial(self._on_stored, call.future)
         stored.add_done_callback(lambda done: self._bus.answers.add(partial(on_stored, done)))
 
     def _on_stored(self, future: ProduceFuture, done: Future[CommitResult]) -> None:
         try:
-            ids = done.result().id_range()
-            assert ids is not None  # a batch has at least one message
-            future.set_result(Produced(*ids, False))
+            result = done.result()
+            ids = result.id_range()
+            # Only a delayed batch has none.
+            produced = Produced(*ids, False) if ids else Produced(0, 0, False, due_of(result) or 0)
+            future.set_result(produced)
         except Exception as error:
             if isinstance(error, FATAL):
                 self._closed_by = self._closed_by or error

@@ -229,7 +229,7 @@ def _commit(port: NativePort, caller: Caller, request: GroupCommit) -> Committed
     with port.budget.reserve(size):
         done = port.groups.commit(topic, request.group, member, position, appends, stages)
     if done is None:  # the message was acked already
-        return {"duplicate": True, "spans": [], "timestamp_ns": 0}
+        return {"duplicate": True, "spans": [], "timestamp_ns": 0, "deliver_at_ns": None}
     port.stages.end(request.stages or ())
     access.durable.traffic.receive(sum(append.block.count for append in appends), size)
     return port.describe_commit(done)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.groups.coordinator import CoordinatorTimer
 from polybus.groups.shard_ends import ShardEnds
+from polybus.model.delivery_time import due_of
 from polybus.native.port import actions, group_actions
 from polybus.native.port.port_shares import PortShares
 from polybus.native.port.produce_stream import ProduceStream, UncommittedBudget
@@ -67,6 +68,7 @@ class NativePort:
         self.groups = group_actions.open_coordinator(
             access, ends, self.waits, self.shares.groups, limits, clock, wall_ns, alarms
         )
+        access.durable.delayed.set_limits(self.shares.delayed, limits.max_topic_delayed)
         self._expiry_thread = CoordinatorTimer(self.groups, clock)
         access.on_rules_changed.append(self.waits.wake_all)
         access.add_drop_listener(self.waits.on_topic_dropped)
@@ -93,7 +95,7 @@ class NativePort:
         """
         shards = self.limits.default_shards if create else None
         stream = ProduceStream(
-            self.access, self.owners, self.budget, caller.identity, topic, shards
+            self.access, self.owners, self.budget, caller.identity, topic, shards, self.wall_ns
         )
         stream.open()
         return stream
@@ -133,7 +135,12 @@ class NativePort:
                     "count": span.count,
                 }
             )
-        return {"duplicate": done.duplicate, "spans": spans, "timestamp_ns": done.timestamp_ns}
+        return {
+            "duplicate": done.duplicate,
+            "spans": spans,
+            "timestamp_ns": done.timestamp_ns,
+            "deliver_at_ns": due_of(done),
+        }
 
     def close(self) -> None:
         """End all waits, because the bus stops."""

@@ -27,6 +27,7 @@ class PortShares:
     producers: ShareTable
     stages: ShareTable
     groups: ShareTable
+    delayed: ShareTable
 
     @classmethod
     def open(
@@ -52,6 +53,7 @@ class PortShares:
             groups=table(
                 "max_groups", limits.max_groups, ("max_user_groups", limits.max_user_groups)
             ),
+            delayed=table("max_delayed", limits.max_delayed),
         )
 
     @classmethod

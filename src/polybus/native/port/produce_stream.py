@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from threading import Condition
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +20,7 @@ from polybus.model.access_rule import PRODUCE
 if TYPE_CHECKING:
     from polybus.model.block import Block
     from polybus.model.commit import CommitResult
+    from polybus.model.delivery_time import DeliveryTime
     from polybus.model.identity import Identity
     from polybus.model.stamp import Stamp
     from polybus.model.topic import Topic
@@ -109,6 +111,7 @@ class ProduceStream:
         caller: Identity,
         name: str,
         shards: int | None,
+        wall_ns: Callable[[], int],
     ) -> None:
         """`shards` is the number for a new topic; None: the topic must exist."""
         self._access = access
@@ -117,6 +120,7 @@ class ProduceStream:
         self._caller = caller
         self._name = name
         self._shards = shards
+        self._wall_ns = wall_ns
         self._generation = -1
 
     def is_ready(self) -> bool:
@@ -134,13 +138,22 @@ class ProduceStream:
             return self._access.durable.get(self._name)
         return self._access.get_or_create(self._caller, self._name, self._shards)
 
-    def produce(self, block: Block, stamp: Stamp | None) -> Future[CommitResult]:
+    def produce(
+        self, block: Block, stamp: Stamp | None, delivery: DeliveryTime | None = None
+    ) -> Future[CommitResult]:
+        """Submit a batch; with `delivery` it is kept aside until it is due."""
         topic = self.open()
         if stamp is not None:
             self._owners.check(self._caller, stamp.producer)
         durable = self._access.durable
         size = block.size_bytes
-        future = self._budget.submit(size, lambda: durable.produce(topic, block, stamp))
+        if delivery is None:
+            future = self._budget.submit(size, lambda: durable.produce(topic, block, stamp))
+        else:
+            durable.check_intact(topic)  # the commit of records does not
+            due_ns = delivery.due_ns(self._wall_ns())
+            keep = partial(durable.delayed.produce, topic, block, due_ns, stamp, self._caller)
+            future = self._budget.submit(size, keep)
         durable.traffic.receive(block.count, size)
         return future
 

@@ -12,6 +12,9 @@ from polybus.durable.retention_limits import check_retention_settings
 from polybus.durable.topic_names import creator_of
 from polybus.durable.topic_registry import (
     CONSUME_SIDE,
+    EXPIRED,
+    EXPIRED_DEAD_LETTER,
+    EXPIRED_DROP,
     KEEP,
     KEEP_ALL,
     KEEP_READ,
@@ -41,10 +44,12 @@ from polybus.native.protocol.requests import (
 )
 
 if TYPE_CHECKING:
+    from polybus.durable.delayed_messages import DelayedTotals
     from polybus.model.topic import Bounds, Topic
     from polybus.native.port.actions import Handlers
     from polybus.native.port.native_port import Caller, NativePort
     from polybus.native.protocol.answers import (
+        DelayedCounts,
         Empty,
         FoundPosition,
         TopicBounds,
@@ -54,7 +59,8 @@ if TYPE_CHECKING:
     )
 
 KEEP_VALUES = (KEEP_ALL, KEEP_READ)
-KNOWN_SETTINGS = frozenset((KEEP, MAX_BYTES)) | retention_limits.SETTINGS
+KNOWN_SETTINGS = frozenset((KEEP, MAX_BYTES, EXPIRED)) | retention_limits.SETTINGS
+EXPIRED_VALUES = (EXPIRED_DROP, EXPIRED_DEAD_LETTER)
 
 
 def describe_topic(topic: Topic) -> TopicDescription:
@@ -67,7 +73,7 @@ def describe_topic(topic: Topic) -> TopicDescription:
         "generation": len(topic.generations),
         "generations": list(topic.generations),
         "creator": creator_of(topic).name,
-        "settings": {KEEP: KEEP_ALL, MAX_BYTES: 0, **settings},
+        "settings": {KEEP: KEEP_ALL, MAX_BYTES: 0, EXPIRED: EXPIRED_DROP, **settings},
         "paused": list(paused_sides(topic)),
     }
 
@@ -93,6 +99,8 @@ def _check_settings(settings: dict[str, object] | None) -> dict[str, object]:
         raise MalformedRequest(f"unknown topic setting {unknown[0][:64]!r}")
     if settings.get(KEEP) not in (None, *KEEP_VALUES):
         raise MalformedRequest(f"keep must be one of {', '.join(KEEP_VALUES)}")
+    if settings.get(EXPIRED) not in (None, *EXPIRED_VALUES):
+        raise MalformedRequest(f"expired must be one of {', '.join(EXPIRED_VALUES)}")
     if not is_count(settings.get(MAX_BYTES) or 0):
         raise MalformedRequest("max_bytes must be an integer >= 0")
     check_retention_settings(settings)
@@ -157,7 +165,14 @@ def _info(port: NativePort, caller: Caller, request: TopicGet) -> TopicInfo:
         "open_shards": [topic.open_shards[0], topic.open_shards[-1]],
         "draining": port.groups.draining(topic),
         "retention": describe_retention(port.store, topic, bounds, read_positions, port.wall_ns()),
+        "delayed": describe_delayed(port.access.durable.delayed.totals(topic.number)),
     }
+
+
+def describe_delayed(delayed: DelayedTotals) -> DelayedCounts:
+    """Return the delayed messages of a topic as `topic.info` answers them."""
+    messages, size, next_due_ns = delayed
+    return {"messages": messages, "bytes": size, "next_due_ns": next_due_ns}
 
 
 def _list(port: NativePort, caller: Caller, request: TopicsGet) -> TopicList:

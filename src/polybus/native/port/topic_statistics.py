@@ -6,8 +6,8 @@ restart, and on the data folder alone (`polybus inspect`):
 - `inserted` and `routed` are the end of a shard, `trimmed` is its start, because offsets
   begin at 0 and are never reused. `routed` equals `inserted` because a commit assigns the
   shard.
-- `emitted`, `acked`, `redelivered` and `dead_lettered` belong to a group; those of a shard
-  or a topic are sums over the groups.
+- `emitted`, `acked`, `redelivered`, `dead_lettered` and `expired` belong to a group; those of
+  a shard or a topic are sums over the groups.
 - The lag of a group in messages is the sum over its shards, in seconds that of its slowest.
 """
 
@@ -17,10 +17,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.dialect_registry import installed_dialects
+from polybus.durable.delayed_messages import DelayedTotals
 from polybus.durable.query_progress import list_query_progress, store_query_progress
 from polybus.durable.topic_registry import paused_sides
 from polybus.errors import Damaged, DoesNotExist, MalformedRequest
 from polybus.model.access_rule import SUBSCRIBE
+from polybus.native.port.topic_actions import describe_delayed
 from polybus.native.protocol.fields import is_count, parse_shard_number
 from polybus.native.protocol.requests import QueryProgress, TopicStatsGet
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from polybus.native.protocol.answers import Empty, TopicStats
 
 SHARD_COUNTS = ("inserted", "routed", "trimmed", "bytes")
-SUMMED_GROUP_COUNTS = ("emitted", "acked", "redelivered", "dead_lettered")
+SUMMED_GROUP_COUNTS = ("emitted", "acked", "redelivered", "dead_lettered", "expired")
 COUNTS = (*SHARD_COUNTS, *SUMMED_GROUP_COUNTS)
 GROUP_COUNTS = (*SUMMED_GROUP_COUNTS, "lag", "trimmed_unread")
 MAX_QUERY_CHARACTERS = 128  # of the id or the name of a Spark query
@@ -44,6 +46,7 @@ def compose_topic_stats(
     groups: Sequence[Mapping[str, Any]],
     queries: Sequence[Mapping[str, Any]],
     subscribers: Sequence[Mapping[str, Any]] = (),
+    delayed: DelayedTotals = DelayedTotals(),  # noqa: B008 -- a frozen value
 ) -> TopicStats:
     """Return the answer of `topic.stats` from the state of a topic and its readers."""
     shards = []
@@ -64,6 +67,7 @@ def compose_topic_stats(
         "groups": [add_group_totals(group) for group in groups],
         "queries": list(queries),
         "subscribers": list(subscribers),
+        "delayed": describe_delayed(delayed),
     }
 
 
@@ -94,7 +98,8 @@ def _stats(port: NativePort, caller: Caller, request: TopicStatsGet) -> TopicSta
     bounds = port.store.bounds(topic.number)  # after the groups, so that acked <= inserted
     queries = list_query_progress(port.store, topic, bounds)
     subscribers = installed_dialects().read_subscribers(port.store, topic, bounds)
-    return compose_topic_stats(topic, bounds, groups, queries, subscribers)
+    delayed = port.access.durable.delayed.totals(topic.number)
+    return compose_topic_stats(topic, bounds, groups, queries, subscribers, delayed)
 
 
 def record_query_progress(port: NativePort, caller: Caller, request: QueryProgress) -> Empty:

@@ -39,6 +39,7 @@ class Committed(TypedDict):
     spans: list[WrittenSpan]
     timestamp_ns: int
     duplicate: bool
+    deliver_at_ns: int | None  # of delayed messages, which have no spans yet
 
 
 # --- topics
@@ -55,6 +56,14 @@ class TopicDescription(TypedDict):
     paused: list[str]
 
 
+class DelayedCounts(TypedDict):
+    """Messages that are not due yet; `next_due_ns` is None if there are none."""
+
+    messages: int
+    bytes: int
+    next_due_ns: int | None
+
+
 class TopicInfo(TopicDescription):
     first_id: int
     next_id: int
@@ -62,6 +71,7 @@ class TopicInfo(TopicDescription):
     open_shards: list[int]  # first and last
     draining: dict[str, list[int]]  # by group: sealed shards that it has not acked completely
     retention: dict[str, Any]
+    delayed: DelayedCounts
 
 
 class TopicList(TypedDict):
@@ -94,6 +104,7 @@ class TopicStats(TypedDict):
     groups: list[dict[str, Any]]
     queries: list[Mapping[str, Any]]
     subscribers: list[Mapping[str, Any]]
+    delayed: DelayedCounts
 
 
 class ShardNews(TypedDict):

@@ -24,8 +24,9 @@ from polybus.store.contract import LEASE_S
 
 MAX_WAIT_MS = 30_000
 SETTINGS = (
-    "keep (all, read), max_bytes (0: no limit), retain_age_ms, retain_bytes, retain_messages and"
-    " retain_unread (keep, drop), each optional; null: the default"
+    "keep (all, read), max_bytes (0: no limit), expired (drop, dead-letter), retain_age_ms,"
+    " retain_bytes, retain_messages and retain_unread (keep, drop), each optional; null: the"
+    " default"
 )
 
 
@@ -108,7 +109,8 @@ class TopicGet(
     TopicRequest[answers.TopicInfo],
     action="topic.info",
     answer="as topic.create, first_id, next_id, timestamp_ns, open_shards (first and last),"
-    " draining (sealed shards that groups have not acked, by group), retention: see below",
+    " draining (sealed shards that groups have not acked, by group), retention,"
+    " delayed: see below",
 ):
     """Describe a topic and its bounds."""
 
@@ -157,7 +159,7 @@ class PositionFind(TopicRequest[answers.FoundPosition], action="find", answer="p
 class TopicStatsGet(
     TopicRequest[answers.TopicStats],
     action="topic.stats",
-    answer="topic, paused, all, shards, groups, queries, subscribers: see below",
+    answer="topic, paused, all, shards, groups, queries, subscribers, delayed: see below",
 ):
     """Count messages, for the whole topic and by shard, with its groups, Spark queries and pirate
     subscribers, and how far each is behind."""
@@ -317,7 +319,8 @@ class StageRenew(Request[answers.Empty], action="stage.renew", answer="nothing")
 class StagePublish(
     Request[answers.Committed],
     action="stage.publish",
-    answer="spans: topic, shard, first_offset, first_id, count each; timestamp_ns, duplicate",
+    answer="spans: topic, shard, first_offset, first_id, count each; timestamp_ns, duplicate,"
+    " deliver_at_ns",
 ):
     """Make all batches of the stages visible at once, over all their topics."""
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from polybus.errors import Denied, LimitReached, MalformedRequest, TooLarge
 from polybus.kernel.flight_port import FlightPort
 from polybus.model import arrow
+from polybus.model.delivery_time import due_of
 from polybus.transports.flight.flight_status import Unauthenticated, to_flight_status
 from polybus.transports.flight.put_intake import PutTarget, read_json
 
@@ -220,11 +221,13 @@ def _encode_fetch(
         yield buffer.slice(0, sink.tell())
 
 
-def _stage(stream: PortStream, stage: str, block: Any, stamp: Any) -> Any:
+def _stage(stream: PortStream, stage: str, block: Any, stamp: Any, delivery: Any) -> Any:
     if stamp is not None:
         raise MalformedRequest(
             "a staged batch must have no stamp; send the stamp with stage.publish"
         )
+    if delivery is not None:
+        raise MalformedRequest("a staged batch must have no delivery time")
     return stream.stage(stage, block)
 
 
@@ -237,4 +240,6 @@ def _encode_produced(counter: int | None, done: Any) -> bytes:
     number = NULL if counter is None else counter
     duplicate = "true" if done.duplicate else "false"
     ids = f'"first_id": {first}, "last_id": {last}'
+    if done.note and (due_ns := due_of(done)) is not None:
+        ids += f', "deliver_at_ns": {due_ns}'
     return f'{{"counter": {number}, {ids}, "duplicate": {duplicate}}}'.encode()

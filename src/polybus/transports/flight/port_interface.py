@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from polybus.model.block import Block
 from polybus.model.commit import CommitResult
+from polybus.model.delivery_time import DeliveryTime
 from polybus.model.identity import Identity
 from polybus.model.rows import Rows
 from polybus.model.stamp import Stamp
@@ -24,7 +25,9 @@ class PortStream(Protocol):
     """Batches of one caller for one topic."""
 
     def is_ready(self) -> bool: ...
-    def produce(self, block: Block, stamp: Stamp | None) -> Future[CommitResult]: ...
+    def produce(
+        self, block: Block, stamp: Stamp | None, delivery: DeliveryTime | None
+    ) -> Future[CommitResult]: ...
     def stage(self, stage: str, block: Block) -> Future[None]: ...
 
 

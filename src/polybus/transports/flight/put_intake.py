@@ -20,6 +20,8 @@ from polybus.errors import MalformedRequest, TooLarge
 from polybus.kernel.flight_port import answer_batches
 from polybus.model import arrow
 from polybus.model.block import Block, Keys
+from polybus.model.delivery_time import FIELDS as DELIVERY_FIELDS
+from polybus.model.delivery_time import DeliveryTime
 from polybus.model.stamp import Stamp
 from polybus.transports.flight.flight_status import describe_error
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_METADATA_BYTES = 4096
+STAMP_FIELDS = 3  # of a batch without a delivery time, which nearly every batch is
 
 
 class PutSlowPath(Generic[T]):
@@ -88,7 +91,7 @@ class PutTarget(NamedTuple):
     Unless it `is_ready`, `submit` may block.
     """
 
-    submit: Callable[[Block, Stamp | None], Future[Any]]
+    submit: Callable[[Block, Stamp | None, DeliveryTime | None], Future[Any]]
     encode_answer: Callable[[int | None, Any], bytes]
     is_ready: Callable[[], bool]
 
@@ -151,12 +154,16 @@ class PutIntake:
 
     def _take(self, arrival: Arrival, answers: EncodedAnswers) -> None:
         target, pending, metadata, size = arrival
-        stamp = counter = None
+        stamp = delivery = counter = None
         try:
             if metadata:
-                stamp = Stamp.parse(read_json(metadata, MAX_METADATA_BYTES, "app_metadata"))
-                counter = stamp.counter
-            outcome = target.submit(self._block(pending, size), stamp)
+                fields = read_json(metadata, MAX_METADATA_BYTES, "app_metadata")
+                if len(fields) != STAMP_FIELDS:
+                    delivery, fields = _take_delivery(fields)
+                if fields:
+                    stamp = Stamp.parse(fields)
+                    counter = stamp.counter
+            outcome = target.submit(self._block(pending, size), stamp, delivery)
         except Exception as error:
             self._refuse(pending, counter, error, answers)
         else:
@@ -205,6 +212,12 @@ class PutIntake:
         self._on_error(error)
         refusal = {"counter": counter, "error": describe_error(error)}
         answers.append((pending, json.dumps(refusal).encode()))
+
+
+def _take_delivery(fields: dict[str, Any]) -> tuple[DeliveryTime | None, dict[str, Any]]:
+    """Return the delivery time in the metadata of a batch, and the fields of its stamp."""
+    rest = {name: value for name, value in fields.items() if name not in DELIVERY_FIELDS}
+    return DeliveryTime.parse(fields), rest
 
 
 def read_json(raw: bytes, max_bytes: int, what: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from polybus.dialects.fdq.client.envelope import Headers
 from polybus.dialects.fdq.client.message_columns import build_plain_batch
 from polybus.errors import ConnectionLost
 from polybus.kernel.task_future import finish_all
+from polybus.model.delivery_time import DeliveryTime
 from polybus.native.client.produce_queue import ProduceFuture, build_batch
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.limits import BatchOptions
     from polybus.native import Produced
 
-Send = Callable[[str, "pa.RecordBatch"], "Future[Produced]"]
+Send = Callable[[str, "pa.RecordBatch", DeliveryTime | None], "Future[Produced]"]
 PendingMessage = tuple[str | None, bytes, Headers | None]
 LONG_LINGER_S = 0.01  # a linger of at least this is cut short by any response
 # A caller that arrives within GRACE_S of the linger deadline sends, and the thread wakes
@@ -53,12 +54,13 @@ INTERRUPTED = "the sending thread was interrupted"
 
 
 class MessageBatch:
-    """Pending messages of one topic, which become one batch."""
+    """Pending messages of one topic and delivery time, which become one batch."""
 
-    __slots__ = ("bytes", "futures", "has_headers", "messages", "times_ms", "topic")
+    __slots__ = ("bytes", "delivery", "futures", "has_headers", "messages", "times_ms", "topic")
 
-    def __init__(self, topic: str, has_headers: bool) -> None:
+    def __init__(self, topic: str, has_headers: bool, delivery: DeliveryTime | None) -> None:
         self.topic = topic
+        self.delivery = delivery
         self.has_headers = has_headers
         self.messages: list[PendingMessage] = []
         self.times_ms = array("q")
@@ -91,7 +93,8 @@ class MessageBatcher:
         self._state = Condition(self._lock)
         self._idle = Condition(self._lock)  # notified when nothing is pending or in flight
         self._pending: list[MessageBatch] = []
-        self._open: dict[str, MessageBatch] = {}  # the batch that takes a topic's next message
+        # The batch that takes a topic's next message; delayed messages have batches of their own.
+        self._open: dict[str | tuple[str, DeliveryTime], MessageBatch] = {}
         self._since_s = 0.0  # when the first pending message arrived
         # Every later batch of these topics has the headers column, because a change of columns
         # opens a new stream.
@@ -106,7 +109,12 @@ class MessageBatcher:
         self._is_timed_wait = False  # the thread wakes before a message added now is due
 
     def add(
-        self, topic: str, key: str | None, body: bytes, headers: Headers | None
+        self,
+        topic: str,
+        key: str | None,
+        body: bytes,
+        headers: Headers | None,
+        delivery: DeliveryTime | None = None,
     ) -> tuple[ProduceFuture, bool]:
         """Queue a message. Returns its future and whether the queue is full and must be sent."""
         now_ms = self._wall_ns() // 1_000_000
@@ -117,9 +125,9 @@ class MessageBatcher:
         with self._lock:
             if self._closed:
                 self._check_open()
-            batch = self._open.get(topic)
+            batch = self._open.get(topic if delivery is None else (topic, delivery))
             if batch is None or batch.bytes + size > options.max_batch_bytes:
-                batch = self._begin(topic)
+                batch = self._begin(topic, delivery)
             if headers is not None:
                 batch.has_headers = True
             future = ProduceFuture()
@@ -150,14 +158,16 @@ class MessageBatcher:
         if is_free:
             self.send_pending()
 
-    def send_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+    def send_rows(
+        self, topic: str, rows: pa.RecordBatch, delivery: DeliveryTime | None = None
+    ) -> Future[Produced]:
         """Submit a batch of its own, after all pending messages."""
         with self._order:
             self._drain()
             with self._state:
                 self._check_open()
                 self._in_flight += 1
-            return self._submit(topic, lambda: rows, None)
+            return self._submit(topic, lambda: rows, None, delivery)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait for the result of every added message. Returns False on a timeout."""
@@ -178,8 +188,9 @@ class MessageBatcher:
         if self._closed:
             raise ConnectionLost("producer is closed")
 
-    def _begin(self, topic: str) -> MessageBatch:
-        batch = self._open[topic] = MessageBatch(topic, topic in self.topics_with_headers)
+    def _begin(self, topic: str, delivery: DeliveryTime | None) -> MessageBatch:
+        batch = MessageBatch(topic, topic in self.topics_with_headers, delivery)
+        self._open[topic if delivery is None else (topic, delivery)] = batch
         if not self._pending:
             self._since_s = self._clock()
             # A thread in a timed wait looks in time anyway; waking it would cost a switch.
@@ -210,16 +221,20 @@ class MessageBatcher:
                 batch = taken.popleft()
                 if batch.has_headers:
                     self.topics_with_headers.add(batch.topic)
-                self._submit(batch.topic, batch.build_rows, batch)
+                self._submit(batch.topic, batch.build_rows, batch, batch.delivery)
         finally:  # after Ctrl-C the futures of the rest must still be resolved
             for batch in taken:
                 self._on_done(batch, _failed_future(ConnectionLost(INTERRUPTED)))
 
     def _submit(
-        self, topic: str, build_rows: Callable[[], pa.RecordBatch], batch: MessageBatch | None
+        self,
+        topic: str,
+        build_rows: Callable[[], pa.RecordBatch],
+        batch: MessageBatch | None,
+        delivery: DeliveryTime | None,
     ) -> Future[Produced]:
         try:
-            future = self._send(topic, build_rows())
+            future = self._send(topic, build_rows(), delivery)
         except Exception as error:  # any error must reach the futures, or their callers hang
             future = _failed_future(error)
         except BaseException:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -26,8 +27,10 @@ from polybus.dialects.fdq.limits import (
 )
 from polybus.errors import MalformedRequest, UsageError
 from polybus.model import topic_name
+from polybus.model.delivery_time import DeliveryTime
+from polybus.model.message_ttl import TTL_HEADER, encode_ttl
 from polybus.native import bus_client as buses
-from polybus.native.client.produce_queue import SIMPLE_SCHEMA, ProduceFuture
+from polybus.native.client.produce_queue import SIMPLE_SCHEMA, ProduceFuture, add_ttl
 
 if TYPE_CHECKING:
     from polybus import native
@@ -39,6 +42,14 @@ Messages: TypeAlias = "Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBat
 # A program that fails must not wait forever for a bus that is down.
 FAILING_CLOSE_S = 5.0
 MAX_PRODUCERS = 8  # each has a stream and two threads
+
+
+class DeliveryOptions(TypedDict, total=False):
+    """When the bus appends messages, and how long groups get them; see `Producer.produce`."""
+
+    delay_s: float | None
+    deliver_at: datetime | float | None
+    ttl_s: float | None
 
 
 class ProducerPool:
@@ -57,7 +68,9 @@ class ProducerPool:
         self._all = [self.first]
         self._of_topic: dict[str, native.Producer] = {}
 
-    def send(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+    def send(
+        self, topic: str, rows: pa.RecordBatch, delivery: DeliveryTime | None
+    ) -> Future[Produced]:
         """Submit a batch. Only one thread may call this at a time."""
         producer = self._of_topic.get(topic)
         if producer is None:
@@ -69,7 +82,7 @@ class ProducerPool:
                 else:
                     producer = self._all[len(self._of_topic) % MAX_PRODUCERS]
             self._of_topic[topic] = producer
-        return producer.produce_rows(topic, rows)
+        return producer.submit_rows(topic, rows, delivery)
 
     def close(self, timeout_s: float | None) -> None:
         for producer in self._all:
@@ -127,15 +140,20 @@ class Producer:
         headers: Mapping[str, bytes] | None = None,
         *,
         wait: bool = True,
+        **options: Unpack[DeliveryOptions],
     ) -> Produced:
         """Produce one message; it is durable when this returns.
 
         Returns the ids of the batch that it travelled in. With `wait=False`, returns the
         future of `produce_nowait` instead, which has the right type.
+
+        With `delay_s`, or `deliver_at` (a datetime with a time zone, or seconds since 1970),
+        the bus appends the message when it is due, by its clock; the result has no ids. Groups
+        do not get the message `ttl_s` seconds after it was appended.
         """
         if not wait:
-            return self.produce_nowait(topic, shard_key, message, headers)  # type: ignore[return-value]
-        future, is_full = self.append(topic, shard_key, message, headers)
+            return self.produce_nowait(topic, shard_key, message, headers, **options)  # type: ignore[return-value]
+        future, is_full = self.append(topic, shard_key, message, headers, **options)
         if is_full or self._batcher.is_due():
             self._batcher.send_pending()
         else:
@@ -148,28 +166,46 @@ class Producer:
         shard_key: str | None,
         message: bytes,
         headers: Mapping[str, bytes] | None = None,
+        **options: Unpack[DeliveryOptions],
     ) -> Future[Produced]:
         """Take one message and return a future that is done when the message is durable."""
-        future, is_full = self.append(topic, shard_key, message, headers)
+        future, is_full = self.append(topic, shard_key, message, headers, **options)
         if is_full or self._batcher.is_due():
             self._batcher.send_pending()
         return future
 
-    def produce_batch(self, topic: str, messages: Messages, *, wait: bool = True) -> Produced:
-        """Produce all messages or none, over all shards.
+    def produce_batch(
+        self,
+        topic: str,
+        messages: Messages,
+        *,
+        wait: bool = True,
+        **options: Unpack[DeliveryOptions],
+    ) -> Produced:
+        """Produce all messages or none, over all shards. Options are those of `produce`.
 
         An Arrow batch must have the columns of the native port. With `wait=False`, returns
         the future of `produce_batch_nowait` instead, which has the right type.
         """
-        future = self.produce_batch_nowait(topic, messages)
+        future = self.produce_batch_nowait(topic, messages, **options)
         return future.result() if wait else future  # type: ignore[return-value]
 
-    def produce_batch_nowait(self, topic: str, messages: Messages) -> Future[Produced]:
+    def produce_batch_nowait(
+        self, topic: str, messages: Messages, **options: Unpack[DeliveryOptions]
+    ) -> Future[Produced]:
         """Take a batch and return a future that is done when the batch is durable."""
         if topic not in self._known or self._pid != fork_guard.pid:
             self.check_topic(topic)
+        delivery = DeliveryTime.from_options(options.get("delay_s"), options.get("deliver_at"))
+        rows = self._build_rows(topic, messages)
+        if (ttl_s := options.get("ttl_s")) is not None:
+            rows = add_ttl(rows, ttl_s)
+            self._batcher.topics_with_headers.add(topic)
+        return self._batcher.send_rows(topic, rows, delivery)
+
+    def _build_rows(self, topic: str, messages: Messages) -> pa.RecordBatch:
         if isinstance(messages, pa.RecordBatch):
-            return self._batcher.send_rows(topic, message_columns.check_rows(messages))
+            return message_columns.check_rows(messages)
         if isinstance(messages, str | bytes | Mapping):
             messages = [messages]  # so that the error names the type of the message
         if not isinstance(messages, Iterable):
@@ -181,7 +217,7 @@ class Producer:
         rows = message_columns.build_request_batch(messages, now_ms, with_headers=with_headers)
         if rows.num_columns > len(SIMPLE_SCHEMA):
             self._batcher.topics_with_headers.add(topic)
-        return self._batcher.send_rows(topic, rows)
+        return rows
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait for the result of every produced message. Returns False on a timeout."""
@@ -214,6 +250,10 @@ class Producer:
         shard_key: str | None,
         message: bytes,
         headers: Mapping[str, bytes] | None = None,
+        *,
+        delay_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        ttl_s: float | None = None,
     ) -> tuple[ProduceFuture, bool]:
         """Check and queue a message. Returns its future and whether the queue must be sent."""
         if topic not in self._known or self._pid != fork_guard.pid:
@@ -226,7 +266,13 @@ class Producer:
         if type(message) is not bytes or len(message) > MAX_MESSAGE_BYTES:
             message = envelope.check_message(message)
         checked = None if headers is None else envelope.check_headers(headers)
-        return self._batcher.add(topic, shard_key, message, checked)
+        if ttl_s is not None:
+            checked = [pair for pair in checked or () if pair[0] != TTL_HEADER]
+            checked.append((TTL_HEADER, encode_ttl(ttl_s)))
+        delivery = None
+        if delay_s is not None or deliver_at is not None:
+            delivery = DeliveryTime.from_options(delay_s, deliver_at)
+        return self._batcher.add(topic, shard_key, message, checked, delivery)
 
     def send_pending(self) -> None:
         self._batcher.send_pending()
