@@ -91,7 +91,9 @@ def test_one_shot_client_gets_every_message_of_its_subscription():
             assert producer.ask(unsubscribe(key)).code == OK
 
 
-@pytest.mark.sabotage("detached-never-evicted", expects="refused because of a detached subscription")
+@pytest.mark.sabotage(
+    "detached-never-evicted", expects="refused because of a detached subscription"
+)
 def test_produce_is_never_refused_because_of_a_detached_subscription(bus: BusProcess):
     old, new = subscribe_and_leave(bus, b"old"), subscribe_and_leave(bus, b"new")
     with connect(bus) as client:

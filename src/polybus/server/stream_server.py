@@ -104,9 +104,7 @@ class StreamServer:
         self._certificates = Certificates(settings.tls) if encrypted else None
         self.shared = SharedBuffer()
         self._hangups = HangupMonitor()
-        self._unfinished = UnfinishedFrames(
-            settings.limits.unfinished_frame_s, self._on_unfinished
-        )
+        self._unfinished = UnfinishedFrames(settings.limits.unfinished_frame_s, self._on_unfinished)
         broker.on_tick.append(self._unfinished.tick)
 
     def serve(

@@ -31,7 +31,9 @@ class WatchedFrame:
 
 class UnfinishedFrames:
     def __init__(
-        self, timeout_s: float, on_unfinished: Callable[[str, StreamConnection, UnfinishedFrame], None]
+        self,
+        timeout_s: float,
+        on_unfinished: Callable[[str, StreamConnection, UnfinishedFrame], None],
     ) -> None:
         """`on_unfinished` gets the dialect, the connection and the frame."""
         self._timeout_s = timeout_s

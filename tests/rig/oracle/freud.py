@@ -56,9 +56,7 @@ class Broken(Exception):
 # --- the server's side -------------------------------------------------------
 
 
-def scan(
-    data: bytes, max_frame_bytes: int, *, with_header: bool = False
-) -> tuple[int, list[One]]:
+def scan(data: bytes, max_frame_bytes: int, *, with_header: bool = False) -> tuple[int, list[One]]:
     """(bytes consumed, the requests in them and what ended it, if it ended)."""
     found: list[One] = []
     consumed = 0

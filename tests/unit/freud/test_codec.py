@@ -321,7 +321,8 @@ class TestNotices:
         assert not codec.is_notice(codec.NOTICE_PREFIX[:-1])
 
     @pytest.mark.parametrize(
-        "body", [b"", b"x", b"\0FREUD", codec.RESERVED_PREFIX, codec.notice(b"n"), codec.BODY_PREFIX]
+        "body",
+        [b"", b"x", b"\0FREUD", codec.RESERVED_PREFIX, codec.notice(b"n"), codec.BODY_PREFIX],
     )
     def test_payload_of_get_message_tells_every_body_from_a_notice(self, body: bytes):
         payload = oracle.escaped(body)

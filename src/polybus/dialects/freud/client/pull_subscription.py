@@ -184,9 +184,7 @@ class SubscriptionInbox:
         """Wait for records or the timeout. Raises if the subscription ended instead."""
         if self.end is None:
             if self._filling:
-                raise UsageError(
-                    f"another task is reading from the subscription {self._subject}"
-                )
+                raise UsageError(f"another task is reading from the subscription {self._subject}")
             self._filling = True
             try:
                 await self._fill(min(count, MAX_ROUND_GETS), timeout_s)

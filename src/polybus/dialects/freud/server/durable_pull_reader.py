@@ -168,9 +168,7 @@ class DurablePullReaders:
 
     def add(self, reader_id: bytes, caller: Identity, topic: Topic) -> DurablePullReader:
         reader = DurablePullReader(reader_id, caller, topic)
-        pull = PullCursor(
-            self._push_readers, self._durable, self._quotas, self._detached, reader
-        )
+        pull = PullCursor(self._push_readers, self._durable, self._quotas, self._detached, reader)
         self._readers.setdefault(topic.number, {})[reader] = pull
         reader.on_end = partial(self.remove, reader)
         return reader

@@ -139,8 +139,10 @@ class EphemeralDelivery:
         """
         if current.buffered_messages >= self._limits.max_unread_messages:
             return
-        if self._quotas.room(current.creator, BYTES) < size <= self._reachable_room(
-            current.creator
+        if (
+            self._quotas.room(current.creator, BYTES)
+            < size
+            <= self._reachable_room(current.creator)
         ):
             self._detached.make_room(current.creator, size)
 

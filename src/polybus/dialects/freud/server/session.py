@@ -177,9 +177,7 @@ class FreudSession(FastSession):
     answers: AnswerQueue
     pipe: ConnectionIO
 
-    def __init__(
-        self, server: FreudServer, pipe: ConnectionIO, scanner: RequestScanner
-    ) -> None:
+    def __init__(self, server: FreudServer, pipe: ConnectionIO, scanner: RequestScanner) -> None:
         self._server = server
         self._scanner = scanner
         self._broker = server.broker
