@@ -121,6 +121,13 @@ def publish_to_freud(bus: HostileBus) -> None:
         pass  # the command has not subscribed yet
 
 
+def left_subscription(bus: HostileBus) -> str:
+    """Return the id of a detached subscription that has a hostile message."""
+    key = bus.freud_client.subscribe("freud" + NAME).detach()
+    assert bus.freud_client.produce("freud" + NAME, ATTACK) is not None
+    return key.hex()
+
+
 Arguments = Callable[[HostileBus], list[str]]
 # Commands that print names or bodies of peers, in each of their forms.
 PRINTS_PEER_TEXT: dict[str, list[Arguments]] = {
@@ -155,6 +162,24 @@ PRINTS_PEER_TEXT: dict[str, list[Arguments]] = {
             *("--socket", bus.freud),
         ],
     ],
+    "freud subscription read": [
+        lambda bus: [
+            "freud",
+            "subscription",
+            "read",
+            left_subscription(bus),
+            "--socket",
+            bus.freud,
+        ],
+        lambda bus: [
+            *("freud", "subscription", "read", left_subscription(bus), "--json"),
+            *("--socket", bus.freud),
+        ],
+    ],
+    "freud subscription ls": [
+        lambda bus: ["freud", "subscription", "ls"],
+        lambda bus: ["freud", "subscription", "ls", "--json"],
+    ],
     "gsb call": [lambda bus: ["gsb", "call", SERVICE, "--at", bus.gsb]],
     "gsb ls": [
         lambda bus: ["gsb", "ls", "--at", bus.gsb],
@@ -175,6 +200,7 @@ SAME_FILTER = "prints through the same filter; its text is of this host or of th
 OTHERS: dict[str, str] = {
     **dict.fromkeys(("pub", "fdq produce", "topic create", "topic rm", "topic trim"), OWN_INPUT),
     **dict.fromkeys(("freud topic create", "freud topic delete", "freud subcount"), OWN_INPUT),
+    **dict.fromkeys(("freud subscription create", "freud subscription rm"), OWN_INPUT),
     **dict.fromkeys(("freud topic publish", "group rm", "group reset", "gsb ping"), OWN_INPUT),
     **dict.fromkeys(("gsb serve", "rqueue sink", "rqueue pusher", "pirate drop"), OWN_INPUT),
     # Ids that are not plain text are printed as hex.
@@ -214,7 +240,14 @@ def test_every_command_is_classified():
 
 
 # Tables escape their cells in any case, so other commands are safe without the filter.
-NEEDS_FILTER = ("sub", "fdq consume", "fdq replay", "gsb call", "freud subscribe")
+NEEDS_FILTER = (
+    "sub",
+    "fdq consume",
+    "fdq replay",
+    "gsb call",
+    "freud subscribe",
+    "freud subscription read",
+)
 FILTER_OFF = pytest.mark.sabotage("terminal-filter-off", expects="controls the terminal")
 
 

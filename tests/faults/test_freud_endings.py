@@ -48,7 +48,11 @@ SO_SNDBUFFORCE = 32
 
 @pytest.fixture(scope="module")
 def bus() -> Iterator[BusProcess]:
-    with serving(env={"POLYBUS_FREUD_SUBSCRIBER_TIMEOUT_S": str(TIMEOUT_S)}) as running:
+    env = {
+        "POLYBUS_FREUD_SUBSCRIBER_TIMEOUT_S": str(TIMEOUT_S),
+        "POLYBUS_FREUD_DETACHED_SUBSCRIPTION_S": str(TIMEOUT_S),
+    }
+    with serving(env=env) as running:
         yield running
 
 
@@ -282,11 +286,12 @@ def test_another_connection_can_use_a_subscription_until_its_timeout(
     with connect(bus) as owner:
         key = owner.subscribe(topic)
         client.ask(produce(topic, b"left"))
-    assert client.ask(get(key)) == (OK, b"left")
-    # A Get that waits counts as use, for longer than the timeout.
-    assert client.ask(get(key, int(TIMEOUT_S) + 1)) == (NOTHING_HAPPENED, b"")
-    assert client.ask(produce(topic, b"still")).code == OK
-    assert client.ask(get(key)) == (OK, b"still")
+    with connect(bus) as other:
+        assert other.ask(get(key)) == (OK, b"left")
+        # It is attached to the connection, for longer than the timeout.
+        assert other.ask(get(key, int(TIMEOUT_S) + 1)) == (NOTHING_HAPPENED, b"")
+        assert client.ask(produce(topic, b"still")).code == OK
+        assert other.ask(get(key)) == (OK, b"still")
     lost = counter(bus, "dropped", "abandoned")
     client.ask(produce(topic, b"unread"))
     until(lambda: number(client.ask(count(topic))) == 0, "it is reaped")

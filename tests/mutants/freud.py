@@ -114,7 +114,7 @@ TOPICS = mutants(
     ("topics are free", "if not self._quotas.charge(caller, TOPICS, 1):", "if False:"),
     (
         "subscriptions are free",
-        "if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):\n"
+        "if not self._charge_subscription(caller):\n"
         "            return over_quota(SUBSCRIPTIONS)\n"
         "        reader = PullReader",
         "reader = PullReader",
@@ -161,9 +161,9 @@ READERS = mutants(
         "if reader is None:",
     ),
     (
-        "use is not noted",
-        "        reader.used_s = self._clock()\n        return reader",
-        "        return reader",
+        "an attached reader stays in the table of detached ones",
+        "        reader.is_owned = True\n        self._detached.discard(reader)\n",
+        "        reader.is_owned = True\n",
     ),
     (
         "ended subscriptions stay charged",
@@ -192,18 +192,18 @@ READERS = mutants(
     ),
     (
         "the abandoned are reaped at once",
-        "if now_s - r.used_s >= self._timeout_s]",
-        "]",
+        "find_unused_since(now_s - self._detached_s)",
+        "find_unused_since(now_s)",
     ),
     (
         "a wait is no use",
-        "            reader.used_s = now_s\n",
-        "            pass\n",
+        "            if reader.waiters:\n                self.renew(reader)",
+        "            if False:\n                self.renew(reader)",
     ),
     (
         "connections that close abandon nothing",
-        "                self._unowned[reader] = None\n",
-        "                pass\n",
+        "            self._detached.add(reader)\n",
+        "            pass\n",
     ),
     (
         "waiting Gets hear nothing of the end",
@@ -212,8 +212,8 @@ READERS = mutants(
     ),
     (
         "a peer that waits is not served what is given back",
-        "        for reader in readers:\n            reader.wake()\n\n    def release_readers",
-        "\n    def release_readers",
+        "        for reader in readers:\n            reader.wake()\n\n    def attach",
+        "\n    def attach",
     ),
     (
         "what is lost with a connection is not counted",
@@ -303,7 +303,7 @@ MOVEMENT = mutants(
     ),
     (
         "a blocked produce stays charged",
-        "            self._release_all(current.readers.values(), len(bodies))\n"
+        "            self._release_all(current.readers.values(), size)\n"
         "            return ProduceResult(WAIT)",
         "            return ProduceResult(WAIT)",
     ),
@@ -516,7 +516,7 @@ SESSION = mutants(
     ),
     (
         "its subscriptions stay owned",
-        "        self._readers.release_readers(self._requests.readers.values())\n",
+        "        self._readers.detach(self._requests.readers.values())\n",
         "",
     ),
     (

@@ -388,7 +388,7 @@ EPHEMERAL = mutants(
     ("no peer is woken", "        if reader.waiters:\n            (<object>reader).wake()\n", ""),
     ("ids of others work", "reader.account.key != account or ", ""),
     ("a use is not noted", " or not reader.is_owned", ""),
-    ("a notice is a message", " or (<Range?>reader.ranges[0]).chunk.notice", ""),
+    ("a notice is a message", " or first.chunk.notice:", ":"),
     ("every topic is live", " or topic.state != STATE_LIVE", " or topic.current is None"),
     ("received is not counted", "        self.counts.received += 1\n", ""),
     ("read is not counted", "        self.counts.delivered_bytes += <uint64_t>size\n", ""),
@@ -402,7 +402,7 @@ SHORT = mutants(
     ("for peers that have gone", "if self.phase != PHASE_OPEN or ", "if "),
     ("the first of many", "length != size - HEADER or ", "length > size - HEADER or "),
     ("any size", " or length > self.max_frame_bytes", ""),
-    ("any peer's notice", "if size >= NOTICE_SIZE and same(", "if False and same("),
+    ("no body is escaped", "if record or not first.is_reserved(first.start) else", "if True else"),
     (
         "names of any length",
         "        if name_size > length - NAME_LENGTH:\n",

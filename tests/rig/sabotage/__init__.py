@@ -12,6 +12,7 @@ from tests.rig.patching import Patch
 from tests.rig.sabotage import (
     cli,
     fdq,
+    freud,
     groups,
     gsb,
     native,
@@ -27,6 +28,7 @@ ALL: list[Patch] = [
     *store.SABOTAGES,
     *groups.SABOTAGES,
     *fdq.SABOTAGES,
+    *freud.SABOTAGES,
     *pirate.SABOTAGES,
     *zmq.SABOTAGES,
     *gsb.SABOTAGES,

@@ -93,7 +93,14 @@ class TestTopics:
         assert "no bus answers" in capsys.readouterr().err
 
     def test_help_of_every_command_lists_the_exit_codes(self, capsys):
-        for words in ([], ["topic"], ["topic", "publish"], ["subscribe"], ["subcount"]):
+        for words in (
+            [],
+            ["topic"],
+            ["topic", "publish"],
+            ["subscribe"],
+            ["subcount"],
+            ["subscription"],
+        ):
             assert main.run(["freud", *words, "--help"]) == 0
             shown = capsys.readouterr().out
             for code in codec.Code:
@@ -104,6 +111,46 @@ class TestTopics:
         assert cli.NOTHING_HAPPENED == 10 + codec.Code.NOTHING_HAPPENED
         said = {code for _, code in cli.EXIT_CODE_BY_ERROR} - {None}
         assert said == {10 + code for code in codec.Code if code > 1}
+
+
+class TestSubscriptions:
+    def test_create_read_list_and_remove_are_one_shot(self, bus, polybus, client, topic, capsys):
+        def admin(*args: str) -> tuple[int, str, str]:
+            path = str(bus.admin_path)
+            code = main.run(["freud", "subscription", *args, "--admin", path])
+            return code, *capsys.readouterr()
+
+        client.create_topic(topic)
+        code, out, _ = polybus("subscription", "create", topic)
+        key = out.strip()
+        assert (code, len(key)) == (0, 32)
+        assert polybus("subscription", "read", key)[0] == 11
+        client.produce_many(topic, [b"1", b"2", b"3"])
+        assert polybus("subscription", "read", key, "-n", "1") == (0, "1\n", "")
+        (row,) = (one for one in json.loads(admin("ls", "--json")[1]) if one["id"] == key)
+        assert (row["topic"], row["unread_messages"], row["unread_bytes"]) == (topic, 2, 2)
+        assert key in admin("ls")[1]
+        code, out, _ = polybus("subscription", "read", key, "--json", "--wait", "1")
+        lines = [json.loads(line) for line in out.splitlines()]
+        assert [(line["id"], line["body"]) for line in lines] == [(1, "2"), (2, "3")]
+        assert all(line["timestamp_ns"] > 0 for line in lines)
+        client.produce(topic, b"4")
+        assert admin("rm", key) == (0, f"removed {key}, 1 unread messages\n", "")
+        assert admin("rm", key)[0] == 13
+        assert polybus("subscription", "read", key)[0] == 13
+        assert admin("rm", "zz")[0] == 2
+        assert client.count_subscribers(topic) == 0
+
+    def test_read_of_a_deleted_topic_prints_the_notice(self, polybus, client, topic):
+        client.create_topic(topic)
+        key = polybus("subscription", "create", topic)[1].strip()
+        client.produce(topic, b"last")
+        client.delete_topic(topic)
+        code, out, err = polybus("subscription", "read", key, "--json")
+        assert (code, err) == (0, f"polybus: topic {topic!r} was deleted\n")
+        last, notice = (json.loads(line) for line in out.splitlines())
+        assert (last["body"], notice["deleted"]) == ("last", topic)
+        assert polybus("subscription", "read", key)[0] == 13
 
 
 class TestPublish:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import time
 from typing import Any
 
@@ -21,6 +22,7 @@ from polybus.errors import (
     NotConnected,
     TooLarge,
     UsageError,
+    TopicDeleted,
 )
 from polybus.model.limits import MIB
 from tests.rig import freud_client as stranger
@@ -133,6 +135,41 @@ class TestProducing:
                     await client.produce_many(topic, [b"a", b"b", bytes(max_frame_bytes)])
                 assert caught.value.__notes__ == ["2 messages of this call were accepted"]
                 assert bodies(await subscription.get_many(9)) == [b"a", b"b"]
+
+    async def test_detached_subscription_is_continued_by_its_id(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            subscription = await client.subscribe(topic)
+            await client.produce_many(topic, [b"1", b"2"])
+            assert bodies(await subscription.get_many(1)) == [b"1"]
+            assert await subscription.get(timeout_s=0) is not None
+            # A Get that waits at the bus consumes nothing once the client has detached.
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await subscription.get()
+            key = await subscription.detach()
+            with pytest.raises(UsageError, match="was detached"):
+                await subscription.get()
+            assert await subscription.detach() == key
+        async with freud.connect(address) as client:
+            assert await client.count_subscribers(topic) == 1
+            await client.produce_many(topic, [b"3", b"4"])
+            again = await client.attach(key)
+            assert (again.id, again.topic) == (key, "")
+            with pytest.raises(UsageError, match="is open in this client"):
+                await client.attach(key)
+            assert bodies(await again.get_many(9)) == [b"3", b"4"]
+            await client.delete_topic(topic)
+            with pytest.raises(TopicDeleted, match=re.escape(repr(topic))):
+                await again.get()
+
+    async def test_unknown_subscription_does_not_exist(self, address):
+        async with freud.connect(address) as client:
+            unknown = await client.attach(bytes(range(16)))
+            with pytest.raises(DoesNotExist, match="000102"):
+                await unknown.get(timeout_s=0)
+            with pytest.raises(UsageError, match="16 bytes"):
+                await client.attach(b"short")
 
     async def test_produce_many_stops_sending_after_an_error(self, address, topic):
         produced = itertools.count()

@@ -119,6 +119,22 @@ def test_tls_beyond_loopback_is_accepted():
     assert str(plan_listeners(settings, RUNTIME)[0].address) == "tls://0.0.0.0:1"
 
 
+@pytest.mark.needs(dialect="freud")
+def test_listener_options_are_those_that_the_dialect_declares():
+    plain, other = plan_listeners(
+        loaded("freud=unix:/x/a", "freud=unix:/x/b?length=with-header"), RUNTIME, False
+    )
+    assert (plain.address.options, plain.address.path) == ((), "/x/a")
+    assert other.address.options == (("length", "with-header"),)
+    assert str(other.address) == "unix:/x/b"
+    assert "one of: length; got 'size'" in refusal("freud=unix:/x/a?size=1")
+    assert "one of: payload, with-header; got ''" in refusal("freud=unix:/x/a?length")
+    assert "given once" in refusal("freud=unix:/x/a?length=payload&length=payload")
+    assert "one of: none; got 'length'" in refusal("rqueue=tcp://127.0.0.1:1?length=payload")
+    assert "one of: none; got 'length'" in refusal("admin=unix:/x/a?length=payload")
+    assert "asked for twice" in refusal("freud=unix:/x/a", "freud=unix:/x/a?length=with-header")
+
+
 def test_duplicate_address_is_refused_except_port_0():
     assert "asked for twice" in refusal("rqueue=tcp://127.0.0.1:1", "rqueue=tcp://127.0.0.1:1")
     assert "asked for twice" in refusal("rqueue=unix:/x", "admin=unix:/x")
