@@ -38,6 +38,7 @@ log = logging.getLogger("polybus.fdq")
 
 # Each ack is a commit of the bus, and nothing waits for it, so acks take a tenth of the time.
 # A failed run and a release are urgent: the next run of the key, or another consumer, waits.
+# So are acks of sealed shards: the group reads no new shard before them.
 FIRST_ACK_EVERY_S = 0.03
 LAST_ACK_EVERY_S = 0.25
 ACK_TIME_SHARE = 0.1
@@ -224,6 +225,8 @@ class Acker:
             self._send(batches[at : at + MAX_SHARDS])
         wanted_s = (time.monotonic() - began_s) / ACK_TIME_SHARE
         self._ack_every_s = min(max(wanted_s, FIRST_ACK_EVERY_S), LAST_ACK_EVERY_S)
+        if any(shard.is_sealed for shard in self._shards.all()):
+            self._ack_every_s = URGENT_S
 
     def _send(self, batches: list[AckBatch]) -> None:
         options, reports = self._options, [batch.build_report() for batch in batches]
