@@ -35,6 +35,25 @@ def test_new_shards_wait_until_their_parents_are_acked(harness):
     assert result.lost == []
 
 
+def test_member_learns_of_sealed_shards_once(harness):
+    harness.produce(1, shard=0)
+    one = harness.join("a")
+    one.fetch()
+    who = one.consumer, one.epoch
+    fetch = harness.groups.open_fetch(harness.topic(), "g", who, one.held, (10, 1 << 20))
+    assert not fetch.poll().is_change
+    harness.reshard(2)
+    result = fetch.poll()
+    assert (result.is_change, result.sealed) == (True, [0])
+    one.release_all()
+    result = one.look()
+    assert (result.is_change, result.sealed) == (True, [0])  # the released shards are lost
+    for released in (1, 2, 3):
+        del one.held[released]
+    one.fetch()
+    assert not one.look().is_change
+
+
 def test_drained_shard_is_released_by_its_member(harness):
     harness.produce(1, shard=0)
     one = harness.join("a")

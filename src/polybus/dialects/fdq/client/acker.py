@@ -38,7 +38,6 @@ log = logging.getLogger("polybus.fdq")
 
 # Each ack is a commit of the bus, and nothing waits for it, so acks take a tenth of the time.
 # A failed run and a release are urgent: the next run of the key, or another consumer, waits.
-# So are acks of sealed shards: the group reads no new shard before them.
 FIRST_ACK_EVERY_S = 0.03
 LAST_ACK_EVERY_S = 0.25
 ACK_TIME_SHARE = 0.1
@@ -224,9 +223,10 @@ class Acker:
         for at in range(0, len(batches), MAX_SHARDS):
             self._send(batches[at : at + MAX_SHARDS])
         wanted_s = (time.monotonic() - began_s) / ACK_TIME_SHARE
-        self._ack_every_s = min(max(wanted_s, FIRST_ACK_EVERY_S), LAST_ACK_EVERY_S)
-        if any(shard.is_sealed for shard in self._shards.all()):
-            self._ack_every_s = URGENT_S
+        # A group reads no new shard before it has acked the sealed ones.
+        has_sealed = any(shard.is_sealed for shard in self._shards.all())
+        longest_s = FIRST_ACK_EVERY_S if has_sealed else LAST_ACK_EVERY_S
+        self._ack_every_s = min(max(wanted_s, FIRST_ACK_EVERY_S), longest_s)
 
     def _send(self, batches: list[AckBatch]) -> None:
         options, reports = self._options, [batch.build_report() for batch in batches]
