@@ -31,7 +31,7 @@ from tests.rig.fdq.settings import (
     Settings,
 )
 from tests.rig.fdq.verdict import Verdict
-from tests.rig.fdq.workload import Workload
+from tests.rig.fdq.workload import MOST_DONE, Workload
 from tests.rig.soak_runs import SoakRun
 
 FAULTS = 5
@@ -156,7 +156,7 @@ def test_reshards_among_all_faults_for_minutes(tmp_path, sabotaged, capsys):
     with workload(tmp_path, settings) as work:
         run = SoakRun("faults/test_fdq_rounds.py", work.seed)
         work.start()
-        disturb_for(work, SABOTAGED_S if sabotaged else SOAK_S)
+        disturb_for(work, SABOTAGED_S if sabotaged else SOAK_S, most_done=40)
         verdict = judged(work)
     with capsys.disabled():
         print(f"\n{work.resharded} reshards: {verdict}")  # noqa: T201  # what there is to tell of it
@@ -183,7 +183,7 @@ def test_arrow_batches_are_acked_once(tmp_path):
         judged(work)
 
 
-def disturb_for(work: Workload, seconds: float) -> None:
+def disturb_for(work: Workload, seconds: float, most_done: int = MOST_DONE) -> None:
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
-        work.disturb(1)
+        work.disturb(1, most_done)

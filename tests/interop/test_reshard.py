@@ -200,6 +200,9 @@ def test_group_info_shows_the_phases(polybus, native):
     native.reshard("phases", 2)
     info = native.act("group.info", topic="phases", group="g")
     assert [shard["phase"] for shard in info["shards"]] == ["active", "waiting", "waiting"]
+    shown = [line.split()[:3] for line in polybus("group", "info", "phases", "g").splitlines()]
+    assert ["shard", "0", "c"] in shown
+    assert ["shard", "2", "waiting"] in shown
 
 
 def test_messages_without_a_key_reach_all_consumers(url, native):

@@ -37,7 +37,9 @@ def show_groups(groups: Iterable[Mapping[str, Any]], *, by_shard: bool) -> None:
             }
         )
         for shard in group["shards"] if by_shard else ():
-            owner = shard["owner"] or "-"
+            # A shard that a reshard has sealed, or that waits for one, has no owner.
+            phase = shard.get("phase", "active")
+            owner = shard["owner"] or ("-" if phase == "active" else phase)
             rows.append({"group": f"  shard {shard['shard']}", "members": owner, **_counts(shard)})
     print_fields(COLUMNS, SHORT, rows)
 

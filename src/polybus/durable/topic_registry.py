@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from threading import Lock, RLock
 from typing import TYPE_CHECKING
 
 from polybus.bus.traffic import SharedTraffic
 from polybus.durable.delayed_messages import DelayedMessages
-from polybus.errors import Damaged, DoesNotExist, LimitReached, Paused, ShardSealed
+from polybus.errors import Damaged, DoesNotExist, LimitReached, Paused, ShardSealed, StageGone
 from polybus.model.commit import Append, Commit
 from polybus.model.shard_routes import count_runs, split_block
 
@@ -152,9 +153,11 @@ class DurableTopics:
             try:
                 return self.commit(commit).result()
             except ShardSealed:  # the topic was resharded since a block was staged
-                for stage in commit.stages:
-                    while self.store.reroute_stage(stage):
-                        pass
+                # A repeat of this request may have published the stages: the next commit knows.
+                with suppress(StageGone):
+                    for stage in commit.stages:
+                        while self.store.reroute_stage(stage):
+                            pass
 
     def build_appends(
         self, topic: Topic, block: Block, *, in_order: bool = False

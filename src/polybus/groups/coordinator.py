@@ -256,6 +256,9 @@ class Coordinator:
         self._context.dead_letters.recheck(self._context.durable)
         for group in self._registry.loaded():
             try:
+                topic = self._context.durable.find_by_number(group.topic.number)
+                if topic is not None and len(topic.generations) > len(group.topic.generations):
+                    self.add_generation(topic)  # the call that has resharded it failed half way
                 dead = self._membership.expire(group)
             except StoreClosed:
                 raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import ne
 from typing import Any, Final, NamedTuple
@@ -44,7 +44,8 @@ class FetchResult:
     lost: list[int]
     places: list[dict[str, int]]
     rows: Rows
-    is_change: bool  # the assignment has changed for the member
+    is_change: bool  # the assignment has changed for the member, or the topic was resharded
+    sealed: list[int] = field(default_factory=list)  # its shards that the group drains
 
     def __bool__(self) -> bool:
         return self.is_change or bool(self.places)
@@ -78,6 +79,7 @@ class MemberFetch:
         # The member's shards, and the state of the group when it had no changes to report.
         self._mine: dict[int, GroupShard] = {}
         self._settled: tuple[list[ShardProgress], dict[int, str]] | None = None
+        self._generations = len(group.topic.generations)
 
     def poll(self) -> FetchResult:
         """Return the current result. Raises `Fenced` or `Expired` if it is no longer a member."""
@@ -105,7 +107,11 @@ class MemberFetch:
         assigned = [_describe_shard(group, shard, ends) for shard in new]
         # Changes are reported until the member has applied them, so only then it is settled.
         self._mine, self._settled = owned, None if new or lost or release else known
-        return FetchResult(assigned, release, lost, places, rows, bool(new or lost or unknown))
+        # The next fetch begins with the new generation, so this is reported once.
+        is_resharded = len(group.topic.generations) != self._generations
+        is_change = bool(new or lost or unknown) or is_resharded
+        sealed = [n for n in owned if n in group.seals and n not in release]
+        return FetchResult(assigned, release, lost, places, rows, is_change, sealed)
 
     def advance(self, result: FetchResult) -> bool:
         """Advance past rows that the member has got. Returns whether it has room for more."""

@@ -7,6 +7,8 @@ import pytest
 from polybus.errors import Conflict
 from polybus.groups.message_block import OutputMessage, build_block, read_messages
 from polybus.groups.shard_progress import FailureReport
+from polybus.model.commit import Commit
+from polybus.model.stamp import ProducerOptions, Stamp
 
 
 def phases(harness, group: str = "g") -> list[str]:
@@ -33,6 +35,25 @@ def test_new_shards_wait_until_their_parents_are_acked(harness):
     assert one.rows[4] == [0]
     assert result.release == [0, 2]
     assert result.lost == []
+
+
+def test_member_learns_of_sealed_shards_once(harness):
+    harness.produce(1, shard=0)
+    one = harness.join("a")
+    one.fetch()
+    who = one.consumer, one.epoch
+    fetch = harness.groups.open_fetch(harness.topic(), "g", who, one.held, (10, 1 << 20))
+    assert not fetch.poll().is_change
+    harness.reshard(2)
+    result = fetch.poll()
+    assert (result.is_change, result.sealed) == (True, [0])
+    one.release_all()
+    result = one.look()
+    assert (result.is_change, result.sealed) == (True, [0])  # the released shards are lost
+    for released in (1, 2, 3):
+        del one.held[released]
+    one.fetch()
+    assert not one.look().is_change
 
 
 def test_drained_shard_is_released_by_its_member(harness):
@@ -162,6 +183,15 @@ def test_reshard_that_the_bus_did_not_survive_is_found_at_the_start(harness):
     assert 5 in one.owns
 
 
+def test_reshard_whose_caller_failed_half_way_is_completed_by_a_tick(harness):
+    harness.produce(2, shard=1)
+    one = harness.join("a")
+    one.fetch()
+    harness.durable.register(harness.store.configure("t", {}, add_shards=2))
+    harness.groups.tick()
+    assert phases(harness) == ["drained", "active", "drained", "drained", "active", "waiting"]
+
+
 def test_new_group_starts_with_the_first_generation(harness):
     harness.produce(1, shard=0)
     harness.reshard(1)
@@ -261,6 +291,27 @@ def test_dead_letters_go_to_the_open_shards_of_their_topic(harness):
     assert [letter.body for letter in harness.letters()] == [b"0", b"1"]
     bounds = harness.store.bounds(harness.durable.get("t.dlq").number).shards
     assert sum(shard.end for shard in bounds[4:]) == 1
+
+
+def test_repeated_publish_finds_the_first_one(harness, monkeypatch):
+    """The stages are published by another request while this one moves their blocks."""
+    out = harness.topic("out", 2)
+    stage = harness.store.open_stage()
+    block = build_block([OutputMessage("k", b"x", None, 1)])
+    harness.store.stage(stage, harness.durable.build_appends(out, block)).result()
+    harness.reshard(3, "out")
+    opened = harness.store.open_producer("p", ProducerOptions())
+    commit = Commit(stages=(stage,), stamp=Stamp("p", opened.epoch, 1))
+    reroute = harness.store.reroute_stage
+
+    def publish_first(name: str) -> bool:
+        monkeypatch.setattr(harness.store, "reroute_stage", reroute)
+        assert not harness.durable.publish(commit).duplicate
+        return bool(reroute(name))
+
+    monkeypatch.setattr(harness.store, "reroute_stage", publish_first)
+    assert harness.durable.publish(commit).duplicate
+    assert harness.store.bounds(out.number).next_id == 2
 
 
 def test_stage_of_a_transaction_is_rerouted(harness):

@@ -131,6 +131,20 @@ ZOMBIE_ACKS = (
 )
 TAKEN = (*HISTORY.assigned, Assigned("y", 2, 0, 45))
 
+
+def resharded(began: int = 30, **fields) -> tuple[History, Found]:
+    """Return the small round with its last message in the shard of a second generation."""
+    values: dict[str, Any] = {
+        "generations": (1, 1),
+        "topic": (row(0), row(1), Row(1, 0, 3, "k", "m2")),
+        "runs": (run(0, 10), run(1, 20), replace(run(0, began, body="m2"), shard=1)),
+        "commits": (replace(COMMIT, shard=1, offset=0, began_ns=began, ended_ns=began + 1),),
+        "assigned": (*HISTORY.assigned, Assigned("x", 1, 1, 5)),
+        "shards": (shard(2, emitted=2), replace(shard(1, emitted=1), shard=1)),
+    }
+    return changed(**values | fields)
+
+
 CASES = {
     "answered, not there": (
         LOST,
@@ -242,8 +256,18 @@ CASES = {
     ),
     "a key in two shards": (
         REORDERED,
-        changed(topic=(*FOUND.topic[:2], Row(1, 0, 3, "k", "m2"))),
-        changed(),
+        resharded(generations=(2,)),
+        resharded(),
+    ),
+    "stored in a sealed shard": (
+        REORDERED,
+        resharded(topic=(row(0), Row(0, 1, 3, "k", "m1"), Row(1, 0, 2, "k", "m2"))),
+        resharded(),
+    ),
+    "begun before the parent of its shard was acked": (
+        REORDERED,
+        resharded(began=15),
+        resharded(began=25),
     ),
     "begun before the one before was done": (
         REORDERED,

@@ -200,6 +200,7 @@ def _fetch_part(port: NativePort, result: FetchResult, is_following: bool) -> Fe
         "assigned": result.assigned,
         "release": result.release,
         "lost": result.lost,
+        "sealed": result.sealed,
         "rows": result.places,
     }
     return answer, rows

@@ -138,6 +138,7 @@ class GroupFetched(TypedDict):
     assigned: list[dict[str, Any]]
     release: list[int]
     lost: list[int]
+    sealed: list[int]
     rows: list[dict[str, Any]]
 
 

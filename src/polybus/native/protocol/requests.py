@@ -195,7 +195,7 @@ class GroupHeartbeat(
 class GroupFetch(
     MemberRequest[answers.GroupFetched],
     action="group.fetch",
-    answer="assigned, release, lost, rows; the rows themselves in a second result",
+    answer="assigned, release, lost, sealed, rows; the rows themselves in a second result",
 ):
     """Fetch messages of the member's shards and changes of the assignment."""
 

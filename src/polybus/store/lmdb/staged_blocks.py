@@ -153,7 +153,7 @@ def find_sealed(writer: WriterState, name: str) -> Target | None:
 def read_sealed(
     transaction: Transaction, name: str, target: Target, max_bytes: int
 ) -> list[tuple[LogEntry, Block]]:
-    """Return the first blocks that a stage has for a shard, at least one."""
+    """Return the first blocks that a stage has for a shard. Raises `Damaged` if there are none."""
     found: list[tuple[LogEntry, Block]] = []
     size = 0
     prefix = store_keys.staged_of_shard(stage_number(name), *target)
@@ -163,6 +163,8 @@ def read_sealed(
         size += entry.block_bytes
         if size >= max_bytes:
             break
+    if not found:
+        raise Damaged(f"stage {name} has no blocks for shard {target[1]}")
     return found
 
 

@@ -251,7 +251,10 @@ class Acker:
         for group in split_calls(batches):
             self._send(group)
         wanted_s = (time.monotonic() - began_s) / ACK_TIME_SHARE
-        self._ack_every_s = min(max(wanted_s, FIRST_ACK_EVERY_S), LAST_ACK_EVERY_S)
+        # A group reads no new shard before it has acked the sealed ones.
+        has_sealed = any(shard.is_sealed for shard in self._shards.all())
+        longest_s = FIRST_ACK_EVERY_S if has_sealed else LAST_ACK_EVERY_S
+        self._ack_every_s = min(max(wanted_s, FIRST_ACK_EVERY_S), longest_s)
 
     def _send(self, batches: list[AckBatch]) -> None:
         options, reports = self._options, [batch.build_report() for batch in batches]

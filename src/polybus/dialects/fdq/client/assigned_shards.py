@@ -69,6 +69,7 @@ class AssignedShard:
         self.committer: Committer | None = None
         self.is_open = True  # runs may start
         self.is_releasing = False
+        self.is_sealed = False  # by a reshard: the group reads new shards after this one
         self.is_held = True  # neither released nor lost
         self.finished: deque[int] = deque()
         self.finished_ranges: deque[Range] = deque()

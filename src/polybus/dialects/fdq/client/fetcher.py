@@ -290,6 +290,10 @@ class Fetcher:
                 return False
             epochs[shard.number] = shard.epoch
         self.release_shards(changes["release"])
+        sealed = [self._shards.get(n, epochs.get(n, 0)) for n in changes.get("sealed", ())]
+        for shard in filter(None, sealed):
+            shard.is_sealed = True
+            self._on_release()  # the acker must not wait for its next round
         return True
 
     def _receive_rows(self, rows: pa.RecordBatch, epochs: dict[int, int]) -> None:
