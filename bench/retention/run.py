@@ -39,7 +39,7 @@ TIMEOUT_S = 600.0
 class Bystander:
     """Sends one message after another on a thread, and notes how long each takes."""
 
-    def __init__(self, name: str, send: Callable[[], None]) -> None:
+    def __init__(self, name: str, send: Callable[[], object]) -> None:
         self.name = name
         self._send = send
         self._times_s: list[float] = []

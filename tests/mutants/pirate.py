@@ -138,8 +138,8 @@ READING = [
         "dialects/pirate/server/read_retention.py",
         (
             "one message too many is trimmed",
-            "== read + 1:\n            return guess",
-            "== read + 1:\n            return guess + 1",
+            "return store.find_id(topic.number, shard, read + 1)",
+            "return store.find_id(topic.number, shard, read + 2)",
         ),
         (
             "the fastest subscriber decides",

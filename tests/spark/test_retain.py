@@ -232,3 +232,20 @@ def test_lowest_hold_decides(groups, subscribers, end, by):
     log: Any = Log()
     trimmable = find_trimmable(log, manifest, {0: ShardOffsets(3, 10)}, stats, {}, {})
     assert trimmable == {0: (OffsetSpan(3, end), by)}
+
+
+@pytest.mark.parametrize(
+    ("retention", "end", "by"),
+    [
+        ({"age_ms": None, "bytes": None, "messages": None, "due_before": {}}, 8, "the archive"),
+        ({"messages": 100, "due_before": {}}, 3, "retention of the topic"),
+        ({"age_ms": 1000, "due_before": {"0": 5}}, 5, "retention of the topic"),
+        ({"bytes": 1, "due_before": {"0": 9}}, 8, "the archive"),
+    ],
+)
+def test_limits_of_the_topic_keep_archived_messages(retention, end, by):
+    manifest = Manifest("t", shards={0: OffsetSpan(0, 8)})
+    log: Any = Log()
+    stats: dict[str, list[Any]] = {"groups": [], "subscribers": []}
+    trimmable = find_trimmable(log, manifest, {0: ShardOffsets(3, 10)}, stats, {}, retention)
+    assert trimmable == {0: (OffsetSpan(3, end), by)}

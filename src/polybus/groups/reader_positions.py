@@ -25,6 +25,21 @@ def read_positions(store: Store, topic: Topic, bounds: Bounds) -> list[ReaderPos
 
     Raises `Damaged` if a record cannot be read: then it is not known which messages are unread.
     """
+    positions = read_group_positions(store, topic, bounds)
+    subscribers = installed_dialects().read_subscribers(store, topic, bounds)
+    if subscribers:
+        # The others have read more, so they do not hold back any further message.
+        slowest = min(subscribers, key=lambda subscriber: subscriber["last"])
+        first_unread = {
+            number: (store.find_id(topic.number, number, slowest["last"] + 1), ())
+            for number in range(len(bounds.shards))
+        }
+        positions.append(ReaderPosition(f"subscriber {slowest['id']}", first_unread))
+    return positions
+
+
+def read_group_positions(store: Store, topic: Topic, bounds: Bounds) -> list[ReaderPosition]:
+    """Return the position of each group. Raises `Damaged`."""
     positions = []
     for roster in _scan(store, group_records.roster_prefix(topic.number)):
         name = group_records.read_roster_key(roster.key)[1]
@@ -36,15 +51,6 @@ def read_positions(store: Store, topic: Topic, bounds: Bounds) -> list[ReaderPos
             progress = group_records.decode_progress(record.value)
             shards[group_records.read_shard_key(record.key)] = progress.low, progress.ranges
         positions.append(ReaderPosition(f"group {name}", shards))
-    subscribers = installed_dialects().read_subscribers(store, topic, bounds)
-    if subscribers:
-        # The others have read more, so they do not hold back any further message.
-        slowest = min(subscribers, key=lambda subscriber: subscriber["last"])
-        first_unread = {
-            number: (store.find_id(topic.number, number, slowest["last"] + 1), ())
-            for number in range(len(bounds.shards))
-        }
-        positions.append(ReaderPosition(f"subscriber {slowest['id']}", first_unread))
     return positions
 
 

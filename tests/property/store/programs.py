@@ -117,6 +117,7 @@ verbs: list[Steps] = [
     _step("discard", small),
     _step("trim", small, st.dictionaries(st.integers(0, 3), st.integers(-1, 12), max_size=3)),
     _step("find", small, shards, st.integers(-30, 10)),
+    _step("find_id", small, st.integers(0, 3), st.integers(-1, 30)),
     _step(
         "scan",
         st.sampled_from([b"", b"k", b"\xff"]),

@@ -194,6 +194,14 @@ class Trial:
         ):
             assert found == wanted, subject.name
 
+    def find_id(self, topic: int, shard: int, wanted: int) -> None:
+        at = self._one_topic(topic)
+        for subject, expected, found in self._ask(
+            lambda: self.model.find_id(at, shard, wanted),
+            lambda on: on.store.find_id(on.numbers[at], shard, wanted),
+        ):
+            assert found == expected, subject.name
+
     def scan(self, prefix: bytes, after: bytes, limit: int) -> None:
         for subject, wanted, found in self._ask(
             lambda: self.model.scan(prefix, after, limit),

@@ -385,6 +385,11 @@ class StoreModel:
                 return entry.id if shard is None else entry.offset
         return topic.next_id if shard is None else topic.ends[shard]
 
+    def find_id(self, handle: int, shard: int, wanted: int) -> int:
+        topic = self._topic(handle, shard)
+        offsets = (entry.offset for entry in topic.of(shard) if entry.id >= wanted)
+        return next(offsets, topic.ends[shard])
+
     def scan(self, prefix: bytes, after: bytes, limit: int) -> list[bytes]:
         """Return the keys of the records."""
         return sorted(k for k in self.records if k.startswith(prefix) and k > after)[:limit]

@@ -127,6 +127,24 @@ def test_size_removes_the_oldest_blocks_and_keeps_the_limit(harness):
     assert harness.retain() == [(4, 4), (3, 4)]
 
 
+def test_blocks_of_a_stage_go_one_by_one(harness):
+    """In LMDB a published stage is one entry with many blocks."""
+    number = harness.topic().number
+    block = build_block([OutputMessage(None, LARGE, None, 0)] * 2)
+    stage = harness.store.open_stage()
+    for _ in range(10):
+        harness.store.stage(stage, [Append(number, 0, block)]).result()
+    harness.store.commit(Commit(stages=(stage,))).result()
+    size = sum(shard.size_bytes for shard in harness.store.bounds(number).shards)
+    harness.configure(retain_bytes=size * 35 // 100)
+    for _ in range(3):  # nothing more goes when the limit is reached
+        assert harness.retain() == [(12, 20), (0, 0)]
+    harness.configure(retain_bytes=1)
+    for _ in range(3):
+        harness.retain()
+    assert harness.retain() == [(18, 20), (0, 0)]
+
+
 def test_large_excess_takes_several_searches(harness):
     count = 2 * MAX_BLOCKS + 3
     for _ in range(count):

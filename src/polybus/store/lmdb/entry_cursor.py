@@ -90,6 +90,18 @@ class EntryCursor:
             return None
         return store_keys.place_in_log(self._cursor.key())[2]
 
+    def block_start(self, offset: int) -> int:
+        """Return the first offset of the block of the current entry that holds an offset."""
+        entry = self.entry
+        assert entry is not None
+        first = entry.first  # of the part
+        for part in entry.parts:
+            if offset < first + part.count:
+                staged = next(self._staged(part.stage, offset - first), None)
+                return first if staged is None else first + staged[0].first
+            first += part.count
+        return entry.first
+
     def blocks(self, start: int) -> Iterator[tuple[Layout, bytes, int]]:
         """Yield the blocks of the entry from a message on, with their runs and first offsets."""
         entry = self.entry

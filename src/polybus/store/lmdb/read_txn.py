@@ -405,7 +405,7 @@ class ReadTxn:
             entry = cursor.entry
             assert entry is not None
             if entry.kind == log_entry.EXTENT:
-                size, end = self._cut_extent(entry, bounds[number].start, excess)
+                size, end = self._cut_extent(cursor, entry, bounds[number].start, excess)
             else:
                 size, end = entry.charged, entry.end
             excess -= size
@@ -416,11 +416,12 @@ class ReadTxn:
             add_entry(number, cursor, cursor.next())
         return Excess(cuts, True)
 
-    def _cut_extent(self, entry: LogEntry, start: int, excess: int) -> tuple[int, int]:
-        """Return size and end of the part of an extent that a trim may remove.
+    def _cut_extent(
+        self, cursor: EntryCursor, entry: LogEntry, start: int, excess: int
+    ) -> tuple[int, int]:
+        """Return size and end of the blocks of an extent that a trim may remove.
 
-        An extent has many blocks. Their messages are taken for equally large, because reading
-        the size of each would take a search per block.
+        Their messages are taken for equally large, because an extent may have very many blocks.
         """
         if entry.end <= start:
             return entry.charged, entry.end
@@ -433,7 +434,7 @@ class ReadTxn:
             return trimmed + left, entry.end
         room = max(0, excess - trimmed)
         end = first + (entry.end - first) * room // max(left, 1)
-        return excess, end  # nothing is left for the next entry
+        return excess, cursor.block_start(end)  # nothing is left for the next entry
 
     def _shard_state(self, shard: int) -> tuple[int, int, int]:
         """Return start and end of a shard, and the bytes appended to it."""

@@ -4,9 +4,6 @@ In a topic with `keep = "read"` a message is trimmed once every subscriber's sto
 reached it and every group is past it, within a second. A topic without readers keeps all
 messages. The position of a group is read from its stored records, so it is never ahead of the
 position after a crash.
-
-Shards are trimmed by offset, and LAST is an id. In a topic with one shard both advance together,
-so one read confirms the offset. With several shards the offset of each is found by bisection.
 """
 
 from __future__ import annotations
@@ -22,8 +19,9 @@ from polybus.dialects.pirate.server.subscribe_handler import SubscribeHandler
 from polybus.dialects.pirate.server.subscriber_context import SubscriberContext, error_from_future
 from polybus.dialects.pirate.server.subscription_table import SubscriptionTable
 from polybus.durable.topic_registry import KEEP, KEEP_READ, WITH_SUBSCRIBERS
-from polybus.errors import Damaged, DoesNotExist, PolybusError
-from polybus.groups import group_records as groups
+from polybus.errors import Damaged, DoesNotExist
+from polybus.groups import group_records
+from polybus.groups.reader_positions import read_group_positions
 from polybus.model.topic import Bounds, Topic
 from polybus.store.contract import Store
 
@@ -65,9 +63,9 @@ class ReadRetention:
 
         def read_topics_with_groups() -> set[int]:
             numbers = set()
-            for roster in subscriber_records.scan(store, groups.ROSTERS):
+            for roster in subscriber_records.scan(store, group_records.ROSTERS):
                 with suppress(Damaged):  # the coordinator logs it
-                    numbers.add(groups.read_roster_key(roster.key)[0])
+                    numbers.add(group_records.read_roster_key(roster.key)[0])
             return numbers
 
         self._context.workers(read_topics_with_groups, self._start_trims)
@@ -125,16 +123,8 @@ def _trim_topics(store: Store, tasks: Sequence[RetentionTask]) -> int:
 def _trim_offsets(store: Store, task: RetentionTask, bounds: Bounds) -> dict[int, int]:
     """Return the first kept offset of each shard that can be trimmed."""
     topic, read = task
-    group_offsets: list[dict[int, int]] = []  # per group: the first unread offset of each shard
-    for roster in subscriber_records.scan(store, groups.roster_prefix(topic.number)):
-        name = groups.read_roster_key(roster.key)[1]
-        # A group without progress in a shard has read nothing of it.
-        offsets = {number: shard.start for number, shard in enumerate(bounds.shards)}
-        for record in subscriber_records.scan(store, groups.shard_prefix(topic.number, name)):
-            number = groups.read_shard_key(record.key)
-            offsets[number] = groups.decode_progress(record.value).low
-        group_offsets.append(offsets)
-    if read is None and not group_offsets:
+    groups = read_group_positions(store, topic, bounds)
+    if read is None and not groups:
         return {}
     if read is not None and read + 1 <= bounds.first_id:
         return {}
@@ -143,7 +133,7 @@ def _trim_offsets(store: Store, task: RetentionTask, bounds: Bounds) -> dict[int
         if shard.start == shard.end:
             continue
         unread = _unread_offset(store, task, bounds, number)
-        cut = min([unread, *(offsets[number] for offsets in group_offsets)])
+        cut = min([unread, *(group.shards[number][0] for group in groups)])
         if cut > shard.start:
             cuts[number] = cut
     return cuts
@@ -152,25 +142,6 @@ def _trim_offsets(store: Store, task: RetentionTask, bounds: Bounds) -> dict[int
 def _unread_offset(store: Store, task: RetentionTask, bounds: Bounds, shard: int) -> int:
     """Return the first offset of a shard that some subscriber has not read."""
     topic, read = task
-    start, end = bounds.shards[shard].start, bounds.shards[shard].end
     if read is None or read >= bounds.next_id - 1:
-        return end
-
-    def message_id(offset: int) -> int:
-        rows = store.read(topic.number, shard, offset, offset + 1, max_rows=1, max_bytes=1)
-        if not rows.count:
-            raise PolybusError(f"topic {topic.name}: no message at offset {offset}")
-        return int.from_bytes(rows.ids[:8], "little", signed=True)
-
-    if len(bounds.shards) == 1:
-        guess = end - (bounds.next_id - 1 - read)
-        if start <= guess < end and message_id(guess) == read + 1:
-            return guess
-    low, high = start, end  # offsets before `low` are read; `high` and later ones are not
-    while low < high:
-        middle = (low + high) // 2
-        if message_id(middle) <= read:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+        return bounds.shards[shard].end
+    return store.find_id(topic.number, shard, read + 1)
