@@ -20,6 +20,7 @@ from tests.rig.sabotage import (
     shares,
     spark,
     store,
+    streams,
     zmq,
 )
 
@@ -34,6 +35,7 @@ ALL: list[Patch] = [
     *spark.SABOTAGES,
     *policy.SABOTAGES,
     *shares.SABOTAGES,
+    *streams.SABOTAGES,
     *cli.SABOTAGES,
 ]
 NAMES = frozenset(patch.name for patch in ALL)
