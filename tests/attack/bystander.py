@@ -67,13 +67,19 @@ class Bystander:
         if self._child.stdout.readline() != "ready\n":
             raise AssertionError("the bystander did not start")
 
+    def check_served(self) -> None:
+        assert self.publish.number, "the bystander could not publish"
+        assert self.stats.number, "the bystander got no stats"
+
     def figures(self) -> dict[str, float]:
         """Return the delays for the record of a soak run; `_max` names are not summed."""
         return {
             "bystander_publishes": self.publish.number,
             "bystander_stats": self.stats.number,
             "publish_p99_ms_max": self.publish.p99_ms,
+            "publish_ms_max": self.publish.max_ms,
             "stats_p99_ms_max": self.stats.p99_ms,
+            "stats_ms_max": self.stats.max_ms,
         }
 
     def __enter__(self) -> Self:

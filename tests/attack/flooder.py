@@ -2,15 +2,18 @@
 
     with Flooder("stages", 4242, bus, 24) as flooder:
         flooder.held, flooder.refusal
+    flooder.refused
 
 The process loads all it needs, becomes the user, makes up to `attempts` entries of the table
-and reports how many it holds at its first refusal. It keeps them until the block ends.
+and reports how many it holds at its first refusal. It keeps them, and tries to get more, until
+the block ends; `refused` is the number of its refusals then.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -24,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow.flight as flight
 
 from polybus.model.address import Address
-from tests.rig import flight_client, rqueue_client
+from tests.rig import flight_client, http2_client, rqueue_client
 from tests.rig.pirate import wire
 from tests.rig.pirate.zmq_client import Bare
 
@@ -34,17 +37,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0
 REFUSED_WAIT_S = 0.5  # an answer to a call that the bus has not admitted comes sooner
 LONG_WAIT_MS = 30_000
-# HTTP/2, as far as the opening of a call needs it.
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS, SETTINGS, END_OF_STREAM, END_OF_HEADERS = 1, 4, 1, 4
-PUT = {
-    ":method": "POST",
-    ":scheme": "http",
-    ":path": "/arrow.flight.protocol.FlightService/DoPut",
-    ":authority": "here",
-    "te": "trailers",
-    "content-type": "application/grpc",
-}
+MAX_KEPT = 500  # sockets of refused connections are kept, too, and the process may have 1024
 
 
 class Refused(Exception):
@@ -56,6 +49,7 @@ class Flooder:
 
     held: int
     refusal: str
+    refused: int
 
     def __init__(self, table: str, uid: int, bus: BusProcess, attempts: int) -> None:
         addresses = {name: str(address) for name, address in bus.listeners}
@@ -81,7 +75,8 @@ class Flooder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._child.communicate(timeout=TIMEOUT_S)
+        output, _ = self._child.communicate(timeout=TIMEOUT_S)
+        self.refused = int(output or 0)
 
 
 # --- the child: each yields after one more entry, and raises `Refused`
@@ -136,20 +131,18 @@ def _flood_silent_puts(addresses: Addresses) -> Iterator[None]:
     """Open put streams and send nothing on them."""
     ended: SimpleQueue[str] = SimpleQueue()
     address = addresses["native"]
-    sock = socket.create_connection((address.host, address.port))
-    sock.sendall(PREFACE + _frame(SETTINGS, 0, 0))
+    client = http2_client.Http2Client(address.port)
+    stream = client.socket.makefile("rb")
 
     def read() -> None:
-        stream = sock.makefile("rb")
         while head := stream.read(9):
             body = stream.read(int.from_bytes(head[:3], "big"))
-            if head[3] == HEADERS and head[4] & END_OF_STREAM:
+            if head[3] == http2_client.HEADERS and head[4] & http2_client.END_STREAM:
                 ended.put(body.decode("latin-1"))
 
     Thread(target=read, daemon=True).start()
-    fields = b"".join(_header(*one) for one in PUT.items())
-    for stream in count(1, 2):
-        sock.sendall(_frame(HEADERS, END_OF_HEADERS, stream, fields))
+    while True:
+        client.begin(http2_client.call_headers("DoPut"))
         yield from _unless_refused(ended)
 
 
@@ -161,16 +154,6 @@ def _unless_refused(ended: SimpleQueue[str]) -> Iterator[None]:
         yield
     else:
         raise Refused(text)
-
-
-def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
-    head = len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
-    return head + body
-
-
-def _header(name: str, value: str) -> bytes:
-    """HPACK: a literal that is not indexed."""
-    return b"\0" + b"".join(bytes((len(text),)) + text.encode() for text in (name, value))
 
 
 def _flood_streams(addresses: Addresses) -> Iterator[None]:
@@ -195,6 +178,18 @@ def _flood_clients(addresses: Addresses) -> Iterator[None]:
             if answer[0] != "OK":
                 raise Refused(str(answer))
         yield
+
+
+def _flood_pirate_subscriptions(addresses: Addresses) -> Iterator[None]:
+    address = addresses["pirate"]
+    name = f"{os.getuid()}-reader".encode()
+    with Bare(f"tcp://{address.host}:{address.port}", name) as client:
+        client.hello()
+        for number in count():
+            answer = client.sub(f"{os.getuid()}-{number}")
+            if answer[0] != "OK":
+                raise Refused(str(answer))
+            yield
 
 
 def _flood_connections(addresses: Addresses) -> Iterator[None]:
@@ -257,6 +252,7 @@ TABLES: dict[str, Callable[[Addresses], Iterator[None]]] = {
     "groups": _by_action("group.join", topic="flooded", group="{}", consumer="c", dead_ms=60_000),
     "topics": _by_action("topic.create", topic="{}", shards=1),
     "pirate clients": _flood_clients,
+    "pirate subscriptions": _flood_pirate_subscriptions,
     "connections": _flood_connections,
     "subscribed topics": _flood_subscriptions,
     "admin connections": _flood_admin,
@@ -282,8 +278,24 @@ def _main(table: str, uid: int, attempts: int, listeners: dict[str, str]) -> Non
         refusal = str(error)
     sys.stdout.write(json.dumps([held, refusal]) + "\n")
     sys.stdout.flush()
+    refused = _persist(table, addresses) if refusal else 0
     sys.stdin.read()
+    sys.stdout.write(str(refused))
+    sys.stdout.flush()
     os._exit(0)  # without waiting for calls that are still open
+
+
+def _persist(table: str, addresses: Addresses) -> int:
+    """Try to get more entries until the parent ends the block. Returns the refusals."""
+    refused = 1
+    entries = TABLES[table](addresses)
+    while not select.select([sys.stdin], [], [], 0)[0] and len(KEPT) < MAX_KEPT:
+        try:
+            next(entries)
+        except Refused:
+            refused += 1
+            entries = TABLES[table](addresses)
+    return refused
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 # A bad frame ends a connection of rqueue, GSB and pirate, so the frames after it are not read.
-SHORT_BURST, LONG_BURST = 8, 128
+# These ports get more connections, with fewer frames each. Answers of the admin socket take long.
+SHORT_BURST, ADMIN_BURST, LONG_BURST = 8, 16, 64
+SHORT_CONNECTIONS, HTTP2_CONNECTIONS = 8, 6
 MUTATED_SHARE, IN_ORDER_SHARE = 0.5, 0.1
 RESET_SHARE = 0.1
 RESET = struct.pack("ii", 1, 0)
@@ -53,6 +55,7 @@ class Port:
     opening: bytes
     frames: Sequence[bytes]
     burst: int  # frames per connection
+    connections: int = 1  # per round
     # For a stream whose frames make sense in their order alone: all are sent, few are mutated,
     # and none of them in its head.
     head_bytes: int = 0
@@ -69,11 +72,12 @@ class PortFuzzer:
         self.unfinished = dict.fromkeys(self.sent, 0)  # those that it still held at the timeout
 
     def send_bursts(self, frames: int) -> None:
-        """Send at least this number of mutated frames, to each port in turn."""
+        """Send at least this number of mutated frames, in rounds over all ports."""
         goal = sum(self.sent.values()) + frames
         while sum(self.sent.values()) < goal:
             for port, mutator in self._ports:
-                self._burst(port, mutator)
+                for _ in range(port.connections):
+                    self._burst(port, mutator)
 
     def _burst(self, port: Port, mutator: Mutator) -> None:
         chance = self._chance
@@ -123,13 +127,22 @@ def open_ports(bus: BusProcess) -> list[Port]:
 
         return connect
 
+    short = SHORT_BURST, SHORT_CONNECTIONS
     return [
-        Port("rqueue", tcp("rqueue"), b"", _rqueue_frames(), SHORT_BURST),
+        Port("rqueue", tcp("rqueue"), b"", _rqueue_frames(), *short),
         Port("freud", unix("freud"), b"", _freud_frames(), LONG_BURST),
-        Port("gsb", tcp("gsb"), gsb_peer.GREETING, _gsb_frames(), SHORT_BURST),
-        Port("pirate", tcp("pirate"), zmtp.GREETING + zmtp.ready(), _pirate_frames(), SHORT_BURST),
-        Port("native", tcp("native"), HTTP2_PREFACE, _native_frames(bus), 0, HTTP2_HEAD_BYTES),
-        Port("admin", unix("admin"), b"", _admin_lines(), LONG_BURST),
+        Port("gsb", tcp("gsb"), gsb_peer.GREETING, _gsb_frames(), *short),
+        Port("pirate", tcp("pirate"), zmtp.GREETING + zmtp.ready(), _pirate_frames(), *short),
+        Port(
+            "native",
+            tcp("native"),
+            HTTP2_PREFACE,
+            _native_frames(bus),
+            burst=0,
+            connections=HTTP2_CONNECTIONS,
+            head_bytes=HTTP2_HEAD_BYTES,
+        ),
+        Port("admin", unix("admin"), b"", _admin_lines(), ADMIN_BURST),
     ]
 
 

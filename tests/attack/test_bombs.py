@@ -7,56 +7,40 @@ sizes that a message declares, and refuses it or waits, before Arrow allocates t
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event, Thread
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from polybus.testing.bus_process import BusProcess, serve
+from polybus.testing.bus_process import BusProcess
+from tests.attack.bystander import Bystander
+from tests.attack.peak_meter import MIB, PeakMeter
+from tests.attack.whole_bus import check_served, serve_all
 from tests.rig.flight_client import SHORT, act, bodies, code_of, connect, produce
 from tests.rig.http2_client import Http2Client, call_headers, grpc_message
-from tests.rig.observer import check_unharmed, count, rss_bytes, until
+from tests.rig.observer import check_unharmed, count, until
+from tests.rig.soak_runs import SoakRun
 
-MIB = 1 << 20
-MAX_GROWTH = 200 * MIB
+LONG_S = 60.0
+SENDERS = 3
 ZSTD = flight.FlightCallOptions(write_options=pa.ipc.IpcWriteOptions(compression="zstd"))
 LZ4 = flight.FlightCallOptions(write_options=pa.ipc.IpcWriteOptions(compression="lz4"))
 
 
 @pytest.fixture
 def bus() -> Iterator[BusProcess]:
-    with serve("--log-format", "json", listen=("native=grpc://127.0.0.1:0",)) as running:
+    with serve_all() as running:
+        check_served(running)  # every part has its memory before the measurement
         with connect(running) as client:
             produce(client, "t", b"first")
         yield running
         with connect(running) as client:
             produce(client, "t", b"last")
         check_unharmed(running)
-
-
-class Growth:
-    """The largest growth of a bus's memory in the block."""
-
-    def __init__(self, bus: BusProcess) -> None:
-        self._pid, self._before, self._done = bus.pid, rss_bytes(bus.pid), Event()
-        self._thread = Thread(target=self._run)
-        self.bytes = 0
-
-    def __enter__(self) -> Growth:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._done.wait(0.002):
-            self.bytes = max(self.bytes, rss_bytes(self._pid) - self._before)
 
 
 def zeroes(size: int) -> pa.RecordBatch:
@@ -84,13 +68,13 @@ def put(bus: BusProcess, batch: pa.RecordBatch, options: Any = None, repeat: int
         return codes
 
 
-@pytest.mark.sabotage("unpacked-unbounded", expects="MiB grown")
+@pytest.mark.sabotage("unpacked-unbounded", expects="MiB above an idle bus")
 @pytest.mark.parametrize("options", [ZSTD, LZ4], ids=["zstd", "lz4"])
 def test_compressed_bombs_are_refused(bus, options):
     bomb = zeroes(900 * MIB)
-    with Growth(bus) as grown, ThreadPoolExecutor(3) as pool:
+    with PeakMeter(bus) as peak, ThreadPoolExecutor(3) as pool:
         codes = list(pool.map(lambda _: put(bus, bomb, options), range(3)))
-    assert grown.bytes <= MAX_GROWTH, f"{grown.bytes >> 20} MiB grown"
+    peak.check_memory()
     assert codes == [["too_large"]] * 3
     until(lambda: count(bus, "refused", "native_too_large") == 3, "the refusals are counted")
 
@@ -98,10 +82,10 @@ def test_compressed_bombs_are_refused(bus, options):
 def test_compressed_batches_in_flight_are_bounded(bus):
     """Each batch fits, all together do not: they wait for each other."""
     batch = zeroes(24 * MIB)
-    with Growth(bus) as grown, ThreadPoolExecutor(16) as pool:
+    with PeakMeter(bus) as peak, ThreadPoolExecutor(16) as pool:
         codes = list(pool.map(lambda _: put(bus, batch, ZSTD, 2), range(16)))
     assert codes == [["stored", "stored"]] * 16
-    assert grown.bytes <= MAX_GROWTH, f"{grown.bytes >> 20} MiB grown"
+    peak.check_memory()
 
 
 def test_ordinary_compressed_batches_are_stored(bus):
@@ -176,10 +160,10 @@ def lying_sizes() -> Iterator[bytes]:
 def test_lying_sizes_are_refused(bus):
     schema = flight_data(SHORT.serialize().to_pybytes(), descriptor=DESCRIPTOR)
     lies = list(lying_sizes())
-    with Growth(bus) as grown:
+    with PeakMeter(bus) as peak:
         for lie in lies:
             send_raw(bus, schema, flight_data(lie))
-    assert grown.bytes <= MAX_GROWTH, f"{grown.bytes >> 20} MiB grown"
+    peak.check_memory()
     until(
         lambda: (
             (
@@ -198,19 +182,19 @@ def test_gzip_of_grpc_is_refused(bus):
     """gRPC would unpack a message without an end before anyone sees it."""
     schema = flight_data(SHORT.serialize().to_pybytes(), descriptor=DESCRIPTOR)
     bomb = grpc_message(field(3, bytes(300 * MIB)), is_gzipped=True)
-    with Growth(bus) as grown, Http2Client(bus.address("native").port) as client:
+    with PeakMeter(bus) as peak, Http2Client(bus.address("native").port) as client:
         headers = call_headers("DoPut", grpc_encoding="gzip")
         client.begin(headers, grpc_message(schema), bomb, ends=True)
         client.read_until_end_of_stream()
-    assert grown.bytes <= MAX_GROWTH, f"{grown.bytes >> 20} MiB grown"
+    peak.check_memory()
 
 
 def test_message_of_any_size_is_not_collected(bus):
     """The length of a message says four gigabytes; gRPC refuses it by its length."""
-    with Growth(bus) as grown, Http2Client(bus.address("native").port) as client:
+    with PeakMeter(bus) as peak, Http2Client(bus.address("native").port) as client:
         client.begin(call_headers("DoPut"), b"\0\xff\xff\xff\xff" + bytes(64 * 1024), ends=True)
         client.read_until_end_of_stream()
-    assert grown.bytes <= MAX_GROWTH, f"{grown.bytes >> 20} MiB grown"
+    peak.check_memory()
 
 
 def hostile_schemas() -> dict[str, pa.Schema]:
@@ -237,9 +221,9 @@ def hostile_schemas() -> dict[str, pa.Schema]:
 def test_hostile_schemas_are_refused(bus, name):
     schema = hostile_schemas()[name]
     batch = pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
-    with Growth(bus) as grown:
+    with PeakMeter(bus) as peak:
         assert put(bus, batch) == ["malformed_request"]
-    assert grown.bytes <= MAX_GROWTH, f"{grown.bytes >> 20} MiB grown"
+    peak.check_memory()
     assert count(bus, "refused", "native_malformed_request") == 1
 
 
@@ -265,9 +249,9 @@ def test_dictionary_without_a_column_is_refused(bus):
 
 def test_first_message_with_a_batch_is_refused(bus):
     raw = message_of("record batch", zeroes(900 * MIB), compression="zstd")
-    with Growth(bus) as grown:
+    with PeakMeter(bus) as peak:
         send_raw(bus, flight_data(raw, descriptor=DESCRIPTOR))
-    assert grown.bytes <= MAX_GROWTH, f"{grown.bytes >> 20} MiB grown"
+    peak.check_memory()
     with connect(bus) as client:
         assert act(client, "bounds", topic="t")["next_id"] == 2
 
@@ -280,6 +264,39 @@ def test_header_that_two_parsers_read_differently_is_refused(bus):
     hidden = varint((1 << 35) | 2 << 3 | 2) + varint(len(header)) + header
     schema = flight_data(SHORT.serialize().to_pybytes(), descriptor=DESCRIPTOR)
     for second in (hidden, field(2, header), field(7, header)):
-        with Growth(bus) as grown:
+        with PeakMeter(bus) as peak:
             send_raw(bus, schema, field(2, plain) + second + field(1000, body))
-        assert grown.bytes < MAX_GROWTH, f"{grown.bytes >> 20} MiB more"
+        peak.check_memory()
+
+
+# --- for a minute
+
+
+@pytest.mark.soak
+def test_bombs_for_a_minute(bus):
+    """Compressed bombs, lying sizes and bombs without a schema, from several senders at a time."""
+    run = SoakRun("attack/test_bombs.py", 0)
+    schema = flight_data(SHORT.serialize().to_pybytes(), descriptor=DESCRIPTOR)
+    packed = [
+        flight_data(message_of("record batch", zeroes(900 * MIB), compression=name))
+        for name in ("zstd", "lz4")
+    ]
+    attacks = [(schema, bomb) for bomb in packed]
+    attacks += [(schema, flight_data(lie)) for lie in lying_sizes()]
+    attacks += [(field(1, DESCRIPTOR) + packed[0],)]
+    end_s = time.monotonic() + LONG_S
+
+    def attack(sender: int) -> int:
+        sent = 0
+        while time.monotonic() < end_s:
+            send_raw(bus, *attacks[(sender + sent) % len(attacks)])
+            sent += 1
+        return sent
+
+    with Bystander(bus) as bystander, PeakMeter(bus) as peak, ThreadPoolExecutor(SENDERS) as pool:
+        attempts = sum(pool.map(attack, range(SENDERS)))
+    with connect(bus) as client:
+        successes = len(bodies(client, topic="t")) - 1
+    run.record(attempts=attempts, successes=successes, **peak.figures(), **bystander.figures())
+    assert successes == 0
+    peak.check_memory()

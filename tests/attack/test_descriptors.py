@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +14,17 @@ from pathlib import Path
 import pytest
 
 from polybus.testing.bus_process import BusProcess
+from tests.attack.bystander import Bystander
 from tests.attack.flooder import IDLE, Flooder
+from tests.attack.peak_meter import PeakMeter
 from tests.attack.whole_bus import LISTEN, check_served
 from tests.rig.observer import check_unharmed, until
+from tests.rig.soak_runs import SoakRun
 
 LIMIT = 256
 CONNECTIONS = 300  # per port: more than there are descriptors
 ATTACKER = 4242
+LONG_S = 60.0
 SERVE = (
     "import resource; "
     f"resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT})); "
@@ -77,3 +82,21 @@ def test_idle_connections_of_all_ports_leave_descriptors_for_new_clients(bus):
         for table in IDLE:
             stack.enter_context(Flooder(table, ATTACKER, bus, CONNECTIONS))
         until(lambda: is_served(bus), "new clients are served", 30)
+
+
+@pytest.mark.soak
+def test_idle_connections_of_all_ports_for_a_minute(bus):
+    """Users come and go, each with more idle connections than there are descriptors."""
+    check_served(bus)
+    run = SoakRun("attack/test_descriptors.py", 0)
+    attempts = 0
+    end_s = time.monotonic() + LONG_S
+    with Bystander(bus) as bystander, PeakMeter(bus) as peak:
+        while time.monotonic() < end_s:
+            with ExitStack() as stack:
+                for table in IDLE:
+                    stack.enter_context(Flooder(table, ATTACKER, bus, CONNECTIONS))
+                    attempts += CONNECTIONS
+                until(lambda: is_served(bus), "new clients are served", 30)
+    peak.check_memory()
+    run.record(attempts=attempts, successes=0, **peak.figures(), **bystander.figures())

@@ -7,16 +7,21 @@ last entry is for admins.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow.flight as flight
 import pytest
 
 from polybus.testing.bus_process import BusProcess
 from tests.attack.bystander import Bystander
 from tests.attack.flooder import TABLES, Flooder
+from tests.attack.peak_meter import PeakMeter
 from tests.attack.whole_bus import check_served, serve_all
 from tests.rig import flight_client
-from tests.rig.observer import check_unharmed
+from tests.rig.observer import check_unharmed, count, until
+from tests.rig.soak_runs import SoakRun
 
 CONFIG = """
 [limits]
@@ -35,10 +40,14 @@ max_groups = 8
 max_user_groups = 4
 [pirate]
 max_clients = 8
+max_subscriptions = 8
+max_user_subscriptions = 4
 """
-TOTAL, SHARE = 8, 4
+SHARE = 4
 CONNECTIONS_SHARE = 12
 ATTACKER, OTHER, ROOT = 4242, 4243, 0
+LONG_S = 10.0
+NATIVE_CONNECTIONS = 16
 QUOTA = "topics"  # bounded by quota_topics per user, and not in total
 
 
@@ -55,28 +64,70 @@ def bus() -> Iterator[BusProcess]:
 
 @pytest.mark.sabotage("share-ignored", expects="another user was refused")
 @pytest.mark.parametrize("table", [one for one in TABLES if one != QUOTA])
-def test_flood_by_one_user_leaves_room_for_others(bus, table, record_property):
-    flood(bus, table, record_property)
+def test_flood_by_one_user_leaves_room_for_others(bus, table):
+    flood(bus, table)
 
 
-def test_flood_of_topics_ends_at_the_quota(bus, record_property):
-    flood(bus, QUOTA, record_property)
+def test_flood_of_topics_ends_at_the_quota(bus):
+    flood(bus, QUOTA)
 
 
-def flood(bus: BusProcess, table: str, record_property: Callable[[str, object], None]) -> None:
+@pytest.mark.soak
+@pytest.mark.parametrize("table", TABLES)
+def test_flood_for_some_seconds(bus, table):
+    """The attacker tries to get more than its share all the time."""
+    run = SoakRun("attack/test_floods.py", 0)
+    run.record(**flood(bus, table, LONG_S))
+
+
+@pytest.mark.sabotage("longest-silent-cut", expects="the wait of another user was cut")
+def test_flood_of_native_connections_ends_none_of_another_user():
+    """gRPC accepts all of them, and the bus ends the surplus: those of the attacker."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    with (
+        serve_all(config=f"[native]\nmax_connections = {NATIVE_CONNECTIONS}\n") as bus,
+        flight_client.connect(bus) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        flight_client.act(client, "topic.create", topic="t", shards=1)
+        wait = {"positions": [{"topic": "t", "shard": 0, "offset": 0}], "timeout_ms": 30_000}
+        waiting = pool.submit(flight_client.act, client, "wait", **wait)
+        with Flooder("idle at native", ATTACKER, bus, 3 * NATIVE_CONNECTIONS):
+            until(
+                lambda: (
+                    count(bus, "connections", "closed", "max_connections") >= NATIVE_CONNECTIONS
+                ),
+                "the surplus is ended",
+            )
+            with flight_client.connect(bus) as producer:
+                flight_client.produce(producer, "t", b"x")
+            try:
+                waiting.result()
+            except flight.FlightError as error:
+                raise AssertionError("the wait of another user was cut") from error
+        check_unharmed(bus)
+
+
+def flood(bus: BusProcess, table: str, seconds: float = 0) -> dict[str, float]:
+    """Take all that one user gets, and try to get more for some seconds. Returns figures."""
     share = CONNECTIONS_SHARE if table == "connections" else SHARE
+    check_served(bus)  # every part has its memory before the measurement
     with (
         Bystander(bus) as bystander,
+        PeakMeter(bus) as peak,
         Flooder(table, ATTACKER, bus, 2 * share + 4) as flooder,
     ):
+        time.sleep(seconds)  # of the attack
         with Flooder(table, OTHER, bus, 1) as other:
             assert other.held == 1, f"another user was refused: {other.refusal}"
         with Flooder(table, ROOT, bus, 1) as root:
             assert root.held == 1, f"an admin was refused: {root.refusal}"
         assert flooder.held == share, f"the share is not exact: {flooder.refusal}"
-    assert bystander.publish.number, "the bystander could not publish"
-    assert bystander.stats.number, "the bystander got no stats"
-    for name, value in bystander.figures().items():
-        record_property(name, value)
-    if table != "pirate clients":  # its records stay, so a new client has no place
+    bystander.check_served()
+    peak.check_memory()
+    if not table.startswith("pirate"):  # its records stay, so a new client has no place
         check_served(bus)
+    successes = flooder.held - share
+    attempts = {"attempts": flooder.refused, "successes": successes}
+    return attempts | peak.figures() | bystander.figures()

@@ -23,12 +23,15 @@ import pytest
 
 from polybus.server.admin_client import ask
 from polybus.testing.bus_process import BusProcess, serve
+from tests.attack.bystander import Bystander
 from tests.attack.hang_up_client import NO_HANDSHAKE, Handshake, HangUps
+from tests.attack.peak_meter import PeakMeter
 from tests.attack.request_recorder import RequestRecorder
 from tests.rig import gsb_peer, rqueue_client
 from tests.rig.flight_client import act, bodies, connect, produce
-from tests.rig.observer import check_unharmed, count, stats, until
+from tests.rig.observer import check_unharmed, count, stats, thread_count, until
 from tests.rig.pirate import wire, zmtp
+from tests.rig.soak_runs import SoakRun
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can change its uid")
 
@@ -43,6 +46,7 @@ CLIENTS = 2
 SHORT, LONG = 60, 1000  # hang-ups per verb
 LIVE, LOG, MARK = b"guarded.live", b"guarded.log", b"mark"
 SERVICE = "guarded.service"
+MEMBER = {"group": "g", "consumer": "c"}
 RULE = f"deny user:{BOB} create,produce,subscribe,call guarded.*"
 # States of a connection in /proc/net/tcp that end without the bus.
 LISTENING, TIME_WAIT = "0A", "06"
@@ -95,6 +99,9 @@ class Watch:
     def unrefused(self, verb: str, reason: str) -> int:
         """Return how many requests were handled and not refused, by the marks that follow them."""
         return max(0, self.heard(MARK, verb.encode()) - count(self._bus, "refused", reason))
+
+    def groups(self) -> int:
+        return len(act(self.native, "group.list", topic=LOG.decode())["groups"])
 
     def topics(self, prefix: str) -> int:
         listed = act(self.native, "topic.list")["topics"]
@@ -194,6 +201,10 @@ def native_verbs(bus: BusProcess, watch: Watch, rounds: int) -> Verbs:
             record(lambda client: act(client, "topic.create", topic="altered.new")),
             lambda: watch.topics("guarded.new"),
         ),
+        "join": (
+            record(lambda client: act(client, "group.join", topic="altered.log", **MEMBER)),
+            lambda: watch.groups(),
+        ),
     }
 
 
@@ -227,31 +238,30 @@ def own_ends() -> set[str]:
     return {columns[1] for columns in lines if columns[9] in inodes}
 
 
-def thread_count(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/task").iterdir()))
-
-
 def in_doubt_of(bus: BusProcess, dialect: str) -> int:
     return count(bus, "connections", "in_doubt", dialect)
 
 
-def attack(bus: BusProcess, dialect: str, rounds: int) -> None:
+def attack(bus: BusProcess, dialect: str, rounds: int, seed: int) -> dict[str, float]:
     with closing(Watch(bus)) as watch:
-        hang_up(bus, watch, dialect, rounds)
+        return hang_up(bus, watch, dialect, rounds, seed)
 
 
-def hang_up(bus: BusProcess, watch: Watch, dialect: str, rounds: int) -> None:
-    seed = random.randrange(1 << 32)
+def hang_up(
+    bus: BusProcess, watch: Watch, dialect: str, rounds: int, seed: int
+) -> dict[str, float]:
+    """Send requests of every verb and hang up. Returns counts; fails if a request passed."""
     verbs = VERBS[dialect](bus, watch, rounds)
     payloads = [payload for chosen, _ in verbs.values() for payload in chosen]
     random.Random(seed).shuffle(payloads)
     port = bus.address(dialect).port
     handshake = HANDSHAKES.get(dialect, NO_HANDSHAKE)
     threads = thread_count(bus.pid)
-    clients = [
-        HangUps(BOB, port, payloads[n::CLIENTS], seed + n, handshake) for n in range(CLIENTS)
-    ]
-    sent = sum(client.wait() for client in clients)
+    with Bystander(bus) as bystander, PeakMeter(bus) as peak:
+        clients = [
+            HangUps(BOB, port, payloads[n::CLIENTS], seed + n, handshake) for n in range(CLIENTS)
+        ]
+        sent = sum(client.wait() for client in clients)
     until(lambda: is_idle(port), "the bus has closed the connections", 60)
     if dialect == "native":  # gRPC's threads may still be at calls whose connections have ended
         until(lambda: thread_count(bus.pid) <= threads + 2, "the calls' threads have ended", 60)
@@ -265,15 +275,25 @@ def hang_up(bus: BusProcess, watch: Watch, dialect: str, rounds: int) -> None:
     assert not +passed, f"denied requests passed: {dict(+passed)} (seed {seed})"
     # Else the test would prove nothing: it needs peers that the kernel had forgotten.
     assert in_doubt > 0, f"no hang-up of {sent} was in doubt"
+    bystander.check_served()
+    peak.check_memory()
+    counts = {"attempts": sent, "in_doubt": in_doubt, "successes": sum(passed.values())}
+    return counts | peak.figures() | bystander.figures()
+
+
+def new_seed() -> int:
+    return random.randrange(1 << 32)
 
 
 @pytest.mark.sabotage("in-doubt-is-anonymous", expects="denied requests passed: {'", tries=3)
 @pytest.mark.parametrize("dialect", VERBS)
 def test_hang_ups(bus, dialect):
-    attack(bus, dialect, SHORT)
+    attack(bus, dialect, SHORT, new_seed())
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("dialect", VERBS)
 def test_many_hang_ups(bus, dialect):
-    attack(bus, dialect, LONG)
+    seed = new_seed()
+    run = SoakRun(f"attack/test_hang_up_races.py ({dialect})", seed)
+    run.record(**attack(bus, dialect, LONG, seed))

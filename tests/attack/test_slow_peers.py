@@ -17,14 +17,15 @@ import pytest
 
 from polybus.testing.bus_process import BusProcess
 from tests.attack.bystander import Bystander
+from tests.attack.peak_meter import PeakMeter
 from tests.attack.port_fuzzer import Port, open_ports
 from tests.attack.whole_bus import check_served, serve_all
 from tests.rig import gsb_peer, rqueue_client
-from tests.rig.observer import check_unharmed, connections, open_descriptors, rss_bytes, until
+from tests.rig.observer import check_unharmed, connections, open_descriptors, until
 from tests.rig.soak_runs import SoakRun
 
 SHORT_CONNECTIONS, LONG_CONNECTIONS = 20, 400  # per port
-ROUNDS_OF_BYTES = 12
+SHORT_ROUNDS, LONG_ROUNDS = 12, 300  # a byte of each connection
 # gRPC keeps most: buffers for HTTP/2 of a connection. The stream dialects share one buffer.
 MAX_BYTES_PER_CONNECTION = 512 * 1024
 TCP_REPAIR = 19
@@ -38,12 +39,12 @@ def bus() -> Iterator[BusProcess]:
         check_unharmed(running)
 
 
-def send_slowly(bus: BusProcess, per_port: int) -> dict[str, float]:
+def send_slowly(bus: BusProcess, per_port: int, rounds: int) -> dict[str, float]:
     """Hold slow connections to every port while a bystander works. Returns counts."""
     ports = open_ports(bus)
     check_served(bus)  # every part has its memory before the first measurement
-    before, descriptors = rss_bytes(bus.pid), open_descriptors(bus.pid)
-    with Bystander(bus) as bystander, ExitStack() as stack:
+    descriptors = open_descriptors(bus.pid)
+    with Bystander(bus) as bystander, PeakMeter(bus) as peak, ExitStack() as stack:
         slow = [
             (stack.enter_context(port.connect()), port)
             for port in ports
@@ -51,16 +52,15 @@ def send_slowly(bus: BusProcess, per_port: int) -> dict[str, float]:
             for _ in range(SHORT_CONNECTIONS if port.name == "admin" else per_port)
         ]
         streams = [(sock, iter(_half_stream(port, n))) for n, (sock, port) in enumerate(slow)]
-        for _ in range(ROUNDS_OF_BYTES):
+        for _ in range(rounds):
             for sock, stream in streams:
                 _send_byte(sock, stream)
             check_served(bus)
-        grown = rss_bytes(bus.pid) - before
+    grown = peak.growth_bytes
     assert grown / len(slow) < MAX_BYTES_PER_CONNECTION, f"{grown} bytes for {len(slow)} peers"
-    assert bystander.publish.number, "the bystander was not served"
-    assert bystander.stats.number, "the bystander was not served"
+    bystander.check_served()
     until(lambda: open_descriptors(bus.pid) <= descriptors, "descriptors of closed peers are freed")
-    return {"connections": len(slow), "rss_growth_mb_max": grown >> 20, **bystander.figures()}
+    return {"connections": len(slow), **peak.figures(), **bystander.figures()}
 
 
 def _half_stream(port: Port, number: int) -> bytes:
@@ -78,16 +78,18 @@ def _send_byte(sock: socket.socket, stream: Iterator[int]) -> None:
         return
 
 
+@pytest.mark.sabotage("buffer-per-connection", expects="bytes for [0-9]+ peers")
 def test_peers_that_never_finish_delay_no_other(bus: BusProcess) -> None:
-    send_slowly(bus, SHORT_CONNECTIONS)
+    send_slowly(bus, SHORT_CONNECTIONS, SHORT_ROUNDS)
 
 
 @pytest.mark.soak
 def test_many_peers_that_never_finish_delay_no_other(bus: BusProcess) -> None:
     run = SoakRun("attack/test_slow_peers.py", 0)
-    run.record(**send_slowly(bus, LONG_CONNECTIONS))
+    run.record(**send_slowly(bus, LONG_CONNECTIONS, LONG_ROUNDS))
 
 
+@pytest.mark.sabotage("lost-connections-stay", expects="half-open peers are removed")
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root for TCP's repair mode")
 def test_half_open_peers_are_removed_when_the_bus_sends(bus: BusProcess) -> None:
     subscribed, services = [], []

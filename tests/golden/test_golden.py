@@ -17,6 +17,9 @@ import pytest
 
 from polybus import native, pirate
 from polybus.errors import Fenced
+from polybus.spark.archive.archive_folder import MARK
+from polybus.spark.archive.archive_folder import VERSION as ARCHIVE_VERSION
+from polybus.store.lmdb.stored_values import FORMAT_VERSION
 from tests.golden import goldenread
 from tests.golden.goldenbus import (
     HERE,
@@ -74,6 +77,14 @@ def unopened(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def client(continued: GoldenBus) -> Iterator[native.Client]:
     with continued.client() as client:
         yield client
+
+
+def test_current_formats_have_a_golden_folder():
+    """A new format version adds a folder."""
+    stores = {(HERE / one / "data/store/CURRENT").read_text().splitlines()[0] for one in VERSIONS}
+    marks = [json.loads((HERE / one / "archive" / MARK).read_text()) for one in VERSIONS]
+    assert f"polybus store {FORMAT_VERSION}" in stores
+    assert ARCHIVE_VERSION in [mark["version"] for mark in marks]
 
 
 # --- the state, as it is

@@ -84,3 +84,8 @@ def rss_bytes(pid: int) -> int:
 
 def open_descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def thread_count(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("Threads:")[2].split()[0])

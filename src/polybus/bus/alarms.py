@@ -11,6 +11,7 @@ topic or a group; one kind and object is one alarm.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polybus.bus.broker import Logger
 
-# Objects are named by clients, so their number must be bounded. Further alarms are counted.
+# Of one kind. Objects are named by clients, so their number must be bounded, and alarms of a kind
+# that clients can cause must not keep out those of another. Further alarms are counted.
 MAX_ALARMS = 1000
 NS_PER_S = 1_000_000_000
 
@@ -50,15 +52,18 @@ class Alarms:
         self._log = log
         self._mutex = threading.Lock()
         self._raised: dict[tuple[str, str], Alarm] = {}
+        self._numbers: Counter[str] = Counter()  # of raised alarms, by kind
         self.left_out = 0  # alarms that were not kept because of MAX_ALARMS
 
     def raise_alarm(self, kind: str, name: str, text: str) -> None:
         """Raise the alarm `kind` of the object `name`; replace its text if it is raised."""
         with self._mutex:
             known = self._raised.get((kind, name))
-            if known is None and len(self._raised) >= MAX_ALARMS:
-                self.left_out += 1
-                return
+            if known is None:
+                if self._numbers[kind] >= MAX_ALARMS:
+                    self.left_out += 1
+                    return
+                self._numbers[kind] += 1
             since_ns = known.since_ns if known else self._wall_ns()
             self._raised[kind, name] = Alarm(kind, name, text, since_ns)
         if known is None:
@@ -68,6 +73,8 @@ class Alarms:
         """Clear an alarm; does nothing if it is not raised."""
         with self._mutex:
             known = self._raised.pop((kind, name), None)
+            if known is not None:
+                self._numbers[kind] -= 1
         if known is not None:
             lasted_s = round((self._wall_ns() - known.since_ns) / NS_PER_S, 3)
             self._log.info("alarm cleared", kind=kind, object=name, lasted_s=lasted_s)

@@ -103,7 +103,7 @@ class Overview:
         dropped = Counter(self._counters.family("dropped"))
         fanout = self._fanout
         dropped.update(denied=fanout.denied, no_subscriber=fanout.unheard)
-        dropped.update(too_large=fanout.too_large)
+        dropped.update(too_large=fanout.too_large, alarms=self._alarms.left_out)
         return {reason: n for reason, n in sorted(dropped.items()) if n}
 
     def _describe(self, connection: Connection) -> dict[str, Any]:

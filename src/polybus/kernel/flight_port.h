@@ -202,8 +202,9 @@ class CallGate {
     auto& connection = connections_[context.peer()];
     connection.Advance(now_s);
     bool is_crowded = connection.calls.size() >= kMinLingering;
-    // gRPC polls for the answer, so a connection with few calls is not asked.
-    bool is_reset = is_crowded && context.is_cancelled();
+    // gRPC polls for the answer, so it is asked only if this connection, or all together, have
+    // many calls.
+    bool is_reset = (is_crowded || beginning_ >= kMinLingering) && context.is_cancelled();
     connection.resets += is_reset;
     // Cancelled calls whose threads still run, in Python perhaps, have not been counted yet.
     if (is_crowded && now_s >= connection.look_s) {
@@ -223,13 +224,23 @@ class CallGate {
       return was_cut ? kReset : kCut;
     }
     if (is_reset) return kReset;
-    if (calls_ >= max_calls_) {
+    int most_beginning = connection.beginning < kFewBeginning ? kMaxBeginning : kCrowdBeginning;
+    if (calls_ >= max_calls_ || beginning_ >= most_beginning) {
       refused_calls_++;
       return kTooMany;
     }
     calls_++;
+    beginning_++;
+    connection.beginning++;
     connection.calls.insert(&context);
     return kAdmitted;
+  }
+
+  // Notes that Python has identified the caller of an admitted call, or refused it.
+  void Begin(const std::string& peer) {
+    Guard guard(mutex_);
+    beginning_--;
+    connections_.find(peer)->second.beginning--;
   }
 
   // Forgets an admitted call. `peer` is that of its context.
@@ -261,11 +272,15 @@ class CallGate {
   static constexpr int kMaxLooks = 64;
   static constexpr double kLookInterval = 0.02;
   static constexpr int64_t kAlone = 10;
+  // Calls whose caller Python has not identified yet: each is a thread that waits for the
+  // interpreter's lock. Connections that have some of them get no more beyond kCrowdBeginning,
+  // which is more than the streams of one connection (`max_streams`), others beyond kMaxBeginning.
+  static constexpr int kFewBeginning = 2, kCrowdBeginning = 48, kMaxBeginning = 64;
 
   struct Connection {
     std::set<const Context*> calls;
     double since_s = 0, look_s = 0;
-    int resets = 0, lingering = 0;
+    int resets = 0, lingering = 0, beginning = 0;
     bool is_cut = false;
 
     void Advance(double now_s) {
@@ -280,7 +295,7 @@ class CallGate {
   const int max_calls_, max_resets_;
   std::mutex mutex_;
   std::map<std::string, Connection> connections_;
-  int calls_ = 0;
+  int calls_ = 0, beginning_ = 0;
   int64_t refused_calls_ = 0, refused_resets_ = 0;
 };
 
@@ -708,6 +723,7 @@ class CallLimiter : public arrow::flight::ServerMiddlewareFactory {
     Refusal refusal;
     FlightCall call(context, queue_);
     void* caller = hooks_.begin_call(hooks_.python, &call, &refusal);
+    queue_->gate.Begin(context.peer());
     if (caller == nullptr) {
       queue_->gate.Leave(&context, context.peer(), context.is_cancelled());
       return refusal.ToStatus();
@@ -812,6 +828,8 @@ class Service : public arrow::flight::FlightServerBase {
     auto put = std::make_shared<PutStream>(queue_.get(), &call, writer.get(), max_batches_, max_bytes_);
     put->path = reader->descriptor().path;
     auto schema = reader->GetSchema();
+    // A call that was cancelled before its schema must not wait for the interpreter's lock.
+    if (!schema.ok() && call.is_cancelled()) return schema.status();
     if (!schema.ok()) return Malformed("the stream does not begin with a schema: ", schema.status());
     put->schema = *schema;
     int fields_left = kMaxFields;

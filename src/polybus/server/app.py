@@ -73,7 +73,7 @@ class App:
         self, program: ServerPlan, logs: Logs, descriptors: process_tuning.DescriptorLimit
     ) -> None:
         self._program = program
-        listening = {one.dialect for one in program.listeners}
+        listening = [one.dialect for one in program.listeners]
         self._settings = process_tuning.fit_limits(program.loaded.settings, descriptors, listening)
         self._logs = logs
         self._log = logs.logger

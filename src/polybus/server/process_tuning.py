@@ -6,7 +6,7 @@ import gc
 import os
 import resource
 import sys
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from polybus.kernel import scheduler
@@ -59,17 +59,18 @@ def freeze_heap() -> None:
 
 
 def fit_limits(
-    settings: Settings, descriptors: DescriptorLimit, listening: Collection[str]
+    settings: Settings, descriptors: DescriptorLimit, listening: Sequence[str]
 ) -> Settings:
     """Return the settings with limits of connections that fit the descriptors.
 
-    Each connection to one of the dialects in `listening` needs one. The native port counts its
-    connections apart from the other dialects, so both are lowered in proportion: neither may take
-    the descriptors of the other.
+    Each connection to one of the listeners needs one; `listening` has their dialects. Each
+    native listener counts its connections apart from all others, so all are lowered in
+    proportion: none may take the descriptors of another.
     """
     most = max(2, descriptors.now - RESERVED_DESCRIPTORS)
-    native = settings.section(NATIVE) if NATIVE in listening else None
-    wanted = settings.limits.max_connections, native.max_connections if native else 0
+    ports = listening.count(NATIVE)
+    native = settings.section(NATIVE)
+    wanted = settings.limits.max_connections, native.max_connections * ports
     if sum(wanted) <= most:
         return settings
     # At least an eighth for each, so that a large setting of one does not exclude the other.
@@ -77,8 +78,8 @@ def fit_limits(
     own = min(wanted[1], max(least, min(most - least, most * wanted[1] // sum(wanted))))
     limits = replace(settings.limits, max_connections=min(wanted[0], most - own))
     dialects = dict(settings.dialects)
-    if native:
-        dialects[NATIVE] = replace(native, max_connections=own)
+    if ports:
+        dialects[NATIVE] = replace(native, max_connections=max(1, own // ports))
     return replace(settings, limits=limits, dialects=dialects)
 
 

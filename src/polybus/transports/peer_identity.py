@@ -77,7 +77,7 @@ def open_socket_table() -> SocketTable:
 
 
 def _identify_tcp_peer(sock: SocketLike, peername: SocketName) -> Identity:
-    far, near = _end(peername), _end(sock.getsockname())
+    far, near = socket_end(peername), socket_end(sock.getsockname())
     if not is_own_address(far.ip):
         return ANONYMOUS
     uid = socket_table().owner(far, near)
@@ -89,7 +89,7 @@ def _identify_tcp_peer(sock: SocketLike, peername: SocketName) -> Identity:
     return Identity(uid=uid)
 
 
-def _end(name: SocketName) -> SocketEnd:
+def socket_end(name: SocketName) -> SocketEnd:
     return SocketEnd(packed(name[0]), name[1])
 
 
@@ -120,7 +120,7 @@ def _can_find_own_socket(table: SocketTable) -> bool:
             socket.create_server(("127.0.0.1", 0)) as server,
             socket.create_connection(server.getsockname(), timeout=1.0) as client,
         ):
-            near, far = _end(server.getsockname()), _end(client.getsockname())
+            near, far = socket_end(server.getsockname()), socket_end(client.getsockname())
             return table.owner(far, near) == os.geteuid()
     except OSError:
         return False

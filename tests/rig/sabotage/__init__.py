@@ -21,6 +21,7 @@ from tests.rig.sabotage import (
     shares,
     spark,
     store,
+    streams,
     zmq,
 )
 
@@ -36,6 +37,7 @@ ALL: list[Patch] = [
     *spark.SABOTAGES,
     *policy.SABOTAGES,
     *shares.SABOTAGES,
+    *streams.SABOTAGES,
     *cli.SABOTAGES,
 ]
 NAMES = frozenset(patch.name for patch in ALL)

@@ -20,4 +20,11 @@ SABOTAGES = [
         "                os.close(os.dup(descriptor))\n"
         "                os.dup2(descriptor, self._spare, inheritable=False)\n",
     ),
+    # Of too many native connections the longest silent are cut, whichever users they have.
+    Patch(
+        "longest-silent-cut",
+        "transports/flight/grpc_sockets.py",
+        "        silent_ms[owner].append((since_ms, far.port))\n",
+        "        silent_ms[0].append((since_ms, far.port))\n",
+    ),
 ]

@@ -68,6 +68,11 @@ def test_the_number_of_alarms_is_bounded() -> None:
     assert len(log.warnings()) == MAX_ALARMS
     alarms.raise_alarm("topic_damaged", "t0", "changed")  # a raised one still changes
     assert alarms.to_json(with_names=True)[0]["text"] == "changed"
+    alarms.raise_alarm("disk_full", "store", "no space left")  # has room of its own
+    assert alarms.is_raised("disk_full", "store")
+    alarms.clear_alarm("topic_damaged", "t0")
+    alarms.raise_alarm("topic_damaged", "new", "")
+    assert alarms.is_raised("topic_damaged", "new")
 
 
 def test_threads_that_raise_and_clear_leave_no_alarm() -> None:
@@ -94,3 +99,10 @@ def test_statistics_show_alarms_without_names() -> None:
     bus.broker.alarms.raise_alarm("topic_damaged", "salaries", "")
     (shown,) = bus.broker.stats()["alarms"]
     assert (shown["kind"], shown["object"]) == ("topic_damaged", "")
+
+
+def test_statistics_count_alarms_that_were_left_out() -> None:
+    bus = MemoryBus()
+    for number in range(MAX_ALARMS + 3):
+        bus.broker.alarms.raise_alarm("topic_damaged", f"t{number}", "")
+    assert bus.broker.stats()["dropped"] == {"alarms": 3}

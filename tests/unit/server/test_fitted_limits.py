@@ -10,18 +10,21 @@ from polybus.server.process_tuning import RESERVED_DESCRIPTORS, DescriptorLimit,
 from polybus.server.settings import Settings
 
 
-def fitted(descriptors: int, streams: int = 10_000, native: int = 4096) -> tuple[int, int]:
+def fitted(
+    descriptors: int, streams: int = 10_000, native: int = 4096, ports: int = 1
+) -> tuple[int, int]:
     settings = Settings()
     limits = replace(settings.limits, max_connections=streams)
     own = replace(settings.section("native"), max_connections=native)
     settings = replace(settings, limits=limits, dialects={**settings.dialects, "native": own})
-    found = fit_limits(settings, DescriptorLimit(descriptors, descriptors), {"native"})
+    listening = ["native"] * ports
+    found = fit_limits(settings, DescriptorLimit(descriptors, descriptors), listening)
     return found.limits.max_connections, found.section("native").max_connections
 
 
 def test_enough_descriptors_change_nothing():
     settings = Settings()
-    assert fit_limits(settings, DescriptorLimit(1024, 20_000), {"native"}) is settings
+    assert fit_limits(settings, DescriptorLimit(1024, 20_000), ["native"]) is settings
 
 
 @pytest.mark.parametrize("descriptors", [1, 64, 129, 130, 256, 1024, 4096, 14_000])
@@ -37,6 +40,13 @@ def test_both_are_lowered_in_proportion():
     assert fitted(256) == (91, 37)
 
 
+@pytest.mark.parametrize("descriptors", [256, 1024, 14_000, 20_000])
+def test_connections_of_several_native_listeners_fit(descriptors):
+    streams, native = fitted(descriptors, ports=3)
+    assert streams + 3 * native <= descriptors - RESERVED_DESCRIPTORS
+    assert native >= 1
+
+
 def test_native_port_that_does_not_listen_takes_no_descriptors():
-    found = fit_limits(Settings(), DescriptorLimit(2000, 2000), {"rqueue"})
+    found = fit_limits(Settings(), DescriptorLimit(2000, 2000), ["rqueue"])
     assert found.limits.max_connections == 2000 - RESERVED_DESCRIPTORS

@@ -32,6 +32,8 @@ from polybus.transports.flight.flight_status import to_flight_status
 from polybus.transports.flight.put_intake import PutIntake
 from polybus.transports.flight.slow_consumers import SlowConsumerMonitor
 from polybus.transports.flight.token_calls import TokenCalls
+from polybus.transports.peer_identity import open_socket_table
+from polybus.transports.socket_table import NetlinkSocketTable, SocketEnd
 
 if TYPE_CHECKING:
     from polybus.model.limits import NativeLimits
@@ -108,6 +110,7 @@ class FlightListener:
         )
         self._max_connections = limits.max_connections
         grpc_sockets.reserve_spare()
+        self._sockets = open_socket_table()  # while there are descriptors
         self._tls = _tls(address, security)
         _check_address_free(address)
         self._open = partial(
@@ -249,8 +252,17 @@ class FlightListener:
                 self._on_error(error)
 
     def _close_surplus(self) -> None:
-        closed = grpc_sockets.close_surplus(self.address.port, self._max_connections)
+        most = self._max_connections
+        closed = grpc_sockets.close_surplus(self.address.port, most, self._owner_of)
         self._report_closed(closed, "max_connections")
+
+    def _owner_of(self, far: SocketEnd, near: SocketEnd) -> int | bytes:
+        """Return the user of a local connection, the address of any other."""
+        # A table of text takes milliseconds per connection, and there are thousands.
+        if not isinstance(self._sockets, NetlinkSocketTable):
+            return far.ip
+        uid = self._sockets.owner(far, near)
+        return far.ip if uid is None else uid
 
     def _cut_all(self, reason: str) -> None:
         self._report_closed(grpc_sockets.close_all(self.address.port), reason)

@@ -12,9 +12,12 @@ import contextlib
 import resource
 import socket
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 
+from polybus.transports.peer_identity import socket_end
+from polybus.transports.socket_table import SocketEnd
 from polybus.transports.spare_descriptor import spare_descriptor
 
 DESCRIPTORS = Path("/proc/self/fd")
@@ -32,36 +35,48 @@ def reserve_spare() -> None:
 
 def close_all(port: int) -> int:
     """Close every connection to a local port. Returns their number."""
-    return sum(_end(sock) for sock in _connected(port))
+    return sum(_end(sock) for sock, _ in _connected(port))
 
 
 def close_one(port: int, peer_port: int) -> bool:
     """Close the connection from a port of the peer. Returns whether there was one."""
     was_closed = False
-    for sock in _connected(port):
-        if sock.getpeername()[1] == peer_port:
+    for sock, far in _connected(port):
+        if far.port == peer_port:
             was_closed = _end(sock)
     return was_closed
 
 
-def close_surplus(port: int, most: int) -> int:
-    """Close connections beyond `most`, the longest silent first. Returns their number."""
+def close_surplus(
+    port: int, most: int, owner_of: Callable[[SocketEnd, SocketEnd], Hashable]
+) -> int:
+    """Close connections beyond `most`. Returns their number.
+
+    Those of the owner with the most connections are closed first, its longest silent before
+    the others, so a flood by one user ends no connection of another. `owner_of` gets the far
+    and the near end of a connection.
+    """
     if len(_list_descriptors()) <= most:  # much faster than inspecting each
         return 0
-    silent_ms = {}
-    for sock in _connected(port):
+    silent_ms: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    for sock, far in _connected(port):
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
         since_ms = int.from_bytes(info[LAST_DATA_RECV : LAST_DATA_RECV + 4], sys.byteorder)
-        silent_ms[sock.getpeername()[1]] = since_ms
-    surplus = set(sorted(silent_ms, key=lambda peer: silent_ms[peer])[most:])
-    return sum(_end(sock) for sock in _connected(port) if sock.getpeername()[1] in surplus)
+        owner = owner_of(far, socket_end(sock.getsockname()))
+        silent_ms[owner].append((since_ms, far.port))
+    # The newest of each owner, then the second of each, and so on.
+    ranked = sorted(
+        (rank, one) for owned in silent_ms.values() for rank, one in enumerate(sorted(owned))
+    )
+    surplus = {peer_port for _, (_, peer_port) in ranked[most:]}
+    return sum(_end(sock) for sock, far in _connected(port) if far.port in surplus)
 
 
 def confirmed_bytes(port: int, peer_port: int) -> int | None:
     """Return the sent bytes that the peer has acknowledged, None if it is not connected."""
     confirmed = None
-    for sock in _connected(port):
-        if sock.getpeername()[1] == peer_port:
+    for sock, far in _connected(port):
+        if far.port == peer_port:
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
             confirmed = int.from_bytes(info[BYTES_ACKED:TCP_INFO_BYTES], sys.byteorder)
     return confirmed
@@ -74,15 +89,19 @@ def _end(sock: socket.socket) -> bool:
     return False
 
 
-def _connected(port: int) -> Iterator[socket.socket]:
+def _connected(port: int) -> Iterator[tuple[socket.socket, SocketEnd]]:
+    """Yield each connection with its far end, which the socket forgets after a reset."""
     for descriptor in _list_descriptors():
         with spare_descriptor(SPARE).duplicate(descriptor) as sock:
-            if sock is None:
+            if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
                 continue
-            with contextlib.suppress(OSError):
-                is_ours = sock.family in (socket.AF_INET, socket.AF_INET6)
-                if is_ours and sock.getsockname()[1] == port and sock.getpeername():
-                    yield sock
+            try:
+                if sock.getsockname()[1] != port:
+                    continue
+                far = socket_end(sock.getpeername())
+            except OSError:  # the listener, or a connection that was reset
+                continue
+            yield sock, far
 
 
 def _list_descriptors() -> list[int]:
