@@ -21,8 +21,8 @@ from polybus.errors import (
     MalformedRequest,
     NotConnected,
     TooLarge,
-    UsageError,
     TopicDeleted,
+    UsageError,
 )
 from polybus.model.limits import MIB
 from tests.rig import freud_client as stranger
