@@ -198,22 +198,12 @@ class EphemeralDelivery:
         Returns the limit that is reached without them, if any; then none is evicted.
         """
         readers = list(current.readers.values())
-        max_unread = self._limits.max_unread_messages
-        room: dict[Key, int] = {}
+        reached = self._find_reached(readers, size)
+        if reached:
+            return reached
         for reader in readers:
-            if self._detached.can_evict(reader):
-                continue
-            if reader.held_messages >= max_unread:
-                return UNREAD
-            account = reader.identity.account
-            if account not in room:
-                room[account] = self._reachable_room(reader.identity)
-            room[account] -= size
-            if room[account] < 0:
-                self._quotas.refuse(reader.identity, BYTES, size)
-                return BYTES
-        for reader in readers:
-            if self._detached.can_evict(reader) and reader.held_messages >= max_unread:
+            is_full = reader.held_messages >= self._limits.max_unread_messages
+            if is_full and self._detached.can_evict(reader):
                 self._detached.evict(reader)
         left = Counter(reader.identity.account for reader in readers if not reader.gone)
         for identity in {reader.identity.account: reader.identity for reader in readers}.values():
@@ -223,6 +213,23 @@ class EphemeralDelivery:
                 if evicted is None:
                     break
                 left[account] -= evicted.incarnation is current
+        return None
+
+    def _find_reached(self, readers: Iterable[PullReader], size: int) -> str | None:
+        """Return the limit that a message would reach if all detached readers were evicted."""
+        room: dict[Key, int] = {}
+        for reader in readers:
+            if self._detached.can_evict(reader):
+                continue
+            if reader.held_messages >= self._limits.max_unread_messages:
+                return UNREAD
+            account = reader.identity.account
+            if account not in room:
+                room[account] = self._reachable_room(reader.identity)
+            room[account] -= size
+            if room[account] < 0:
+                self._quotas.refuse(reader.identity, BYTES, size)
+                return BYTES
         return None
 
     def _reachable_room(self, identity: Identity) -> int:
