@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from math import gcd
 
 from polybus.model.topic import ShardBounds, Topic, parents_of
 
@@ -27,17 +28,20 @@ def find_phases(
     Trimmed messages count as acked, because no member can get them.
     """
     phases: list[ShardPhase] = []
-    before = range(0)
+    before, first_open = range(0), topic.open_shards.start
     for shards in topic.shards_by_generation:
+        # Shards whose indexes are equal modulo this have the same parents.
+        step = gcd(len(before), len(shards))
+        ready = [
+            all(phases[p] is ShardPhase.DRAINED for p in parents_of(index, len(shards), before))
+            for index in range(step)
+        ]
         for index, shard in enumerate(shards):
-            is_ready = all(
-                phases[parent] is ShardPhase.DRAINED
-                for parent in parents_of(index, len(shards), before)
-            )
+            is_ready = ready[index % step]
             is_read = max(lows[shard], bounds[shard].start) >= bounds[shard].end
             if not is_ready:
                 phases.append(ShardPhase.WAITING)
-            elif is_read and shard not in topic.open_shards:
+            elif is_read and shard < first_open:
                 phases.append(ShardPhase.DRAINED)
             else:
                 phases.append(ShardPhase.ACTIVE)
