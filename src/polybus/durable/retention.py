@@ -40,6 +40,7 @@ STEP_S: Final = 0.05
 # The alarm stays this long after the last unread message was trimmed, so that a monitor sees it.
 ALARM_S: Final = 60.0
 UNREAD_ALARM: Final = "retention_unread"
+MAX_NAMED: Final = 10  # readers in the text of an alarm
 
 
 class ReaderPosition(NamedTuple):
@@ -125,6 +126,7 @@ class Retention:
         except StoreClosed:
             raise
         except DoesNotExist:  # dropped meanwhile
+            self._failed.discard(topic.number)
             return False
         except PolybusError as error:  # one topic must not stop the others
             if topic.number not in self._failed:
@@ -156,8 +158,10 @@ class Retention:
         if not unread:
             return
         self._on_unread(sum(unread.values()))
-        readers = ", ".join(f"{count} of {reader}" for reader, count in unread.items())
-        text = f"retention has trimmed unread messages of {topic.name}: {readers}"
+        readers = [f"{count} of {reader}" for reader, count in unread.items()]
+        if len(readers) > MAX_NAMED:
+            readers[MAX_NAMED:] = [f"and {len(readers) - MAX_NAMED} other readers"]
+        text = f"retention has trimmed unread messages of {topic.name}: {', '.join(readers)}"
         self._alarms.raise_alarm(UNREAD_ALARM, topic.name, text)
         self._alarm_ends_s[topic.name] = self._clock() + ALARM_S
 
