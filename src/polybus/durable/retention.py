@@ -13,11 +13,12 @@ needs the event loop.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from polybus.durable.retention_limits import DROP_UNREAD, RetentionLimits
+from polybus.durable.retention_limits import DROP_UNREAD, NS_PER_MS, RetentionLimits
 from polybus.errors import Damaged, DoesNotExist, PolybusError, StoreClosed
 from polybus.model import offset_ranges
 
@@ -40,6 +41,7 @@ STEP_S: Final = 0.05
 # The alarm stays this long after the last unread message was trimmed, so that a monitor sees it.
 ALARM_S: Final = 60.0
 UNREAD_ALARM: Final = "retention_unread"
+MAX_NAMED: Final = 10  # readers in the text of an alarm
 
 
 class ReaderPosition(NamedTuple):
@@ -53,6 +55,17 @@ class ReaderPosition(NamedTuple):
         low, ranges = self.shards[shard]
         below_end = offset_ranges.count_unacked(low, ranges, end)
         return below_end - offset_ranges.count_unacked(low, ranges, start)
+
+
+class NothingDue(NamedTuple):
+    """A topic of which no message was due, and when one may be.
+
+    `next_id` is None if new messages do not matter.
+    """
+
+    topic: Topic
+    next_id: int | None
+    until_ns: float
 
 
 # Returns the position of every reader of a topic, in all its shards. May block.
@@ -80,6 +93,9 @@ class Retention:
         self._wall_ns = wall_ns
         self._alarm_ends_s: dict[str, float] = {}  # by topic name
         self._failed: set[int] = set()  # topics whose error is logged
+        # By number. Most topics have nothing due for hours, and asking the store takes a search in
+        # each shard.
+        self._nothing_due: dict[int, NothingDue] = {}
         self._stopped = Event()
         self._thread = Thread(target=self._run, name="polybus-retention", daemon=True)
 
@@ -95,12 +111,16 @@ class Retention:
     def run_round(self) -> bool:
         """Trim each topic once. Returns True if a topic may have more to trim."""
         has_more = False
-        for topic in self._durable.topics():
+        topics = self._durable.limited_topics()
+        known, self._nothing_due = self._nothing_due, {}  # forgets topics that were dropped
+        for topic in topics:
             if self._stopped.is_set():
                 break
-            limits = RetentionLimits.of(topic)
-            if limits and not self._durable.is_damaged(topic):
-                has_more |= self._try_trim(topic, limits)
+            nothing_due = known.get(topic.number)
+            if nothing_due is not None and self._holds(nothing_due, topic):
+                self._nothing_due[topic.number] = nothing_due
+            elif not self._durable.is_damaged(topic):
+                has_more |= self._try_trim(topic)
         for name in [name for name, end_s in self._alarm_ends_s.items() if end_s <= self._clock()]:
             del self._alarm_ends_s[name]
             self._alarms.clear_alarm(UNREAD_ALARM, name)
@@ -119,12 +139,30 @@ class Retention:
             took_s = self._clock() - began_s
             wait_s = min(max(least_s, took_s / SHARE), MAX_ROUND_S)
 
-    def _try_trim(self, topic: Topic, limits: RetentionLimits) -> bool:
+    def _holds(self, nothing_due: NothingDue, topic: Topic) -> bool:
+        """Return True if still no message of the topic can be due."""
+        return (
+            nothing_due.topic is topic  # else its settings have changed
+            and nothing_due.next_id in (None, self._durable.next_id(topic))
+            and self._wall_ns() < nothing_due.until_ns
+        )
+
+    def _note_nothing_due(self, topic: Topic, limits: RetentionLimits, bounds: Bounds) -> None:
+        until_ns = math.inf
+        if limits.age_ms is not None:
+            oldest_ns = _oldest_timestamp_ns(self._durable.store, topic, bounds)
+            now_ns = self._wall_ns()  # of an empty topic the next message is the oldest
+            until_ns = min(now_ns, oldest_ns or now_ns) + limits.age_ms * NS_PER_MS
+        next_id = bounds.next_id if limits.depends_on_new_messages else None
+        self._nothing_due[topic.number] = NothingDue(topic, next_id, until_ns)
+
+    def _try_trim(self, topic: Topic) -> bool:
         try:
-            has_more = self._trim(topic, limits)
+            has_more = self._trim(topic)
         except StoreClosed:
             raise
         except DoesNotExist:  # dropped meanwhile
+            self._failed.discard(topic.number)
             return False
         except PolybusError as error:  # one topic must not stop the others
             if topic.number not in self._failed:
@@ -134,9 +172,9 @@ class Retention:
         self._failed.discard(topic.number)
         return has_more
 
-    def _trim(self, topic: Topic, limits: RetentionLimits) -> bool:
+    def _trim(self, topic: Topic) -> bool:
         """Trim a topic. Returns True if it may have more to trim."""
-        store = self._durable.store
+        store, limits = self._durable.store, RetentionLimits.of(topic)
         # A group that is created or moved back between the decision and the trim would lose
         # messages that it has not acked.
         with self._durable.trim_lock:
@@ -147,6 +185,8 @@ class Retention:
             cuts = due if drops_unread else hold_back(due, positions, bounds)
             if cuts:
                 store.trim(topic.number, cuts)
+        if not due and not has_more:
+            self._note_nothing_due(topic, limits, bounds)
         if drops_unread:
             self._report_unread(topic, count_unread(cuts, positions, bounds))
         # A reader that holds back all due messages holds back the rest, too.
@@ -156,8 +196,10 @@ class Retention:
         if not unread:
             return
         self._on_unread(sum(unread.values()))
-        readers = ", ".join(f"{count} of {reader}" for reader, count in unread.items())
-        text = f"retention has trimmed unread messages of {topic.name}: {readers}"
+        readers = [f"{count} of {reader}" for reader, count in unread.items()]
+        if len(readers) > MAX_NAMED:
+            readers[MAX_NAMED:] = [f"and {len(readers) - MAX_NAMED} other readers"]
+        text = f"retention has trimmed unread messages of {topic.name}: {', '.join(readers)}"
         self._alarms.raise_alarm(UNREAD_ALARM, topic.name, text)
         self._alarm_ends_s[topic.name] = self._clock() + ALARM_S
 

@@ -71,6 +71,11 @@ class RetentionLimits:
         """Return True if there is a limit."""
         return any(limit is not None for limit in (self.age_ms, self.bytes, self.messages))
 
+    @property
+    def depends_on_new_messages(self) -> bool:
+        """Return True if a new message may make an older one due."""
+        return self.bytes is not None or self.messages is not None
+
     def find_due(self, store: Store, topic: Topic, bounds: Bounds, now_ns: int) -> DueMessages:
         """Return the messages that a limit does not keep.
 

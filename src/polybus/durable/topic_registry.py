@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from polybus.bus.traffic import SharedTraffic
 from polybus.durable.delayed_messages import DelayedMessages
+from polybus.durable.retention_limits import RetentionLimits
 from polybus.errors import Damaged, DoesNotExist, LimitReached, Paused, ShardSealed, StageGone
 from polybus.model.commit import Append, Commit
 from polybus.model.shard_routes import count_runs, split_block
@@ -58,6 +59,7 @@ class DurableTopics:
         self.traffic = SharedTraffic()  # of the native port
         self._by_name: dict[str, Topic] = {}
         self._by_number: dict[int, Topic] = {}
+        self._limited: dict[int, Topic] = {}  # by number: topics with retention limits
         self._sizes: dict[int, int] = {}
         self._in_flight_bytes: dict[int, int] = {}  # per topic with max_bytes
         self._next_ids: dict[int, int] = {}
@@ -84,11 +86,16 @@ class DurableTopics:
         """Add or replace a topic."""
         self._by_name[topic.name] = topic
         self._by_number[topic.number] = topic
+        if RetentionLimits.of(topic):
+            self._limited[topic.number] = topic
+        else:
+            self._limited.pop(topic.number, None)
         self.advance(topic.number, next_id)
 
     def forget(self, topic: Topic) -> None:
         self._by_name.pop(topic.name, None)
         self._by_number.pop(topic.number, None)
+        self._limited.pop(topic.number, None)
         self._sizes.pop(topic.number, None)
         self._next_ids.pop(topic.number, None)
 
@@ -126,6 +133,10 @@ class DurableTopics:
 
     def topics(self) -> list[Topic]:
         return sorted(self._by_name.copy().values(), key=lambda topic: topic.name)
+
+    def limited_topics(self) -> list[Topic]:
+        """Return the topics that have retention limits."""
+        return list(self._limited.copy().values())
 
     def produce(
         self, topic: Topic, block: Block, stamp: Stamp | None = None, *, in_order: bool = False

@@ -77,7 +77,7 @@ class GroupHarness:
         start = self.store.bounds(number).shards[shard].end
         messages = [OutputMessage(key, b"%d" % (start + n), [("h", b"1")], 7) for n in range(count)]
         block = build_block(messages)
-        self.store.commit(Commit(appends=(Append(number, shard, block),))).result()
+        self.durable.commit(Commit(appends=(Append(number, shard, block),))).result()
 
     def join(
         self, consumer: str, group: str = "g", start: str = "earliest", **asked: int

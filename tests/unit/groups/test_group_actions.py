@@ -24,6 +24,7 @@ from polybus.errors import (
     InvalidTopic,
     LimitReached,
     MalformedRequest,
+    Paused,
     TooLarge,
 )
 from polybus.model.access_rule import Rule
@@ -618,3 +619,53 @@ def test_following_fetch_ends_on_timeout_and_revoked_right(world, me):
     world.produce(1)
     with pytest.raises(Denied):
         next(following)
+
+
+# --- pauses
+
+
+@pytest.mark.parametrize("action", ["topic.pause", "topic.resume", "group.pause", "group.resume"])
+def test_only_the_creator_and_admins_pause(world, me, action):
+    request = {"topic": "t"} | ({"group": "default"} if action.startswith("group") else {})
+    with pytest.raises(Denied):
+        world.port.act(world.bob, action, request)
+    world.port.act(world.port.new_caller(ROOT, lambda: False), action, request)
+    world.act(action, **request)
+
+
+@pytest.mark.parametrize("noun", ["topic", "group"])
+def test_end_of_a_pause_wakes_a_waiting_fetch(world, me, pool, noun):
+    answer, _ = world.fetch(**me)
+    request = {"topic": "t"} | ({"group": "default"} if noun == "group" else {})
+    world.act(f"{noun}.pause", **request, **({"consume": True} if noun == "topic" else {}))
+    world.produce(3)
+    waiting = pool.submit(world.fetch, **me, held=held(answer), wait_ms=LONG_MS)
+    until(lambda: world.port.waits.count == 1, "the fetch waits")
+    world.produce(1)
+    assert not waiting.done()
+    world.act(f"{noun}.resume", **request)
+    assert waiting.result(20)[1].count == 4
+
+
+def test_pause_of_one_side_leaves_the_other(world):
+    assert world.act("topic.pause", topic="t")["paused"] == ["consume", "produce"]
+    assert world.act("topic.resume", topic="t", produce=True)["paused"] == ["consume"]
+    world.produce(1)
+    assert world.act("topic.pause", topic="t", produce=True)["paused"] == ["consume", "produce"]
+    changed = world.act("topic.configure", topic="t", settings={"max_bytes": 10})
+    assert (changed["paused"], changed["settings"]["max_bytes"]) == (["consume", "produce"], 10)
+    assert world.act("topic.resume", topic="t")["paused"] == []
+
+
+def test_transaction_with_an_output_to_a_paused_topic_changes_nothing(world, me):
+    world.produce(1)
+    answer, _ = world.fetch(**me)
+    world.act("topic.create", topic="out", shards=1)
+    world.act("topic.pause", topic="out", produce=True)
+    (shard,) = [one for one in answer["assigned"] if one["shard"] == answer["rows"][0]["shard"]]
+    place = {"shard": shard["shard"], "shard_epoch": shard["epoch"], "offset": 0}
+    with pytest.raises(Paused):
+        world.act("group.commit", **me, **place, messages=[MESSAGE])
+    assert world.act("group.info", topic="t")["shards"][shard["shard"]]["acked"] == 0
+    world.act("topic.resume", topic="out")
+    assert not world.act("group.commit", **me, **place, messages=[MESSAGE])["duplicate"]

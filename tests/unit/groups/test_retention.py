@@ -62,7 +62,7 @@ class RetentionHarness(GroupHarness):
 
     def put_large(self, shard: int) -> None:
         block = build_block([OutputMessage(None, LARGE, None, 0)])
-        self.store.commit(Commit(appends=(Append(self.topic().number, shard, block),))).result()
+        self.durable.commit(Commit(appends=(Append(self.topic().number, shard, block),))).result()
 
     def describe(self) -> dict[str, Any]:
         topic = self.topic()
@@ -134,7 +134,7 @@ def test_blocks_of_a_stage_go_one_by_one(harness):
     stage = harness.store.open_stage()
     for _ in range(10):
         harness.store.stage(stage, [Append(number, 0, block)]).result()
-    harness.store.commit(Commit(stages=(stage,))).result()
+    harness.durable.commit(Commit(stages=(stage,))).result()
     size = sum(shard.size_bytes for shard in harness.store.bounds(number).shards)
     harness.configure(retain_bytes=size * 35 // 100)
     for _ in range(3):  # nothing more goes when the limit is reached
@@ -151,6 +151,28 @@ def test_large_excess_takes_several_searches(harness):
         harness.put_large(0)
     harness.configure(retain_bytes=1)
     assert harness.retain() == [(count - 1, count), (0, 0)]
+
+
+def test_topic_without_due_messages_is_not_searched_again(harness, monkeypatch):
+    harness.produce(2)
+    harness.configure(retain_age_ms=10_000)
+    harness.retain()
+    searches = []
+    bounds = harness.store.bounds
+    monkeypatch.setattr(
+        harness.store, "bounds", lambda topic: searches.append(topic) or bounds(topic)
+    )
+    harness.time_ns += 9 * SECOND_NS
+    harness.produce(1)  # a new message makes no older one due
+    searches.clear()
+    harness.retention.run_round()
+    assert searches == []
+    harness.time_ns += 2 * SECOND_NS
+    assert harness.retain()[0] == (2, 3)
+    harness.configure(retain_messages=3)
+    assert harness.retain()[0] == (2, 3)
+    harness.produce(5)
+    assert harness.retain()[0] == (5, 8)
 
 
 def test_any_limit_removes_a_message(harness):
