@@ -63,7 +63,7 @@ def describe_topic(topic: Topic) -> TopicDescription:
         "shards": len(topic.open_shards),
         "generations": list(topic.generations),
         "creator": creator_of(topic).name,
-        "settings": {KEEP: KEEP_ALL, MAX_BYTES: 0, EXPIRED: EXPIRED_DROP, **settings},
+        "settings": {KEEP: KEEP_ALL, MAX_BYTES: 0, **settings},
     }
 
 
