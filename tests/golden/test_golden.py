@@ -95,7 +95,10 @@ def test_topics_hold_the_expected_messages(unchanged, expected):
         state = goldenread.bus_state(client)
     assert sorted(state["topics"]) == sorted(expected["topics"])
     for topic, found in expected["topics"].items():
-        assert state["topics"][topic] == found, topic
+        now = state["topics"][topic]
+        # Newer versions have more counts.
+        now["counts"] = {key: now["counts"][key] for key in found["counts"]}
+        assert now == found, topic
 
 
 def test_groups_stand_where_they_stood(unchanged, expected):

@@ -204,8 +204,8 @@ EMBEDDED = [
         "native/inprocess/inprocess_transport.py",
         (
             "without a stamp",
-            "stream.produce(block, Stamp(self._name, self._epoch, self._counter))",
-            "stream.produce(block, None)",
+            "stream.produce(block, stamp, call.delivery)",
+            "stream.produce(block, None, call.delivery)",
         ),
         ("no end of what travels", "self._closed_by or self._in_flight < MAX_IN_FLIGHT", "True"),
         ("fenced ones go on", "self._closed_by = self._closed_by or error", "pass"),

@@ -82,15 +82,14 @@ def ack_expired(
         progress = update.progress(shard)
         wanted = offset_ranges.ranges_from_offsets(offsets)
         fresh = offset_ranges.unacked_parts(progress.low, progress.ranges, wanted)
-        if not fresh:
-            continue
         try:
             acked = shard_progress.ack_ranges(progress, fresh)
         except LimitReached:  # each adds one range at most
             fresh = fresh[: max(0, MAX_RANGES - len(progress.ranges))]
             acked = shard_progress.ack_ranges(progress, fresh)
-        count = offset_ranges.count_offsets(tuple(fresh))
-        update.changed[shard] = acked._replace(expired=progress.expired + count)
+        if fresh:
+            count = offset_ranges.count_offsets(tuple(fresh))
+            update.changed[shard] = acked._replace(expired=progress.expired + count)
 
 
 def keep_rows(

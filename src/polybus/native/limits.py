@@ -44,6 +44,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "max_user_groups": (1, 65_536),
     "max_producers": (1, 16_777_216),
     "max_stages": (1, 1_048_576),
+    "max_delayed": (1, 1_000_000_000),
+    "max_topic_delayed": (1, 1_000_000_000),
     "max_members": (1, 1024),  # a roster is one record
     "max_fetch_rows": (1, 1_048_576),
     "max_fetch_bytes": (64 * KIB, 256 * MIB),

@@ -9,6 +9,7 @@ they know the responses they got, and each rule follows from those.
                   transaction without what it produced
     duplicated    twice in the topic, in the outputs, among the dead; handled after its ack
     torn          part of a batch, or of a transaction's outputs
+    undue         a delayed message that was appended before its time
     reordered     a key's messages stored, handled, or produced further in another order
     aborted-read  visible though it was refused, or never sent
     stale-ack     an ack or a transaction accepted after a newer epoch was known
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.rig.fdq.delivery_rules import aborted_reads, duplicated, lost, torn
+from tests.rig.fdq.delivery_rules import aborted_reads, duplicated, lost, torn, undue
 from tests.rig.fdq.evidence import Anomaly, Evidence
 from tests.rig.fdq.fencing_rules import stale_acks
 from tests.rig.fdq.history import History
@@ -34,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     lost,
     duplicated,
     torn,
+    undue,
     reordered,
     aborted_reads,
     stale_acks,

@@ -48,6 +48,7 @@ EXIT_CODE = 42  # of a process that its handler has ended
 MOST_OUTPUTS = 3
 MOST_IN_FLIGHT = 32
 LOOK_S = 0.05
+MAX_DELAY_S = 0.5
 TOO_LONG_A_KEY = "k" * 2000
 FORESEEN = (UsageError, Unavailable, Fenced)  # by producers
 PATIENT = ClientOptions(first_backoff_s=0.01, last_backoff_s=0.2, connect_timeout_s=60.0)
@@ -147,6 +148,8 @@ class Producing:
             chance = self._random.random()
             if chance < 0.02:
                 self._be_refused()
+            elif chance < 0.1:
+                self._send_delayed()
             elif chance < 0.5:
                 self._send_one()
             else:
@@ -173,17 +176,27 @@ class Producing:
     def _send_batch(self) -> None:
         self._send_all([self._sender.message() for _ in range(self._random.randint(1, 8))])
 
+    def _send_delayed(self) -> None:
+        """Each message has a key of its own, because its place in a key's order is not known."""
+        delay_s = self._random.uniform(0, MAX_DELAY_S)
+        not_before_ns = time.time_ns() + int(delay_s * 1e9)
+        messages = [
+            one._replace(key=one.key and f"late {one.body}", not_before_ns=not_before_ns)
+            for one in (self._sender.message() for _ in range(self._random.randint(1, 4)))
+        ]
+        self._send_all(messages, delay_s=delay_s)
+
     def _be_refused(self) -> None:
         """One key is too long, so no message of the batch may be visible."""
         messages = [self._sender.message() for _ in range(3)]
         messages[1] = messages[1]._replace(key=TOO_LONG_A_KEY)
         self._send_all(messages)
 
-    def _send_all(self, messages: list[Message]) -> None:
+    def _send_all(self, messages: list[Message], delay_s: float | None = None) -> None:
         number = self._begin(messages)
         requests = [fdq.MessageRequest(one.key, one.body.encode()) for one in messages]
         try:
-            told = self._producer.produce_batch(TOPIC, requests)
+            told = self._producer.produce_batch(TOPIC, requests, delay_s=delay_s)
         except PolybusError as error:
             self._end(number, error)
         else:

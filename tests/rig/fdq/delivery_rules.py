@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tests.rig.fdq.evidence import ABORTED_READ, DUPLICATED, LOST, TORN, Anomaly, Evidence
+from tests.rig.fdq.evidence import (
+    ABORTED_READ,
+    DUPLICATED,
+    LOST,
+    TORN,
+    UNDUE,
+    Anomaly,
+    Evidence,
+)
 from tests.rig.fdq.history import DUPLICATE, FAILED, OK, UNKNOWN, Run
 from tests.rig.fdq.snapshot import Dead, Row, run_of
 
@@ -33,6 +41,14 @@ def _passed_over(evidence: Evidence, row: Row) -> Iterator[Anomaly]:
             yield Anomaly(LOST, f"{row.body}: acked, and nothing was produced for it")
     elif not any(run.outcome == OK for run in evidence.runs.get(row.position, ())):
         yield Anomaly(LOST, f"{row.body}: acked, and no handler has returned from it")
+
+
+def undue(evidence: Evidence) -> Iterator[Anomaly]:
+    for row in evidence.found.topic:
+        message = evidence.messages.get(row.body)
+        if message is not None and row.timestamp_ns < message.not_before_ns:
+            early_ms = (message.not_before_ns - row.timestamp_ns) // 1_000_000
+            yield Anomaly(UNDUE, f"{row.body}: appended {early_ms} ms before it was due")
 
 
 def duplicated(evidence: Evidence) -> Iterator[Anomaly]:

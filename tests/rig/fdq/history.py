@@ -32,11 +32,15 @@ Position = tuple[int, int]  # shard, offset
 
 
 class Message(NamedTuple):
-    """A message. `body` is unique in a round; a transaction acks `transactional` ones."""
+    """A message. `body` is unique in a round; a transaction acks `transactional` ones.
+
+    A delayed one must not be appended before `not_before_ns` of the wall clock.
+    """
 
     key: str | None
     body: str
     transactional: bool = False
+    not_before_ns: int = 0
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class Row(NamedTuple):
     id: int
     key: str | None
     body: str
+    timestamp_ns: int = 0
 
     @property
     def position(self) -> Position:
@@ -117,7 +118,8 @@ def _records(bus: Bus, topic: str) -> Iterable[dict[str, Any]]:
 
 def _rows(bus: Bus, topic: str) -> Iterable[Row]:
     for one in _records(bus, topic):
-        yield Row(one["shard"], one["offset"], one["id"], one["shard_key"], one["body"].decode())
+        body, key = one["body"].decode(), one["shard_key"]
+        yield Row(one["shard"], one["offset"], one["id"], key, body, one["timestamp_ns"])
 
 
 def _dead(bus: Bus, topic: str, group: str) -> Iterable[Dead]:

@@ -292,9 +292,13 @@ class Workload:
     def settle(self) -> None:
         """Stop the producers, wait until all messages are acked, then stop the consumers."""
         self.end(self.producers)
+        until(self._has_no_delays, "delayed messages come due", PATIENCE_S)
         self._staff()
         self._quiet()
         self.end(self.consumers)
+
+    def _has_no_delays(self) -> bool:
+        return not self.client.topic(TOPIC)["delayed"]["messages"]
 
     def _quiet(self) -> None:
         """Wait until all messages are acked, as long as there is progress."""

@@ -13,6 +13,7 @@ import pytest
 from polybus.dialects.fdq.client.message_batcher import GRACE_S, LONG_LINGER_S, MessageBatcher
 from polybus.dialects.fdq.limits import BatchOptions
 from polybus.errors import ConnectionLost, Denied, UsageError
+from polybus.model.delivery_time import DeliveryTime
 from polybus.native import Produced
 from polybus.native.client.produce_queue import build_batch
 from tests.rig.observer import until
@@ -27,6 +28,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, pa.RecordBatch]] = []
+        self.deliveries: list[object] = []
         self.futures: list[Future[Produced]] = []
         self.open = Event()
         self.open.set()
@@ -35,6 +37,7 @@ class Slow:
         assert self.open.wait(PATIENCE_S)
         future: Future[Produced] = Future()
         self.sent.append((topic, rows))
+        self.deliveries.append(delivery)
         self.futures.append(future)
         return future
 
@@ -74,6 +77,17 @@ def started(merger: MessageBatcher, bus: Slow) -> None:
     """A batcher with one batch in flight."""
     add(merger, b"first")
     until(lambda: bus.sent, "the first")
+
+
+def test_messages_of_different_delivery_times_are_not_merged(merger: MessageBatcher, bus: Slow):
+    soon, late = DeliveryTime(delay_ms=1), DeliveryTime(delay_ms=2)
+    add(merger, b"first")
+    merger.send_if_free()
+    for body, delivery in ((b"a", None), (b"b", soon), (b"c", None), (b"d", late), (b"e", soon)):
+        merger.add("t", "key", body, None, delivery)
+    merger.send_pending()
+    assert bus.bodies() == [[b"first"], [b"a", b"c"], [b"b", b"e"], [b"d"]]
+    assert bus.deliveries == [None, None, soon, late]
 
 
 def test_first_message_is_sent_at_once(merger: MessageBatcher, bus: Slow) -> None:

@@ -60,7 +60,7 @@ class Handler:
         is_ready = self.ready.is_set if path[-1] == b"gone" else lambda: True
         return PutTarget(partial(self.hand_over, path[-1]), tell, is_ready)
 
-    def hand_over(self, topic: bytes, block: Any, stamp: Any) -> Future[Any]:
+    def hand_over(self, topic: bytes, block: Any, stamp: Any, delivery: Any) -> Future[Any]:
         if topic == b"gone":
             assert self.made.wait(5)
         if stamp is not None and stamp.counter == 99:

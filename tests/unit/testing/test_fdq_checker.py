@@ -29,6 +29,7 @@ from tests.rig.fdq.evidence import (
     STATS,
     TORN,
     UNACKED,
+    UNDUE,
 )
 from tests.rig.fdq.history import (
     DUPLICATE,
@@ -51,6 +52,7 @@ from tests.unit.testing.fdq_rounds import Round
 # --- a small round: three messages of a key, the last one by a transaction
 
 PLAIN, OTHER, MOVED = Message("k", "m0"), Message("k", "m1"), Message("k", "m2", True)
+DELAYED = PLAIN._replace(not_before_ns=50)
 OUTPUTS = ("m2|r1|0", "m2|r1|1")
 
 
@@ -303,6 +305,14 @@ CASES = {
         REORDERED,
         changed(outputs=(row(0, OUTPUTS[0]), row(1, "m1|r0|0"), row(2, OUTPUTS[1]))),
         changed(),
+    ),
+    "appended before it was due": (
+        UNDUE,
+        changed(produced=(produced(DELAYED, at=1), HISTORY.produced[1])),
+        changed(
+            produced=(produced(DELAYED, at=1), HISTORY.produced[1]),
+            topic=(row(0)._replace(timestamp_ns=50), row(1), row(2)),
+        ),
     ),
     "refused, and there": (
         ABORTED_READ,

@@ -73,7 +73,7 @@ def describe_topic(topic: Topic) -> TopicDescription:
         "generation": len(topic.generations),
         "generations": list(topic.generations),
         "creator": creator_of(topic).name,
-        "settings": {KEEP: KEEP_ALL, MAX_BYTES: 0, EXPIRED: EXPIRED_DROP, **settings},
+        "settings": {KEEP: KEEP_ALL, MAX_BYTES: 0, **settings},
         "paused": list(paused_sides(topic)),
     }
 

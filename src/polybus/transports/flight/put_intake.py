@@ -160,7 +160,7 @@ class PutIntake:
                 fields = read_json(metadata, MAX_METADATA_BYTES, "app_metadata")
                 if len(fields) != STAMP_FIELDS:
                     delivery, fields = _take_delivery(fields)
-                if fields:
+                if fields or delivery is None:
                     stamp = Stamp.parse(fields)
                     counter = stamp.counter
             outcome = target.submit(self._block(pending, size), stamp, delivery)
