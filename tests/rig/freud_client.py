@@ -1,8 +1,7 @@
-"""A Freud client without code of ours: plain sockets, from the spec's text alone.
+"""A Freud client on plain sockets, written from the spec alone.
 
-It shares no line with the codec, so that an error made twice alike does not
-cancel out. Blocking, with a deadline on everything, and able to send what no
-decent client would.
+It shares no code with the codec, so that one mistake cannot hide in both. It blocks, has a
+deadline on every call, and can send invalid frames.
 
     with connect(bus.address("freud")) as client:
         client.send(create(b"news"), subscribe(b"news"))
@@ -36,7 +35,7 @@ class Answer(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What an Ok to Get Record holds."""
+    """The payload of an Ok to Get Record."""
 
     id: int
     timestamp_ns: int
@@ -128,7 +127,7 @@ def record(answer: Answer) -> Record:
 
 
 def names(answer: Answer) -> list[bytes]:
-    """What List Topics has found."""
+    """Return the topics in an answer to List Topics."""
     assert answer.code == OK, answer
     (left,) = struct.unpack_from("<I", answer.payload)
     found, at = [], 4
@@ -212,11 +211,11 @@ class Client:
 
     @property
     def rest(self) -> bytes:
-        """What was received and is no whole answer."""
+        """Received bytes of an incomplete answer."""
         return bytes(self._held)
 
     def shut_down(self) -> None:
-        """Says that it sends no more."""
+        """Close the sending side of the connection."""
         self.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ if has_dialect("gsb"):
 OK: Final = "ok"
 SENT: Final = "sent"
 BODY: Final = b"forged"
-# What each dialect calls a refusal by the policy.
+# Each dialect's code for a refusal by the policy.
 DENIED: Final = {"native": "denied", "freud": "no", "gsb": "403", "pirate": "DENIED"}
 FREUD_CODES = ("ok", "nothing_happened", "no", "doesnt_exist", "malformed", "server_error")
 

@@ -1,8 +1,7 @@
-"""An rqueue client without code of ours: plain sockets, from the spec's text alone.
+"""An rqueue client on plain sockets, written from the spec alone.
 
-It shares no line with the codec, so that an error made twice alike does not
-cancel out. Blocking, with a deadline on everything, and able to send what no
-decent client would.
+It shares no code with the codec, so that one mistake cannot hide in both. It blocks, has a
+deadline on every call, and can send invalid frames.
 
     with connect(bus.address()) as client:
         client.send(subscribe(b"news"))
@@ -108,7 +107,7 @@ class Client:
 
     @property
     def name(self) -> str:
-        """What the server calls us in its log."""
+        """This connection's peer name in the server's log."""
         host, port = self.sock.getsockname()[:2]
         return f"{host}:{port}"
 
@@ -116,7 +115,7 @@ class Client:
         self.sock.sendall(b"".join(frames))
 
     def frames(self, count: int) -> list[Frame]:
-        """Exactly the next `count` frames; a connection that ends before is an error."""
+        """Return exactly the next `count` frames. Raises if the connection ends before."""
         found: list[Frame] = []
         while len(found) < count:
             found += self._take(count - len(found))
@@ -138,11 +137,11 @@ class Client:
 
     @property
     def rest(self) -> bytes:
-        """What was received and is no whole frame."""
+        """Received bytes of an incomplete frame."""
         return bytes(self._held)
 
     def to_the_end(self) -> list[Frame]:
-        """Everything until the server closes; a frame cut short by the end is left out."""
+        """Read until the server closes. Returns the complete frames."""
         try:
             while data := self.sock.recv(READ_BYTES):
                 self._held += data

@@ -1,4 +1,4 @@
-"""Another user: a child process with a uid of its own, told what to do line by line.
+"""Another user: a child process with a uid of its own that takes commands line by line.
 
     with User(4242) as alice:
         link = alice.connect(bus.address())
@@ -6,8 +6,8 @@
         link.settle()
         done = alice.polybus("acl", "test", "user:1", "produce", "t")
 
-Only root can make one. The child loads everything it needs first and becomes the
-other user then, for that user may not be able to read the Python it runs on.
+Only root can make one. The child first loads all its modules and then becomes the other
+user, because that user may not be able to read the Python installation.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Link:
 
 
 class _Child:
-    """The child's side: a table of connections and what may be asked."""
+    """The child's side: a table of connections, and a method per command."""
 
     def __init__(self) -> None:
         self._links: list[rqueue_client.Client] = []
@@ -240,7 +240,7 @@ def _answer(act: Callable[..., Any], args: list[Any]) -> dict[str, Any]:
 def _main(numbers: list[str]) -> None:
     child = _Child()
     for command in (["acl", "ls"], ["stats"], ["connections"]):
-        child.polybus(*command, "--admin", "/nonexistent")  # loads what they need
+        child.polybus(*command, "--admin", "/nonexistent")  # loads their modules
     child.polybus("freud", "topic", "ls", "--socket", "/nonexistent")
     _become(*map(int, numbers))
     for line in sys.stdin:

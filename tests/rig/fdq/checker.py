@@ -6,14 +6,14 @@ In the style of Jepsen's queue and Kafka workloads: clients do not know the cont
 they know the responses they got, and each rule follows from those.
 
     lost          answered and not there; acked by the group and never handled; acked by a
-                  transaction without what it produced
+                  transaction whose outputs are not there
     duplicated    twice in the topic, in the outputs, among the dead; handled after its ack
     torn          part of a batch, or of a transaction's outputs
     reordered     a key's messages stored, handled, or produced further in another order
     aborted-read  visible though it was refused, or never sent
     stale-ack     an ack or a transaction accepted after a newer epoch was known
     needless repeat   done twice without a death
-    dead-lettered early, unacked, lag, stats: what those words say
+    dead-lettered early, unacked, lag, stats: as the words mean
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def fuzz(options: argparse.Namespace) -> int:
 
 
 def supervise(options: argparse.Namespace) -> int:
-    """Run the child, and save what it was doing when it found something, died or hung."""
+    """Run the child, and save its current input when it finds something, dies or hangs."""
     with tempfile.NamedTemporaryFile(prefix="polybus-fuzz-") as shared:
         current = CurrentInput(Path(shared.name), options.max_bytes)
         library = build_library(options.build)

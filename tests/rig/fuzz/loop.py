@@ -1,7 +1,6 @@
-"""The loop of the fuzz driver (fuzz.py): what runs in its child process.
+"""The loop of the fuzz driver (driver.py), which runs in its child process.
 
-Everything here is a function of the seed but the end, which may be a time: two runs
-with one seed take the same steps.
+Two runs with one seed take the same steps. Only the end may depend on the clock.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Broken(Exception):
 
 
 def scan(data: bytes, max_frame_bytes: int) -> tuple[int, list[One]]:
-    """(bytes consumed, the requests in them and what ended it, if it ended)."""
+    """Return the bytes consumed and the requests in them; a fatal error is the last item."""
     found: list[One] = []
     consumed = 0
     while len(data) - consumed >= 8:

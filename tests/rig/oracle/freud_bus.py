@@ -1,15 +1,15 @@
-"""What the bus must do with ephemeral topics, in the plainest way.
+"""The rules of ephemeral topics, in the plainest way.
 
-Written from the spec alone. A name has *lives*: marked ones, whose subscribers
-have yet to read their end, and at most one that is not marked, the last. A
-subscription is a list of messages. Nothing is shared, batched or fast, and
-the use of a quota is summed up again for every question.
+Written from the spec alone. A name has *lives*: marked ones, whose subscribers have not
+read their end yet, and at most one that is not marked, the last. A subscription is a list
+of messages. Nothing is shared, batched or fast, and the use of a quota is computed again
+for every request.
 
     bus = FreudBus(allows, limit, timeout_s=30, max_unread=100, clock, wall_ns)
     bus.create(alice, b"news")
     reader = bus.subscribe(alice, b"news").found
 
-`Reply` is what a request comes to. Who sends it, and when, is freud_talk's.
+`Reply` is the result of a request. The module freud_dialogue sends it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class FreudBus:
         return [life for lives in self.lives.values() for life in lives]
 
     def used(self, uid: int, quota: str) -> int:
-        """Added up from what there is, so it cannot be wrong by having been wrong before."""
+        """Compute the use of a quota from the current state, so that no error can accumulate."""
         own_lives = [life for life in self.all_lives() if life.creator.uid == uid]
         own = [one for one in self.subscriptions() if one.caller.uid == uid]
         if quota == TOPICS:
@@ -331,13 +331,13 @@ class FreudBus:
         return self.used(caller.uid, quota) + amount > self.limit(caller.uid, quota)
 
     def reached(self, one: Subscription, size: int) -> str:
-        """What keeps it from getting one more message; nothing if it may."""
+        """Return the limit that refuses one more message, or an empty string."""
         if len(one.holds()) >= self.max_unread:
             return UNREAD
         return BYTES if self.is_over(one.caller, BYTES, size) else ""
 
     def reached_by_all(self, readers: list[Subscription], size: int) -> str:
-        """The same for all of them at once: those of one user share its bytes."""
+        """Do the same for several subscriptions at once; those of one user share its bytes."""
         so_far: Counter[int] = Counter()
         for one in readers:
             so_far[one.caller.uid] += size

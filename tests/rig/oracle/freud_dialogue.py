@@ -1,8 +1,8 @@
-"""What a client of the bus must hear, and in which order: freud_bus behind connections.
+"""The answers of the bus and their order: connections in front of freud_bus.
 
-A connection carries its requests out one after another. Answers are gathered
-and written when it has no more to do, before it waits, and after a notice. A
-client that does not take its answers delays only itself.
+A connection executes its requests one after another. It gathers answers, and writes them
+when it has no more to do, before it waits, and after a notice. A client that does not read
+its answers delays only itself.
 
 A waiting Get is answered in the middle of another connection's request. The later
 requests of its connection run afterwards (`settle`), when that request is finished,
@@ -44,7 +44,7 @@ class Connection:
     talk: Talk
     number: int
     caller: Caller
-    room: int | None = None  # what the client takes before it stops; None: all that comes
+    room: int | None = None  # bytes the client takes before it stops; None: no limit
     held: bytes = b""
     todo: list[One] = field(default_factory=list)
     gathered: list[Sent] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Connection:
     started: int = 0  # bytes taken of the first of them
     torn: int = 0  # bytes of an answer that never came to its end
     learned: list[Sent] = field(default_factory=list)  # taken whole, and not booked as such yet
-    heard: list[Reply] = field(default_factory=list)  # what the client has got
+    heard: list[Reply] = field(default_factory=list)  # received by the client
     made: list[Subscription] = field(default_factory=list)
     waits_on: Subscription | None = None
     deadline: tuple[float, int] | None = None
@@ -70,7 +70,7 @@ class Connection:
 
 
 class Talk:
-    """`texts` are what Malformed answers say, by the rule that was broken."""
+    """All connections of the bus. `texts` maps a rule to the text of its Malformed answer."""
 
     def __init__(self, bus: FreudBus, max_frame_bytes: int, texts: Mapping[str, str]) -> None:
         self.bus = bus
@@ -87,7 +87,7 @@ class Talk:
         self.connections.append(made)
         return made
 
-    # --- what clients do
+    # --- events of clients
 
     def deliver(self, one: Connection, data: bytes) -> None:
         if one.closing or one.gone:
@@ -165,7 +165,7 @@ class Talk:
             self.go_on(first)
 
     def carry_out(self, one: Connection, asked: One) -> bool:
-        """False if it has to wait; then it is still the next."""
+        """Execute a request. Returns False if it must wait; then it stays the next."""
         if isinstance(asked, Get):
             return one.gone or self.get(one, asked)
         if isinstance(asked, Malformed):
@@ -298,7 +298,7 @@ class Talk:
         self.book(one)
 
     def pass_on(self, one: Connection) -> None:
-        """The client takes what it has room for."""
+        """Move written bytes to the client, as far as it has room."""
         while one.written:
             first = one.written[0]
             left = first.size - one.started
@@ -313,14 +313,17 @@ class Talk:
             one.heard.append(first.reply)
 
     def book(self, one: Connection) -> None:
-        """Messages whose whole answer was taken are consumed."""
+        """Mark the messages of completely taken answers as consumed."""
         learned, one.learned = one.learned, []
         for sent in learned:
             if sent.lent is not None:
                 self.bus.consumed(*sent.lent)
 
     def give_back(self, one: Connection) -> None:
-        """What a socket took since it was last asked is not known when it breaks."""
+        """Return the messages of unconfirmed answers to their subscriptions.
+
+        When a socket breaks, the bus does not know the bytes it took since the last check.
+        """
         unsent = one.learned + one.written + one.gathered
         lost = [sent.lent for sent in unsent if sent.lent is not None]
         one.torn += one.started

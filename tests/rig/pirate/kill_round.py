@@ -6,8 +6,8 @@
         round.settle()               # all clients end and read all messages
         round.anomalies()            # the verdict
 
-Kills are paced by what the clients have done since the last one, not by time. Of those of the
-bus every other is aimed: it comes when a message was put, and before that is answered.
+The clients' progress paces the kills, not time. Every other kill of the bus is aimed: it comes
+after a message was put and before the answer to its PUT.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class KillRound:
         self._relay.close()
         self.bus.__exit__(kind, error, trace)
 
-    # --- what is done to them
+    # --- kills
 
     def _kill_bus(self) -> None:
         self.done[BUS] += 1
@@ -170,7 +170,7 @@ class KillRound:
         done = b'"outcome"'
         return sum(path.read_bytes().count(done) for path in self._folder.glob("*.journal"))
 
-    # --- what they wrote down
+    # --- journals
 
     def _history(self, client: KilledClient) -> History:
         lives: list[Life] = []

@@ -1,8 +1,8 @@
 """The wire of docs/spec/pirate.md, written a second time.
 
-What the server is judged by shares no code with it. Answers are read into plain tuples
-that can be compared: ("OK", 1, 7), ("MSG", 3, b"body"), ("NONE",), ("ERR", "STALE"). What
-no model can predict (a timestamp, the text of an error) is left out.
+The checks of the server share no code with it. Answers become plain tuples that tests
+compare: ("OK", 1, 7), ("MSG", 3, b"body"), ("NONE",), ("ERR", "STALE"). Timestamps and error
+texts, which no model can predict, are left out.
 """
 
 from __future__ import annotations

@@ -156,10 +156,10 @@ class Bare:
         return answer
 
     def delivered(self) -> None:
-        """It has recorded that already."""
+        """Do nothing: `get` has recorded the message."""
 
     def mark(self) -> dict[str, Any]:
-        """It has no life after this one."""
+        """Return no fields: this client is never restarted."""
         return {}
 
     def _counted(self, op: bytes, topic: str, *body: bytes) -> Answer:

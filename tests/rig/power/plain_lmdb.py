@@ -1,4 +1,4 @@
-"""Small programs on plain files and plain LMDB: what the power-cut model is tried on.
+"""Small programs on plain files and plain LMDB, for tests of the power-cut model.
 
 They run in children of a `ChildServer`, under the recorder.
 """
@@ -16,7 +16,7 @@ from tests.rig.power import recorder
 
 
 def write(folder: str, commits: int, sync: bool) -> None:
-    """So many transactions, each marked with its number when it has returned."""
+    """Commit transactions, and mark each with its number after its commit has returned."""
     marks = recorder.Marks()
     with lmdb.open(folder, map_size=1 << 30, sync=sync) as env:
         sync_folder(folder)  # LMDB does not: its file's name would not be safe

@@ -16,7 +16,7 @@ again while it passes.
 tests and the kill tests of Spark, which take minutes, are left out of the sample.
 
 A test for which a sabotaged run of full length would take too long asks the fixture
-`sabotaged` for its kind of run, and may do fewer or more rounds; what it asserts is the same.
+`sabotaged` for its kind of run, and may do fewer or more rounds with the same assertions.
 """
 
 from __future__ import annotations
