@@ -1,11 +1,11 @@
-"""A batch in the making, and what the engine remembers of heads.
+"""A batch under construction, and the engine's cache of heads.
 
 Two rules make several buses on one stream safe:
 
 - Every head that a decision rests on is also written by the batch, with the sequence
   it was read at. So a decision that was overtaken is refused by the server.
-- What is remembered may lead to a batch, never to an answer. A refusal, or the first
-  result of a repeated stamp, is given only when all heads were read again.
+- A cached head may lead to a batch, never to an answer. The engine returns a refusal, or
+  the first result of a repeated stamp, only after it has read all heads again.
 """
 
 from __future__ import annotations

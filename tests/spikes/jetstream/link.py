@@ -210,7 +210,7 @@ class Link:
     # --- asking
 
     def _ask(self, subject: str, question: Mapping[str, object]) -> dict[str, Any]:
-        """What the API answered; `OSError` if it did not."""
+        """Return the API's answer. Raises OSError if there is none."""
         asked = self._request(subject, json.dumps(question).encode(), None)
         try:
             answer: dict[str, Any] = json.loads(self._run(asked).data)

@@ -1,4 +1,4 @@
-"""Two buses on one stream: what either does is refused if the other was faster."""
+"""Two buses on one stream: a change is refused if the other bus was faster."""
 
 from __future__ import annotations
 

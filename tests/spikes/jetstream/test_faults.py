@@ -1,4 +1,4 @@
-"""What survives a lost answer and a killed server."""
+"""Acknowledged commits survive a lost answer and a killed server."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def policy(*lines: str, **options: object) -> Policy:
 def may(
     one: Policy, who: Identity, verb: str, topic: bytes = b"t", creator: Identity | None = None
 ) -> bool:
-    """Both ways to ask agree, and the words say what the verdict is based on."""
+    """Return the verdict. Both queries must agree, and the reason must quote the deciding rule."""
     verdict = one.decide(who, verb, topic, creator)
     assert verdict.allowed is one.allows(who, verb, topic, creator)
     assert (verdict.by is not None) == verdict.why.startswith('rule "')
@@ -142,7 +142,7 @@ def test_no_rule_denies_root_and_the_bus_user_admin():
     assert may(one, ROOT, "admin", b"")
     assert may(one, BOB, "admin", b"")
     assert not may(one, ALICE, "admin", b"")
-    assert not may(one, Identity(0, key="k"), "admin", b"")  # who shows a key is that key
+    assert not may(one, Identity(0, key="k"), "admin", b"")  # a key replaces the uid
 
 
 def test_admin_rule_on_a_bare_star_covers_the_whole_bus():

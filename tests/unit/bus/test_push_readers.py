@@ -459,7 +459,7 @@ STEPS = st.lists(
 
 
 class World:
-    """Readers that come and go; what each must have got, as a list of bodies."""
+    """Readers that come and go, and the bodies that each must have received."""
 
     def __init__(self) -> None:
         self.bus = MemoryBus(Limits(outbox_high_water_bytes=500), durable=True)

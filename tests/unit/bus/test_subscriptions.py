@@ -223,7 +223,7 @@ def test_denied_publish_is_ignored_and_counted(monkeypatch: pytest.MonkeyPatch):
 
 
 VERBS = st.tuples(
-    st.integers(0, 2),  # who
+    st.integers(0, 2),  # client
     st.sampled_from(["subscribe", "subscribe", "subscribe", "remove", "deregister", "leave"]),
     st.one_of(st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f"]), st.integers(0, 20).map(probe)),
 )

@@ -1,4 +1,4 @@
-"""Calls are counted from their first byte on: also those that never say what they want."""
+"""The limit of calls counts a call from its first byte, also one that sends no request."""
 
 from __future__ import annotations
 

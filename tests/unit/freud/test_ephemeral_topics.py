@@ -1,6 +1,7 @@
-"""Ephemeral topics: how messages are kept, which account is charged, what is logged.
+"""Ephemeral topics: how messages are kept, which account is charged, which events are logged.
 
-States and verbs are in tests/property/bus, against a model; here is what no answer shows.
+States and verbs are tested against a model in tests/property/bus. The tests here check the
+effects that no answer shows.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ def test_buffers_are_released() -> None:
     offsets.clear()
 
 
-# --- what is not there -------------------------------------------------------
+# --- invalid and empty arguments ---------------------------------------------
 
 
 @pytest.mark.parametrize("nothing", [None, object()], ids=["None", "object"])

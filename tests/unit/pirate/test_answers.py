@@ -154,7 +154,7 @@ def test_refused_hello_opens_no_client(puppet, opening, monkeypatch):
 
 
 def test_reply_to_another_request_is_dropped(puppet, opening):
-    """The number before the empty frame is what counts, not the order."""
+    """The client matches replies by the number before the empty frame, not by order."""
     client = opening("client", puppet.endpoint, timeout_s=0.2, tries=1)
     honest = puppet._socket.send_multipart
 

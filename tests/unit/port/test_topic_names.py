@@ -1,4 +1,4 @@
-"""How names become durable topics, and who may do what with them; on the reference engine."""
+"""Names of durable topics: creation, rights and quotas, on the reference engine."""
 
 from __future__ import annotations
 

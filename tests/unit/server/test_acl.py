@@ -1,4 +1,4 @@
-"""Changing and testing rules: who may, what is kept, and what a reload does."""
+"""Changing and testing rules: the right to do so, storage, and reload."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_concurrent_changes_are_all_stored(bench, tmp_path):
     assert sorted(Bench(tmp_path).start().rules) == sorted(rules)
 
 
-# --- who may
+# --- rights
 
 
 HERS = "deny user:1001 produce hers"

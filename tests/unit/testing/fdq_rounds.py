@@ -34,7 +34,7 @@ MAX_DELIVER = 2
 
 @dataclass
 class Held:
-    """What a consumer believes of a shard; it may be a thing of the past."""
+    """A consumer's view of a shard, which may be out of date."""
 
     consumer: str
     shard: int
@@ -72,7 +72,7 @@ class Round:
             self._random.choice(acts)()
         return self._settle()
 
-    # --- what may happen
+    # --- events
 
     def produce(self, outcome: str = "") -> None:
         messages = tuple(self._message() for _ in range(self._random.randint(1, 3)))
