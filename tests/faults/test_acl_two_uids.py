@@ -1,4 +1,4 @@
-"""The policy between real users: what one may and another may not, over each kind of socket.
+"""The policy between real users, with different rights, over each kind of socket.
 
 Every test here needs root, because only root can run as another user.
 """
@@ -175,7 +175,7 @@ def test_connections_lists_user_names(bus, alice, kind):
 
 
 def blocked(bus: BusProcess, user: User, kind: str, topic: bytes) -> bool:
-    """Is what this user publishes to a topic denied?"""
+    """Publish as this user. Returns whether the bus denied it."""
     before = count(bus, "dropped", "denied")
     link = user.connect(places(bus)[kind])
     link.send(publish(topic, b"x"))

@@ -210,7 +210,7 @@ def bytes_written(pid: int) -> int:
     return int(found[1])
 
 
-# What makes, changes or removes a file.
+# System calls that make, change or remove a file.
 CHANGING = "creat,mkdir,mkdirat,mknod,mknodat,rename,renameat,renameat2,link,linkat,symlink"
 CHANGING += ",symlinkat,truncate,ftruncate,fallocate,unlink,unlinkat,msync,fsync,fdatasync"
 WRITING = "write,writev,pwrite64,pwritev,pwritev2,sendfile,splice,copy_file_range,sendto"

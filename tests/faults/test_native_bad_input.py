@@ -1,6 +1,6 @@
-"""What the native port makes of bad input: an error with its code, nothing half-written.
+"""Bad input on the native port gets an error with a code, and nothing is half-written.
 
-All of it by Arrow Flight alone. After each test the bus must still serve, with no fault
+The tests use plain Arrow Flight. After each test the bus must still serve, with no fault
 in its log or counters.
 """
 

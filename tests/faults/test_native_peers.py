@@ -71,7 +71,7 @@ def test_cut_stream_keeps_answered_batches_and_splits_none(bus):
         for number in range(50):
             put.send(b"%d" % number, b"x" * MIB)
         relay.cut()
-        while put.reader.read() is not None:  # what was answered, but not read yet
+        while put.reader.read() is not None:  # skip answers that arrived before the cut
             pass
         with pytest.raises(flight.FlightError):
             put.writer.close()

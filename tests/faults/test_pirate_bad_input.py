@@ -33,7 +33,8 @@ format = "json"
 max_unread_bytes = {unread}
 max_uncommitted_bytes = {uncommitted}
 """
-# Of all that has come and is not whole; what the watch sees late comes on top.
+# The limit for bytes of incomplete messages. MOST_GROWTH adds the bytes that arrive between
+# two checks of the memory watch.
 UNREAD = 160 * MIB
 UNCOMMITTED = 256 * MIB
 MOST_PIECES = 3000
@@ -70,7 +71,7 @@ def bare(bus):
 
 
 def head(**changed: bytes) -> Frames:
-    """A good SUB, but for what is changed."""
+    """Return a valid SUB with the given frames replaced."""
     names = ("version", "op", "client", "epoch", "counter", "topic")
     return [changed.get(name, frame) for name, frame in zip(names, HEAD, strict=True)]
 
@@ -251,8 +252,8 @@ def test_unfinished_messages_together_are_bounded(bus, bare):
         until(lambda: cuts(bus) > counted, "a connection is cut")
 
 
-# What the guide says is the most that pirate's part of a bus takes, and what comes between two
-# looks of the watch.
+# The guide's bound for the memory of pirate, plus the bytes that arrive between two checks of
+# the memory watch (LATE).
 TIGHT_UNREAD, TIGHT_UNCOMMITTED, TURN, LATE = 80 * MIB, 65 * MIB, 72 * MIB, 64 * MIB
 WITHIN = TIGHT_UNREAD + 3 * TIGHT_UNCOMMITTED + TURN + LATE
 PUSHED, BODY = 1900 * MIB, 48
@@ -278,7 +279,7 @@ def test_memory_of_peers_that_push_large_messages_is_bounded(tmp_path, frames):
         assert most - before < WITHIN
 
 
-# Of answers, what is being read, and what comes between two looks.
+# Unread answers up to the limit, answers being read from the store, and LATE.
 UNTAKEN = TIGHT_UNREAD + 64 * MIB + 5 * 64 * MIB + LATE
 
 

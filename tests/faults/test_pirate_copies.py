@@ -26,7 +26,7 @@ STALE = wire.error("STALE")
 
 
 def requests(chance: Random, counters: dict[bytes, int]) -> Iterator[Frames]:
-    """What the clients want next, with copies of it."""
+    """Yield the clients' next requests, each one to four times."""
     for client in CLIENTS:
         for _ in range(chance.randint(1, 4)):
             counters[client] += chance.choice((1, 1, 2))

@@ -188,7 +188,7 @@ def test_topics_without_subscribers_use_no_memory(bus: BusProcess):
 @pytest.mark.parametrize("goodbye", ["close", "reset", "half a frame", "subscribed"])
 def test_flood_of_connects_leaves_no_open_descriptor(bus: BusProcess, goodbye: str):
     with connect(bus.address()) as first:
-        assert echoes(first)  # what the bus opens for the first one only, it has opened now
+        assert echoes(first)  # the bus opens some descriptors at the first connection
     until(lambda: count(bus, "connections", "open") == 0, "no connection is open")
     before = open_descriptors(bus.pid)
     accepted = count(bus, "connections", "accepted")

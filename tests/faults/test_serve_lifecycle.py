@@ -26,7 +26,7 @@ from tests.rig.observer import log_lines, stats, until
 
 @pytest.fixture(scope="module", autouse=True)
 def in_programs_of_their_own() -> Iterator[None]:
-    """The start is what is tested here."""
+    """Start real processes, because these tests are about the start."""
     with warm_bus.cold():
         yield
 

@@ -5,7 +5,7 @@ The invariant, whatever the program:
 - nothing crashes, whatever is done in whatever order;
 - every answer and every error of the registry is the oracle's;
 - every buffer gives each reader at most one output, and that output, the collected
-  batches, the fragments, who blocks, and all counters are the oracle's;
+  batches, the fragments, the blocking readers and all counters are the oracle's;
 - the policy is asked exactly where the oracle asks it.
 
 A program is a list of operations, an opcode and its operands, a byte each; past

@@ -1,8 +1,8 @@
-"""Fuzzes GSB's wire: whatever a peer sends, behind its greeting.
+"""Fuzzes GSB's wire: any bytes that a peer sends after its greeting.
 
-The peer serves two open calls and has made one. The input is what it sends then, behind
-two bytes that say where to cut it and on what kind of stream. The invariant, whatever the
-bytes:
+The peer serves two open calls and has made one. The first two bytes of the input choose the
+cut and the kind of stream; the rest are the bytes that the peer sends next. The invariant,
+for any input:
 
 - nothing crashes, and both tables of calls hold the same calls;
 - every peer gets the same with the fast path and without it, and

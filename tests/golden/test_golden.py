@@ -1,6 +1,6 @@
 """Open a copy of each golden folder, compare it with expected.json, and go on from there.
 
-See `make.py` for what the folders hold. The Spark checkpoints and the archive are continued
+`make.py` describes the contents of the folders. The Spark checkpoints and the archive are continued
 in `tests/spark/test_golden_checkpoints.py`, which shares the session of the Spark tests.
 Record keys, error codes, counter names and config keys are formats: if a test here turns
 red after a rename, the rename is wrong, not the golden data.

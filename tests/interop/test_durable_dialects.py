@@ -1,5 +1,7 @@
-"""One durable topic, three dialects: whatever writes it, whatever reads it, before and after
-a restart. The table of who reads what is in the bus's spec; each of its pairs is here."""
+"""One durable topic and three dialects, each as writer and as reader, before and after a restart.
+
+The table of writers and readers is in the bus's spec; each of its pairs is tested here.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class Dialects:
                 producer.produce(topic, bodies).result(WAIT_S)
 
     def subscribe_all(self, topic: str) -> bytes:
-        """All who follow begin here; the id of Freud's subscription."""
+        """Start all readers that follow. Returns the id of Freud's subscription."""
         self.reader.send(rqueue_client.subscribe(topic.encode()))
         self.reader.settle()
         self.freud.send(freud_client.subscribe(topic.encode()))

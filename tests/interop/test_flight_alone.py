@@ -442,7 +442,7 @@ def test_one_wait_over_many_shards_of_several_topics(bus, client, topic):
     row = read(client, topic=f"{topic} 2").to_pylist()[0]
     assert found == [{"news": [{"topic": f"{topic} 2", "shard": row["shard"], "end": 1}]}]
     again = act(client, "wait", positions=places)
-    assert [again] == found  # what is there already is news at once
+    assert [again] == found  # messages that are already there are news
 
 
 # --- the rest

@@ -100,7 +100,7 @@ def test_refused_batch_does_not_affect_others(client, topic):
 
 
 def test_refusals_on_a_connection_that_breaks(client, topic, relay, far):
-    """Late copies of what was refused or renumbered must not come in by the back door."""
+    """The bus must not accept late copies of refused or renumbered batches."""
     bodies = [OVER_QUOTA if n % 40 == 7 else b"%d" % n for n in range(300)]
     futures: list[Future[Produced]] = []
     with far.producer() as producer:

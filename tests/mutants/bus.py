@@ -362,7 +362,7 @@ def copy_tree() -> None:
 
 
 def test(suite: str) -> str:
-    """What the tests say, in a few words: GREEN, or how they failed first."""
+    """Run a suite. Returns GREEN or the first failure."""
     profile = PROFILE if suite == "unit" else ()
     command = [sys.executable, "-m", "pytest", *PYTEST, *profile, *SUITES[suite]]
     env = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}{os.pathsep}{TREE}"}

@@ -44,7 +44,7 @@ HANG_CPU_S = 60  # all tests take some 20 s; of CPU, so that a busy machine prov
 
 
 def copy_tree() -> None:
-    """Copies are new files, not as old as their originals: what the last run built is stale."""
+    """Copy the sources as new files, so that the modules built by the last run are stale."""
     skipped = shutil.ignore_patterns("__pycache__", "*.so")
     TREE.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
@@ -75,7 +75,7 @@ def build() -> str | None:
 
 
 def test() -> str:
-    """What the tests say, in a few words: GREEN, or how they failed first."""
+    """Run the tests. Returns GREEN or the first failure."""
     command = [sys.executable, "-m", "pytest", *PYTEST, "-p", "tests.mutants.profile"]
     command += ["--hypothesis-profile", "mutants", *TESTS]
     done = subprocess.run(

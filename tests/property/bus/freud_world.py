@@ -244,7 +244,7 @@ class World:
             compare_push(pipe, reader)
             self.model.push_readers.remove(reader)
 
-    # --- what must hold
+    # --- invariants
 
     def check(self) -> None:
         for pair in [pair for pair in self.pairs if not pair.is_over]:
@@ -347,7 +347,7 @@ class World:
         pair.is_over = pair.model.gone
 
     def payload(self, reply: Reply, got: bytes) -> bytes:
-        """What it must be; a new subscriber id may be anything new."""
+        """Return the expected payload. A new subscriber id may be any unused one."""
         if reply.found is None:
             return reply.payload
         assert len(got) == 16

@@ -33,7 +33,7 @@ def packets(draw: Any) -> bytes:
     return packet.SerializeToString()
 
 
-# What protobuf allows beside: fields again, in pieces, unknown ones; and what it does not.
+# Unusual packets: repeated, split and unknown fields, and bytes that protobuf refuses.
 odd = st.one_of(
     st.binary(max_size=30),
     st.tuples(packets(), packets()).map(b"".join),
@@ -58,7 +58,7 @@ def frame(payload: bytes, is_ipc: bool) -> bytes:
 
 
 def shown(packet: tuple[Any, ...]) -> Any:
-    """As the oracle shows it: what the kernel leaves to the library is read by the library."""
+    """Return a packet in the oracle's form. Kernel packets of type OTHER are not decoded yet."""
     return oracle.value(packet[1]) if packet[0] == kernel.OTHER else tuple(packet)
 
 

@@ -40,7 +40,7 @@ others = st.builds(frame, st.integers(9, 255) | st.sampled_from([0, 1, 2, 5]), c
 # Frames that break a rule, and frames that look as if.
 odd = st.one_of(
     st.builds(frame, st.sampled_from([7, 8]), st.binary(max_size=30)),
-    # A topic's length that may or may not fit what follows it.
+    # A topic length that may or may not fit the bytes after it.
     st.builds(
         lambda kind, length, rest: frame(kind, bytes([length]) + rest),
         st.sampled_from([7, 8]),
