@@ -206,7 +206,7 @@ def test_gzip_of_grpc_is_refused(bus):
 
 
 def test_message_of_any_size_is_not_collected(bus):
-    """The length of a message says four gigabytes; gRPC refuses it by its length."""
+    """A length prefix announces four gigabytes; gRPC refuses the message by its length."""
     with Growth(bus) as grown, Http2Client(bus.address("native").port) as client:
         client.begin(call_headers("DoPut"), b"\0\xff\xff\xff\xff" + bytes(64 * 1024), ends=True)
         client.read_until_end_of_stream()

@@ -193,7 +193,7 @@ def test_process_groups_apply_over_a_unix_socket(bus, alice, bob):
 
 
 def test_database_groups_apply_over_tcp(bus, alice):
-    """The kernel tells a uid and no groups there: the account's count, not the process's."""
+    """Over TCP the kernel reports a uid without groups, so the groups of the account apply."""
     add(bus, f"deny group:{NOGROUP} produce x")
     add(bus, f"deny group:{STAFF} produce y")
     with User(NOBODY, gid=STAFF) as nobody:

@@ -110,7 +110,7 @@ def test_message_produced_during_a_disconnect_is_not_lost(
 def test_disconnect_ends_a_waiting_get_despite_unread_input(
     bus: BusProcess, client: Client, topic: bytes, ending: str
 ):
-    """The end of the stream is noticed although it is behind more than the bus reads ahead."""
+    """The bus notices the end of the stream after more bytes than it reads ahead."""
     key = client.subscribe(topic)
     before = connections(bus)
     waiting = connect(bus)

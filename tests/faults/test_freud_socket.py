@@ -192,7 +192,7 @@ def open_for_writing(pid: int) -> set[str]:
 
 def test_nothing_is_written_to_disk(bus: BusProcess):
     """No file changes, no file is open for writing, and the kernel counts no write."""
-    traffic(bus)  # whatever is done once is done
+    traffic(bus)  # writes that happen only once are done
     before, written = everything(bus.folder), bytes_written(bus.pid)
     for _ in range(3):
         traffic(bus)

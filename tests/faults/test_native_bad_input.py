@@ -126,7 +126,7 @@ def test_put_by_command_is_refused(client):
 
 @pytest.mark.parametrize("path", [(b"produce", b"\xff\xfe"), (b"\xff", b"t")])
 def test_path_that_is_not_utf8_is_refused_by_grpc(client, path):
-    """Protocol Buffers refuse it, so there is no code of ours."""
+    """Protocol Buffers refuse it, so the error has no code of polybus."""
     with pytest.raises(flight.FlightError):
         put_nothing(client, flight.FlightDescriptor.for_path(*path), SHORT)
 
@@ -144,7 +144,7 @@ def batch(*messages: bytes | None, keys: list[str | None] | None = None) -> pa.R
 
 
 def broken_offsets() -> pa.RecordBatch:
-    """The first message ends behind all data; Arrow itself looks at the last one only."""
+    """The first message ends after the end of the data; Arrow itself checks only the last one."""
     offsets = pa.py_buffer(b"\0\0\0\0\xff\xff\xff\x7f\3\0\0\0")
     body = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abc")])
     return pa.RecordBatch.from_arrays([pa.nulls(2, pa.utf8()), body], schema=SHORT)

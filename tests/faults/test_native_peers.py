@@ -78,7 +78,7 @@ def test_cut_stream_keeps_answered_batches_and_splits_none(bus):
         until(lambda: settled(watching), "the rest is stored or gone")
         found = bodies(watching, topic="t")
         assert len(found) >= answered[-1]
-        assert len(found) % 2 == 0  # batches are whole, whatever became of them
+        assert len(found) % 2 == 0  # a batch is stored whole or not at all
         client.close()
 
 
@@ -158,7 +158,7 @@ def wait(client, places) -> str:
 
 
 def test_connections_beyond_the_limit_are_closed(folder):
-    """Those that were silent for longest are ended: not the client that goes on asking."""
+    """The bus closes the connections that were silent for longest, not an active client."""
     config = "[native]\nmax_connections = 8\n"
     with start(folder, config) as bus, connect(bus) as client:
         port = bus.address("native").port
@@ -182,7 +182,7 @@ def test_connections_beyond_the_limit_are_closed(folder):
 
 
 def has_ended(sock: socket.socket) -> bool:
-    """The other side has hung up, whatever it said before."""
+    """Return whether the peer has hung up. Discards received bytes."""
     try:
         while sock.recv(4096):
             pass
@@ -345,7 +345,7 @@ def test_address_in_use_is_one_line(folder):
     assert caught.value.code == 2
     assert caught.value.stderr.count("\n") == 1
     assert "is in use by another listener" in caught.value.stderr
-    with start(folder) as bus, connect(bus) as client:  # nothing was left behind
+    with start(folder) as bus, connect(bus) as client:  # the failed start left nothing open
         assert produce(client, "t", b"x")["first_id"] == 1
 
 

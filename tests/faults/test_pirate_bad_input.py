@@ -1,6 +1,6 @@
 """Bad input at the pirate socket is refused or dropped, or its sender is cut.
 
-In each case it is counted, it changes nothing, and the bus goes on as if nothing had been.
+In each case the bus counts it, changes no state, and continues to serve.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def bus(tmp_path_factory):
 
 @pytest.fixture
 def bare(bus):
-    """One that has said hello, with a subscription that has a message to read."""
+    """A client after HELLO, with a subscription that has one unread message."""
     with Bare(bus.endpoint, CLIENT) as one:
         assert one.ask(wire.hello(CLIENT, 1))[:2] == ("OK", 1)
         one.ask(wire.counted(wire.SUB, CLIENT, 1, 1, TOPIC))

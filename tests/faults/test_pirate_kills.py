@@ -1,8 +1,8 @@
 """The bus and its clients are killed with -9 again and again, at random moments.
 
-Each subscriber's messages are the topic's, from its SUB on: no gap, no double. Only a client
-that was itself killed may meet one message twice, or miss one: that which it was handing over,
-as its order of recording and delivering says.
+Each subscriber gets every message of the topic since its SUB once, without a gap. Only a client
+that was itself killed may get one message twice, or miss one: the message it was delivering. Its
+order of recording and delivering decides which.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ def test_subscription_over_the_limit_closes_the_connection(small: BusProcess):
     until(lambda: count(small, "connections", "open") == 0, "all places are free")
     with connect(small.address()) as client, connect(small.address()) as bystander:
         client.send(*(subscribe(b"%d" % at) for at in range(4)), subscribe(b"0"))
-        assert echoes(client)  # a probe is no subscription that counts
+        assert echoes(client)  # probe topics do not count as subscriptions
         bystander.send(subscribe(b"0"))
         assert echoes(bystander)
         client.send(subscribe(b"4"), publish(b"0", b"too late"))

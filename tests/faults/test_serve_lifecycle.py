@@ -47,7 +47,7 @@ def taken_port() -> Iterator[int]:
 
 
 def start_fails(*args: str, **options) -> StartFailed:
-    """How a bus refuses to start: one line, exit code 2, nothing said on stdout."""
+    """Start a bus that must refuse: one line on stderr, exit code 2, an empty stdout."""
     with pytest.raises(StartFailed) as caught:
         bus_process.serve(*args, **options).close()
     failed = caught.value

@@ -1,8 +1,8 @@
 """Fuzzes the fan-out with programs: bytes are operations on a bus and its messages.
 
-The invariant, whatever the program:
+The invariant, for any program:
 
-- nothing crashes, whatever is done in whatever order;
+- nothing crashes;
 - every answer and every error of the registry is the oracle's;
 - every buffer gives each reader at most one output, and that output, the collected
   batches, the fragments, the blocking readers and all counters are the oracle's;

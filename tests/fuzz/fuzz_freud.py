@@ -51,7 +51,7 @@ def check_answers(stream: bytes, cap: int, cut: int) -> None:
 
 
 def check_framing(stream: bytes, cap: int) -> None:
-    """The whole input as the payload of one frame, of a type that its first byte says."""
+    """Send the input as the payload of one frame, whose type is its first byte."""
     if len(stream) > cap:
         return
     wrapped = frame(stream[0] % 10 if stream else 0, stream[1:])

@@ -349,7 +349,7 @@ def test_dropped_topic_made_again_gives_no_id_twice(client, expected):
     assert client.bounds(dropped["topic"])["shards"][0]["start"] == dropped["next_offset"]
 
 
-# --- pirate goes on
+# --- pirate clients continue
 
 
 def message_state(message: Any) -> tuple[int, int, str]:
@@ -363,7 +363,7 @@ def expected_message(expected: dict[str, Any], topic: str, number: int) -> tuple
 
 @pytest.mark.parametrize("name", ["sender", "reader"])
 def test_pirate_client_goes_on(golden, continued, expected, tmp_path, name):
-    """It reads the next message, and its request without an answer is carried out once."""
+    """It reads the next message, and the bus executes its unanswered request once."""
     state = expected["pirate"][name]
     folder = copied(golden / "pirate-client" / name, tmp_path / "state")
     notices: list[str] = []

@@ -1,4 +1,4 @@
-"""The example counts right, whichever of its consumers are killed, and as often as one likes."""
+"""The example counts correctly while its consumers are killed at random."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python tests/mutants/run.py [part of a mutant's name ...]
 
-Each mutant of kernel.py is applied to a copy of the tree in build/mutants, which is
-then compiled (unoptimized: it is run once) and tested until the first failure. First
-the copy is tested as it is: it must be green. A mutant that survives is a hole in the
-tests; that one, and one that was not put to a test at all (verdicts.py), fail the run.
+Each mutant of kernel.py is applied to a copy of the tree in build/mutants, which is then
+compiled (unoptimized, because it runs once) and tested until the first failure. The unchanged
+copy is tested first and must pass. A mutant that survives shows a missing test. That one, and
+one that was not tested at all (verdicts.py), fail the run.
 """
 
 from __future__ import annotations

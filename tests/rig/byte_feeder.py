@@ -1,9 +1,8 @@
-"""Feeding bytes in pieces: one by one, or cut where it hurts.
+"""Feed bytes in pieces: one by one, or cut at given places.
 
-A stream has no frames: whatever can be sent whole can arrive in any pieces, and
-a reader must not care. `cut` makes the pieces, `feed` plays them into anything
-with a session's `receive`, and `drip` sends them over a socket as packets of
-their own.
+A stream has no frames: sent bytes can arrive in any pieces, and a reader must give the same
+result. `cut` makes the pieces, `feed` passes them to a session's `receive`, and `drip` sends
+them over a socket as packets of their own.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from tests.rig.relay import Relay
 
-# Clients whose answers stay out have soon done all that they had in hand: then it is in vain.
+# Clients without answers soon send no more requests, so waiting longer would be useless.
 PATIENCE_S: Final = 1.0
 LOOK_S: Final = 0.01
 

@@ -81,7 +81,7 @@ class Relay:
             except OSError:
                 _reset(near)
                 continue
-            for end in (near, far):  # a piece goes on at once, however small
+            for end in (near, far):  # forward also small pieces at once
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._open |= {near, far}

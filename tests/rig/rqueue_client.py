@@ -150,9 +150,9 @@ class Client:
         return self._take()
 
     def settle(self) -> list[Frame]:
-        """Waits for an echo on a private topic: everything sent before is in force.
+        """Wait for an echo on a private topic; all earlier frames have taken effect then.
 
-        Returns the frames that came in between.
+        Returns the frames that arrived before the echo.
         """
         topic = b"_probe/" + os.urandom(16)
         self.send(subscribe(topic), publish(topic), remove(topic))

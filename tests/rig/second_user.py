@@ -117,7 +117,7 @@ class Link:
         self._user.ask("send", self._number, _text(b"".join(frames)))
 
     def receive(self, count: int) -> bytes:
-        """Exactly so many bytes; fewer only if the connection ends."""
+        """Return exactly `count` bytes, or fewer if the connection ends."""
         return _bytes(self._user.ask("receive", self._number, count))
 
     # rqueue's
@@ -140,7 +140,7 @@ class _Child:
 
     def __init__(self) -> None:
         self._links: list[rqueue_client.Client] = []
-        self._early: list[list[tuple[bytes, bytes]]] = []  # came while settling
+        self._early: list[list[tuple[bytes, bytes]]] = []  # arrived while settling
 
     def connect(self, host: str, port: int, path: str) -> int:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

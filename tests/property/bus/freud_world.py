@@ -5,8 +5,8 @@ clients that wait, stop reading, hang up and vanish, rqueue on the same names,
 quotas and rules, and time. `check` compares every byte that a client has received,
 the use of each quota by each user, every drop by its reason, and each topic's state.
 
-An action is a method and plain arguments, and fits whatever there is: a number that
-stands for a client or a subscription is taken modulo how many there are.
+An action is a method and plain arguments, and is valid in every state: the number of a client
+or a subscription is taken modulo their count.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def plain(message: Message) -> tuple[object, ...]:
 
 
 def verdict(data: bytes) -> str | None:
-    """The kernel's: None, or the reason why it is no block."""
+    """Return the kernel's reason why the data is not a block, or None if it is one."""
     try:
         Layout(data).close()
     except kernel.BadBlock as error:

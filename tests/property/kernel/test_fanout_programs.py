@@ -1,4 +1,4 @@
-"""Random programs of the bus: whatever is done in whatever order, kernel and oracle agree.
+"""Random programs of the bus: kernel and oracle agree after any sequence of operations.
 
 Readers of three encodings come, go, fill up, move apart and change their topics, of
 which some are durable; sources of several identity classes publish in two dialects'

@@ -92,7 +92,7 @@ class Fuzzer:
         return fresh > 0
 
     def learn(self) -> None:
-        """A new branch may compare with a new constant: from now on that is a word."""
+        """Add new constants of comparisons to the words: a new branch may have brought some."""
         constants = self.coverage.constants(since=self.learned)
         self.learned += len(constants)
         self.words += [word for constant in constants for word in words_of(constant)]
@@ -127,7 +127,7 @@ class NotInstrumented(Exception):
 
 
 class Budget:
-    """Says when to stop, and reports on the way."""
+    """Decides when to stop, and prints the progress."""
 
     def __init__(self, max_runs: int, seconds: float, fuzzer: Fuzzer) -> None:
         self._max_runs = max_runs

@@ -39,7 +39,7 @@ class Tally:
 @dataclass
 class Source(Tally):
     identity: int = 0
-    trusted: bool = False  # its messages were judged before they came
+    trusted: bool = False  # the policy has checked its messages already
 
 
 @dataclass
@@ -65,7 +65,7 @@ class RouteResult:
 class Message:
     topic: bytes
     body: bytes
-    raw: bytes | None = None  # how it came, for readers of the encoding `own`
+    raw: bytes | None = None  # the received frame, for readers of the encoding `own`
     own: Encoding | None = None
     skip: Encoding | None = None  # whose readers have it already
     is_fragment: bool = False

@@ -296,7 +296,7 @@ class FreudBus:
         self.serve(subscription)
 
     def serve(self, subscription: Subscription) -> None:
-        """Waiting Gets, in the order in which they came, while there is something for them."""
+        """Answer waiting Gets in their order, while there are messages or a notice."""
         while subscription.waiting and (subscription.unread or subscription.gone):
             subscription.waiting.pop(0).served()
 

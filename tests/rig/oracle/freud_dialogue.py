@@ -50,13 +50,13 @@ class Connection:
     gathered: list[Sent] = field(default_factory=list)
     written: list[Sent] = field(default_factory=list)  # and not taken whole
     started: int = 0  # bytes taken of the first of them
-    torn: int = 0  # bytes of an answer that never came to its end
-    learned: list[Sent] = field(default_factory=list)  # taken whole, and not booked as such yet
+    torn: int = 0  # bytes of an answer that was never completed
+    learned: list[Sent] = field(default_factory=list)  # taken whole, and not marked as consumed yet
     heard: list[Reply] = field(default_factory=list)  # received by the client
     made: list[Subscription] = field(default_factory=list)
     waits_on: Subscription | None = None
     deadline: tuple[float, int] | None = None
-    no_more: bool = False  # the client has said that it sends no more
+    no_more: bool = False  # the client has half-closed
     broken: bool = False  # nothing that is written arrives
     gone: bool = False
     closing: bool = False
@@ -77,7 +77,7 @@ class Talk:
         self.max_frame_bytes = max_frame_bytes
         self.texts = texts
         self.connections: list[Connection] = []
-        self.ids: dict[bytes, Subscription] = {}  # as the server gave them
+        self.ids: dict[bytes, Subscription] = {}  # by the ids that the server chose
         self.ready: set[Connection] = set()
         self.waits = 0
         self.now_s = 0.0

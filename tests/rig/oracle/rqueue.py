@@ -84,7 +84,7 @@ class Encoding:
         self.max_payload = max_payload
 
     def encode(self, topic: bytes, body: bytes) -> bytes:
-        """One NOTIFICATION; or PARTs, so that each fits into a PUBLISH; or nothing at all."""
+        """Return one NOTIFICATION, or PARTs that each fit into a PUBLISH, or nothing."""
         whole = frame(NOTIFICATION, named(topic) + body)
         if len(whole) <= self.max_payload:
             return whole

@@ -41,13 +41,13 @@ LEAST_DONE, MOST_DONE = 3, 60  # between one kill and the next
 
 @dataclass
 class KilledClient:
-    """A client through all its lives."""
+    """A client over all its restarts."""
 
     name: str
     records_first: bool
     child: ClientProcess | None = None
     lives: int = 0
-    killed: int = 0  # lives that ended so; the last one may have
+    killed: int = 0  # lives that a kill ended; the last one may be among them
 
 
 class KillRound:

@@ -54,7 +54,7 @@ def get(client: bytes, epoch: int, topic: str, last: int, ignored: bytes = bytes
 
 
 def read_answer(frames: Sequence[bytes]) -> Answer:
-    """An answer as a tuple. Whatever does not look like one fails."""
+    """Return an answer as a tuple. Raises AssertionError if it is malformed."""
     word, *rest = frames
     if word == b"OK":
         assert len(rest) == 2, f"OK has two numbers: {rest}"

@@ -62,11 +62,11 @@ class File:
 
     @property
     def changes(self) -> int:
-        """How many there have been, ever."""
+        """The number of all changes, safe or not."""
         return self.settled + len(self.pending)
 
     def settle(self, changes: int) -> None:
-        """The first so many changes are safe."""
+        """Mark the first `changes` changes as safe."""
         fresh = max(0, changes - self.settled)
         for change in self.pending[:fresh]:
             apply(self.content, change)
@@ -86,7 +86,7 @@ Node = File | Folder
 
 @dataclass(eq=False, frozen=True)
 class Naming:
-    """In a folder a name now means `node`, or nothing any more; `source` is its old name."""
+    """A change of a name in a folder: it now means `node`, or nothing; `source` is its old name."""
 
     folder: Folder
     name: str
@@ -299,7 +299,7 @@ def write_tree(tree: Tree, folder: Path) -> None:
 def images(
     record: Iterable[Record], watched: Path, choices: random.Random, count: int
 ) -> Iterator[Image]:
-    """So many images, cut at random places all over the record."""
+    """Yield `count` images, cut at random places of the record."""
     record = list(record)
     disk, at = Disk(watched), 0
     for cut in sorted(choices.randint(0, len(record)) for _ in range(count)):

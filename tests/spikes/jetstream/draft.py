@@ -18,7 +18,7 @@ from tests.spikes.jetstream.link import Link, Outgoing, Stored
 from tests.spikes.jetstream.senses import Senses
 
 ROLLUP = {"Nats-Rollup": "sub"}
-GONE = {"Polybus-Gone": "1", "Nats-TTL": "1h"}  # then "no message" says the same
+GONE = {"Polybus-Gone": "1", "Nats-TTL": "1h"}  # after that "no message" means the same
 
 
 class Head(NamedTuple):
@@ -72,11 +72,11 @@ class Draft:
         return self._read[subject]
 
     def add(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
-        """A message behind those of its subject."""
+        """Append a message to its subject."""
         self.messages.append(Outgoing(subject, body, headers))
 
     def set(self, subject: str, body: bytes | None) -> None:
-        """A new head. If the old one was read, it must still be the last one."""
+        """Replace a head. If the batch has read the old one, that must still be the last one."""
         read = self._read.get(subject)
         headers = ROLLUP if body is not None else ROLLUP | GONE
         after = None if read is None else read.sequence

@@ -39,7 +39,7 @@ class Oversized(Exception):
 
 
 class Unanswered(Exception):
-    """No answer came: the batch has been done, or not."""
+    """No answer arrived; it is unknown whether the batch was done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Link:
         self._ended = asyncio.Event()
 
     def connect(self) -> None:
-        """A new connection, whatever became of the one before; `OSError` if there is no server."""
+        """Make a new connection. Raises OSError if there is no server."""
         try:
             self._run(self._connect())
         except Exception as error:  # nats-py lets errors of sockets and of its own through
@@ -177,7 +177,7 @@ class Link:
                 subjects=[f"{STREAM}.>"],
                 discard=api.DiscardPolicy.NEW,  # a full store refuses; it never forgets by itself
                 allow_atomic=True,
-                allow_direct=False,  # a follower's answer may be behind the leader's
+                allow_direct=False,  # a follower's answer may be older than the leader's
                 allow_rollup_hdrs=True,
                 allow_msg_ttl=True,
             )

@@ -66,7 +66,7 @@ def _kept_result(draft: Draft, stamp: Stamp, slot: int | None) -> CommitResult:
 
 
 def use_up(draft: Draft, stamp: Stamp, result: CommitResult) -> None:
-    """Only after `earlier_result` said that the stamp is new."""
+    """Store the result of a stamp. `earlier_result` must have returned None for it."""
     subject = subjects.producer(stamp.producer)
     head = draft.head(subject).json()
     kept = head["kept"][max(0, len(head["kept"]) + 1 - head["most"]) :]

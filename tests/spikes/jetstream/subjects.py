@@ -1,4 +1,4 @@
-"""Where things live in the namespace's one stream.
+"""Subjects in the namespace's one stream.
 
     ns.b.<topic>.<shard>            the log: blocks and extents, in the order of their offsets
     ns.n.<topic>                    the tail of a topic: next id, time, begin and end of each shard

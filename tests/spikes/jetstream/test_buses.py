@@ -34,7 +34,7 @@ def test_a_stale_epoch_is_fenced_though_another_bus_raised_it(one, other):
     assert one.open_producer("p", ProducerOptions()) == ProducerEpoch(1, 0)
     one.commit(Commit((append(topic, 0, b"1"),), stamp=Stamp("p", 1, 1))).result()
     assert other.open_producer("p", ProducerOptions()) == ProducerEpoch(2, 1)
-    # `one` still remembers epoch 1: the server's compare-and-set tells it.
+    # `one` still caches epoch 1; the server's compare-and-set refuses the commit.
     with pytest.raises(Fenced):
         one.commit(Commit((append(topic, 0, b"late"),), stamp=Stamp("p", 1, 2))).result()
     assert one.batches.outrun == 1

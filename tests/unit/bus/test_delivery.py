@@ -186,7 +186,7 @@ def test_blocked_publisher_that_leaves_is_forgotten(bus: MemoryBus):
 
 
 def test_waiters_that_end_each_other_do_not_nest(bus: MemoryBus):
-    """Each is full and waits for the one before; each breaks the protocol once it goes on."""
+    """Each is full, waits for the one before, and breaks the protocol when it resumes."""
     chain = [full_reader(bus, b"t0")]
     for number in range(1, 250):
         pipe = full_reader(bus, b"t%d" % number)

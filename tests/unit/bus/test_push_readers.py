@@ -61,7 +61,7 @@ def bodies(pipe: MemoryPipe) -> list[bytes]:
 
 
 def full_reader(bus: MemoryBus, writer: MemoryPipe) -> MemoryPipe:
-    """Over its mark, and so behind as soon as there is more."""
+    """Return a reader over its high-water mark, so that it lags at the next message."""
     reader = reader_of(bus, appetite=0)
     writer.deliver(publish(b"t", BIG) * 2)
     bus.settle()

@@ -1,4 +1,4 @@
-"""Quotas: exact to the last byte, per account, and said in the log."""
+"""Quotas: exact to the byte, per account, and logged when reached."""
 
 from __future__ import annotations
 

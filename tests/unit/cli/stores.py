@@ -14,7 +14,7 @@ from polybus.store.contract import Store
 from polybus.store.engine_registry import open_store
 from polybus.testing.conformance.sample_blocks import block, messages
 
-# Opens the store, says so, and holds it until its input ends.
+# Opens the store, prints a line, and holds the store until its input ends.
 HOLDER = """
 import sys
 from polybus.store.engine_registry import open_store

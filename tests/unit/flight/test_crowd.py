@@ -65,7 +65,7 @@ def test_calls_without_data_count(port):
         with silent_calls(server.port) as begin_one:
 
             def is_full() -> bool:
-                begin_one()  # one that came while we asked may have been refused itself
+                begin_one()  # an earlier one may have been refused during the check
                 return not is_open(client)
 
             until(is_full, "there are as many calls as there may be")

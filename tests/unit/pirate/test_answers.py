@@ -25,7 +25,7 @@ Frames = list[bytes]
 
 
 class Puppet:
-    """A server that answers HELLO, and all else as the test says."""
+    """A server that answers HELLO itself; `answer` of the test handles all other requests."""
 
     def __init__(self) -> None:
         self.answer: Callable[[ClientRequest], Frames | None] = lambda _: None

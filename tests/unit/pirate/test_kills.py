@@ -58,7 +58,7 @@ PUTS = 20
 
 
 class Lives:
-    """The lives of one client, and the diary that all of them write."""
+    """The runs of one client, and the diary that all of them write."""
 
     def __init__(self, endpoint: str, folder: Path, topic: str, order: Order) -> None:
         self.diary = folder / "diary"

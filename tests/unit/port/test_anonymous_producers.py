@@ -148,7 +148,7 @@ def test_close_deletes_the_record_of_last_use(bus: Bus) -> None:
 
 
 def test_interrupted_expiry_is_completed_by_the_next_scan(bus: Bus) -> None:
-    """Killed after the producer went, before its records did."""
+    """The bus is killed after the producer was closed and before its records are removed."""
     epoch = bus.open(FIRST)
     bus.store.close_producer(FIRST, epoch)
     bus.pass_time(9 * DAY_S)

@@ -1,4 +1,4 @@
-"""Queries of Spark report how far they have come, and the topic tells it."""
+"""Spark queries report their progress, and `topic.stats` returns it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A `Round` is a small model of producers, a sharded log, a group's record and consumers. It
 writes the history that clients of such a bus could have: answers get lost, consumers die,
-others go on with shards that they have lost, transactions are refused, messages are given
-up. Whatever it does, there is nothing to object to.
+others continue with shards that they have lost, transactions are refused, messages become dead
+letters. The checker must find no anomaly in any of it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Recorder:
         self.pipe = pipe
         self.events: list[str] = []
         self.data = bytearray()
-        self.lost = 0  # bytes that never went out
+        self.lost = 0  # bytes that were never sent
         self.take: Callable[[bytes], int] = len
 
     def receive(self, buffer: Buffer, start: int, end: int) -> int:
