@@ -44,7 +44,7 @@ def connect(bus: BusProcess, *, receive_buffer: int | None = None) -> freud_clie
 
 
 def begin(client: freud_client.Client, *requests: bytes) -> None:
-    """Sends requests that will wait; when it returns, they have arrived and do so."""
+    """Send requests that wait. Returns when the bus has received them."""
     client.send(freud_client.list_topics(), *requests)
     assert client.answers(1)[0].code == freud_client.OK
 

@@ -124,7 +124,7 @@ def test_slow_client_above_the_minimum_rate_is_not_disconnected(
     assert counter(bus, "connections", "closed", "slow_consumer") == cut
 
 
-def test_disconnected_slow_client_consumed_only_what_was_in_its_socket(
+def test_disconnected_slow_client_consumed_only_messages_in_its_socket(
     bus: BusProcess, client: Client, topic: bytes
 ):
     key = client.subscribe(topic)

@@ -218,7 +218,7 @@ def cut_off(bus: PirateBus, piece: bytes, a_while: int, reason: str) -> None:
 
 
 def flood(bus: PirateBus, peer: RawPeer, piece: bytes, a_while: int) -> Iterator[int]:
-    """Sends until it is cut; the memory of the bus meanwhile, which has its turn now and then."""
+    """Send pieces until the bus cuts the peer. Yields the memory of the bus before each piece."""
     for sent in range(MOST_PIECES):
         if sent % a_while == 0:
             stats(bus.process)
@@ -327,6 +327,6 @@ def push(port: int, name: bytes, frames: Frames) -> None:
 
 
 def own_bytes(pid: int) -> int:
-    """Without pages of the store's file, which the system lends."""
+    """Return the resident memory without the mapped pages of the store's file."""
     _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

@@ -101,7 +101,7 @@ class Program:
         self.twins.call("set_next_id", self.topic(), self.byte() << 56)
 
     def change_policy(self) -> None:
-        """With or without saying so."""
+        """Change the policy, with or without forgetting cached verdicts."""
         self.denied ^= {(IDENTITIES[self.byte() % len(IDENTITIES)], self.topic())}
         if self.byte() % 2:
             self.twins.call("forget_verdicts")

@@ -54,19 +54,19 @@ def bus_on_copy(
 
 @pytest.fixture(scope="module")
 def unchanged(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenBus]:
-    """For tests that only read."""
+    """A bus for tests that only read."""
     yield from bus_on_copy(golden, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def continued(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenBus]:
-    """For tests that go on, each with topics, groups and producers of its own."""
+    """A bus for tests that write, each with topics, groups and producers of its own."""
     yield from bus_on_copy(golden, tmp_path_factory, POLYBUS_GSB_AUDIT="true")
 
 
 @pytest.fixture(scope="module")
 def unopened(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenBus]:
-    """For tests that open no producer: that would forget anonymous ones unused for a week."""
+    """A bus without new producers: opening one removes anonymous producers unused for a week."""
     yield from bus_on_copy(golden, tmp_path_factory)
 
 

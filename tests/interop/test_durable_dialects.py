@@ -43,7 +43,7 @@ class Dialects:
         self.connect()
 
     def write(self, dialect: str, topic: str, bodies: list[bytes]) -> None:
-        """Returns when they are on disk, or for rqueue on their way there."""
+        """Write the messages. Returns when they are durable; for rqueue, when they are sent."""
         if dialect == "rqueue":
             self.rqueue.send(*(rqueue_client.publish(topic.encode(), body) for body in bodies))
         elif dialect == "freud":
@@ -89,7 +89,7 @@ def dialects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dialects]:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_one_writes_all_read_whole_and_in_order(dialects: Dialects, writer: str):
+def test_all_dialects_read_the_messages_of_one_in_order(dialects: Dialects, writer: str):
     topic = f"from {writer}"
     dialects.native.create_topic(topic)
     subscription = dialects.subscribe_all(topic)

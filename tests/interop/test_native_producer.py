@@ -62,7 +62,7 @@ def rows_of(bodies: list[bytes]) -> pa.RecordBatch:
 
 
 def batches(client: Client, topic: str) -> int:
-    """How many commits there were: messages of one have one timestamp."""
+    """Count the commits of a topic; messages of one commit have the same timestamp."""
     found = pa.Table.from_batches(client.read(topic))
     return len(set(found.column("timestamp_ns").to_pylist()))
 

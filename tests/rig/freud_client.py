@@ -167,7 +167,7 @@ class Client:
         self.sock.sendall(b"".join(requests))
 
     def answers(self, count: int) -> list[Answer]:
-        """Exactly the next `count` answers; a connection that ends before is an error."""
+        """Return exactly the next `count` answers. Raises EOFError if the stream ends before."""
         while len(self._whole) < count:
             data = self.sock.recv(READ_BYTES)
             if not data:
@@ -188,7 +188,7 @@ class Client:
         return answer.payload
 
     def has_answer(self, within_s: float) -> bool:
-        """Does anything come in this time? Only to show that nothing does."""
+        """Return whether bytes arrive in this time. Use it only to show that none do."""
         if self._whole:
             return True
         self.sock.settimeout(within_s)
@@ -200,7 +200,7 @@ class Client:
             self.sock.settimeout(TIMEOUT_S)
 
     def to_the_end(self) -> list[Answer]:
-        """Everything until the server closes; an answer cut short by the end is left out."""
+        """Read until the server closes. Returns the complete answers."""
         try:
             while data := self.sock.recv(READ_BYTES):
                 self._take(data)

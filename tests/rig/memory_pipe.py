@@ -46,7 +46,7 @@ class MemoryPipe:
         self._session: StreamSession | None = None
 
     def attach(self, session: StreamSession) -> None:
-        """From now on `session` gets the notifications of a transport."""
+        """Send later notifications of the transport to `session`."""
         self._session = session
 
     @property

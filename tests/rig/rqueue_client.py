@@ -128,7 +128,7 @@ class Client:
         return [message(one) for one in self.frames(count)]
 
     def raw(self, count: int) -> bytes:
-        """Exactly the next `count` bytes, for streams too long to look at frame by frame."""
+        """Return exactly the next `count` bytes, for streams too long to parse frame by frame."""
         while len(self._held) < count:
             self._fill()
         data = bytes(self._held[:count])
@@ -162,7 +162,7 @@ class Client:
         return between
 
     def reset(self) -> None:
-        """Ends the connection with an RST instead of a FIN."""
+        """End the connection with an RST instead of a FIN."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 

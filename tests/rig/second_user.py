@@ -123,7 +123,7 @@ class Link:
     # rqueue's
 
     def settle(self) -> int:
-        """Everything sent before is in force; how many messages have come and wait."""
+        """Wait until all earlier frames took effect. Returns the number of unread messages."""
         waiting: int = self._user.ask("settle", self._number)
         return waiting
 

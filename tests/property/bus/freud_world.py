@@ -169,7 +169,7 @@ class World:
             self.talk.half_close(pair.model)
 
     def vanish(self, place: int, says_so: bool) -> None:
-        """Its end is read, and then a write fails; or nothing but the end is reported."""
+        """End a connection. With `says_so` the bus reads its end before a write fails."""
         pair = self.one(place, lambda pair: pair.is_open)
         if pair is None or not self.several():
             return

@@ -44,7 +44,7 @@ def build(messages: list[Message]) -> Block:
 
 
 def plain(message: Message) -> tuple[object, ...]:
-    """As polybus.testing.conformance.sample_blocks.contents has it."""
+    """Return a message in the form of polybus.testing.conformance.sample_blocks.contents."""
     key = None if message.key is None else message.key.decode()
     headers = (
         None

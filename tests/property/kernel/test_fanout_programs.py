@@ -136,7 +136,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(identity=st.sampled_from(IDENTITIES), name=names, announced=st.booleans())
     def change_policy(self, identity: int, name: bytes, announced: bool) -> None:
-        """Without forget_verdicts, remembered verdicts stay."""
+        """Change the policy. Cached verdicts stay unless the change is announced."""
         self.denied ^= {(identity, name)}
         if announced:
             self.twins.call("forget_verdicts")

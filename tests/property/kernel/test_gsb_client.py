@@ -21,7 +21,7 @@ numbers = st.integers(0, 2**31 - 1)
 
 @st.composite
 def packets(draw: Any) -> bytes:
-    """Of any kind that a bus may send, written by the library."""
+    """Draw a packet of any kind that a bus may send, encoded by the library."""
     packet = pb.Packet()
     kind = draw(st.sampled_from(["call_reply", "call_request", "pong", "credit", "register_reply"]))
     message = getattr(packet, kind)
@@ -71,7 +71,7 @@ def scanned(data: bytes, start: int, end: int, is_ipc: bool) -> Any:
 
 
 @given(st.lists(packets() | odd, max_size=6), st.booleans(), st.binary(max_size=12), st.data())
-def test_it_reads_what_the_library_reads(payloads, is_ipc, tail, data):
+def test_scan_agrees_with_the_library(payloads, is_ipc, tail, data):
     stream = b"".join(frame(one, is_ipc) for one in payloads) + tail
     start = data.draw(st.integers(0, len(stream)))
     end = data.draw(st.integers(start, len(stream)))

@@ -99,7 +99,7 @@ def drip(data: bytes, cuts: list[int]) -> tuple[int, list[object], str | None]:
 @example(frame(8, b"\x01a" + bytes(20)))
 @example(struct.pack(">IB", CAP, 9) + bytes(CAP))
 @example(struct.pack(">IB", CAP + 1, 9))
-def test_scan_reads_what_the_oracle_reads(data):
+def test_scan_agrees_with_the_oracle(data):
     consumed, batch, bad = kernel.scan(data, 0, len(data), CAP)
     assert (consumed, in_order(batch), bad) == oracle.scan(data, 0, len(data), CAP)
 

@@ -58,7 +58,7 @@ class Coverage:
         self._constant_count = ctypes.c_uint.in_dll(self._library, "coverage_constant_count")
 
     def stop(self) -> int:
-        """How many behaviours the code between `start` and here had for the first time."""
+        """End the run since `start`. Returns the number of its new behaviours."""
         return int(self._stop())
 
     def edges(self) -> int:

@@ -78,7 +78,7 @@ class Fuzzer:
     runs: int = 0
 
     def try_input(self, data: bytes) -> bool:
-        """Whether the input did something new; the target's exceptions pass through."""
+        """Run an input. Returns whether it did something new. Raises the target's exceptions."""
         self.runs += 1
         self.current.put(self.runs, data)
         self.coverage.start()

@@ -267,7 +267,7 @@ class FreudBus:
     # --- reading
 
     def consumed(self, subscription: Subscription, message: Message) -> None:
-        """Its whole answer is in the socket."""
+        """Remove a message whose whole answer is in the socket."""
         if subscription.gone:
             return
         subscription.lent.remove(message)
@@ -275,7 +275,7 @@ class FreudBus:
             self.end(subscription, "deleted")
 
     def given_back(self, lent: list[tuple[Subscription, Message]]) -> None:
-        """These never reached the socket: they are unread again, each in its place."""
+        """Make messages unread again, each in its place, because they never reached the socket."""
         for subscription, message in lent:
             if subscription.gone:
                 self.dropped["disconnected"] += not message.notice

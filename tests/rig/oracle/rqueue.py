@@ -106,7 +106,7 @@ class Encoding:
 
 
 def _whole_frames(encoded: bytes) -> dict[int, bytes]:
-    """By their ends."""
+    """Return the complete frames by the offset of their end."""
     found: dict[int, bytes] = {}
     start = 0
     while len(encoded) - start >= HEADER_BYTES:

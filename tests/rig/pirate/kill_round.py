@@ -125,7 +125,7 @@ class KillRound:
         self.bus.start()
 
     def _is_one_hidden(self, since_ns: int) -> bool:
-        """Whether a message that was put since then is there, and its PUT was not answered."""
+        """Return whether a later PUT has its message in the topic, and no answer."""
         there = {body for seen in self.reader.seen.values() for _, body in seen.copy()}
         return any(
             one.kind == PUT and one.outcome == UNKNOWN and one.began_ns > since_ns

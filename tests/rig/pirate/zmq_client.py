@@ -110,9 +110,9 @@ class Bare:
     # --- as a client does
 
     def insist(self, request: Sequence[bytes]) -> Answer:
-        """Sent again, on a new socket each time, until it is answered.
+        """Send a request again, on a new socket each time, until it is answered.
 
-        Each try waits longer: on a crowded machine no answer would come in the time of the first.
+        Each try waits longer, because a busy machine may never answer in the time of the first.
         """
         end_s, try_s = time.monotonic() + self._patience_s, self._try_s
         while (frames := self.once(request, try_s)) is None:

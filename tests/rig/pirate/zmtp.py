@@ -49,7 +49,7 @@ class RawPeer:
         self._wait_for(READY_ENDS)
 
     def send(self, data: bytes) -> None:
-        """Raises OSError once the bus has cut the connection."""
+        """Send bytes. Raises OSError once the bus has cut the connection."""
         self._socket.sendall(data)
 
     def is_cut(self, timeout_s: float) -> bool:

@@ -33,7 +33,7 @@ def sync_folder(folder: str) -> None:
 
 
 def count(folder: str) -> int:
-    """How many of them are there, without a gap."""
+    """Return the number of transactions in the file, which must have no gap."""
     with lmdb.open(folder, map_size=1 << 30, subdir=True) as env, env.begin() as txn:
         keys = [int(key) for key in txn.cursor().iternext(values=False)]
     assert keys == list(range(1, len(keys) + 1))
@@ -41,7 +41,7 @@ def count(folder: str) -> int:
 
 
 def shuffle_files(folder: str) -> None:
-    """One of each call that the recorder knows."""
+    """Make one of each call that the recorder knows."""
     root = Path(folder)
     (root / "sub").mkdir()
     (root / "sub" / "a").write_bytes(b"first words")

@@ -79,7 +79,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def sabotaged(request: pytest.FixtureRequest) -> bool:
-    """Whether this run has to fail: a long test may be cut short then."""
+    """Return whether this run must fail; then a long test may stop early."""
     return request.config.getoption("--sabotaged") is not None
 
 

@@ -139,7 +139,7 @@ class JetStreamSpike(Store):
             self.link.purge(subjects.staged(stage, "*", "*"))
 
     def collect(self) -> list[str]:
-        """Removes the stages whose heads have not changed for their lease, by this bus's clock."""
+        """Remove the stages whose heads have not changed for their lease, by this bus's clock."""
         found = {subject.rpartition(".")[2] for subject in self.link.subjects("ns.l.*")}
         collected = [stage for stage in found if self._collected(stage)]
         for stage in collected:

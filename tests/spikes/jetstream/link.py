@@ -106,17 +106,17 @@ class Link:
         return int(info["state"]["last_seq"])
 
     def subjects(self, pattern: str) -> list[str]:
-        """All subjects that match, in no order."""
+        """Return all subjects that match, in no order."""
         info = self._ask(f"$JS.API.STREAM.INFO.{STREAM}", {"subjects_filter": pattern})
         return list(info["state"].get("subjects", {}))
 
     def purge(self, subject: str, before: int | None = None) -> None:
-        """Removes the subject's messages, those below a sequence if one is given."""
+        """Remove the subject's messages, or those below a sequence if one is given."""
         bound = {} if before is None else {"seq": before}
         self._ask(f"$JS.API.STREAM.PURGE.{STREAM}", {"filter": subject, **bound})
 
     def batch(self, name: str, messages: Sequence[Outgoing]) -> int:
-        """All or none. The sequence of the last message; the others have those just before."""
+        """Store all messages or none. Returns the sequence of the last; they are consecutive."""
         self._check_sizes(messages)
         try:
             answer = json.loads(self._run(self._batch(name, messages)).data)

@@ -106,7 +106,7 @@ def test_a_lease_runs_by_the_observers_clock_from_the_last_change_it_saw(one, se
     assert bodies(one.read(topic.number, 0, 0)) == [b"kept"]
 
 
-def test_a_dropped_topic_outruns_those_who_append_and_its_name_goes_on(one, other):
+def test_a_dropped_topic_refuses_appends_and_its_offsets_continue(one, other):
     old = one.create("t", 2, {})
     put(one, append(old, 1, b"a", b"b", b"c", b"d"))
     with pytest.raises(AlreadyExists):
@@ -133,7 +133,7 @@ def test_trimming_moves_the_start_and_keeps_the_rest(one, other):
     assert put(one, append(topic, 0, b"6")).spans[0].first_offset == 6
 
 
-def test_who_sees_the_first_message_of_a_batch_sees_the_last(one, other):
+def test_a_reader_of_the_first_message_of_a_batch_sees_the_last(one, other):
     topic = one.create("t", 1, {})
     between = tuple(RecordChange(b"%03d" % number, b"", None) for number in range(300))
     for number in range(ROUNDS):

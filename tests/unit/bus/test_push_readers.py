@@ -48,7 +48,7 @@ def reader_of(bus: MemoryBus, topic: bytes = b"t", appetite: int | None = None) 
 
 
 def bodies(pipe: MemoryPipe) -> list[bytes]:
-    """Of the notifications that the far end has received whole."""
+    """Return the bodies of the complete notifications that the far end has received."""
     found, data = [], bytes(pipe.taken)
     while len(data) >= 5:
         size, kind = struct.unpack_from(">IB", data)

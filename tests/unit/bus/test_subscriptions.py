@@ -36,7 +36,7 @@ def counted(bus: MemoryBus) -> tuple[int, int]:
 
 
 def heard(bus: MemoryBus, pipe: MemoryPipe, topic: bytes) -> int:
-    """How many copies of one message on the topic reach the pipe."""
+    """Publish a message. Returns the number of copies that reach the pipe."""
     before = len(pipe.taken)
     bus.connect().deliver(publish(topic, b"!"))
     bus.turn()

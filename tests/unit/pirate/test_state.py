@@ -163,7 +163,7 @@ EVENTS = st.lists(
 
 
 def sensible(events: list[Event]) -> list[Event]:
-    """Without second requests, and without answers to none."""
+    """Remove requests while one is pending, and answers while none is."""
     kept: list[Event] = []
     pending = False
     for event in events:

@@ -38,7 +38,7 @@ class Bus:
         self.start()
 
     def start(self) -> None:
-        """Once all that was handed over is done."""
+        """Start a registry after all submitted commits are done."""
         self.store.commit(Commit()).result()
         self.owners = ProducerRegistry(
             self.store,
@@ -57,7 +57,7 @@ class Bus:
         return self.store.open_producer(name, ProducerOptions()).epoch
 
     def is_there(self, name: str) -> bool:
-        """Also for the store itself."""
+        """Return whether the producer exists. Registry and store must agree."""
         try:
             self.owners.check(ALICE, name)
             return True

@@ -43,7 +43,7 @@ def address(shared: BusProcess) -> str:
 
 @pytest.fixture
 def start(kind: str) -> Iterator[Start]:
-    """Starts servers of a test's own, which it may stop."""
+    """Start servers of a test's own, which it may stop."""
     running: list[BusProcess] = []
 
     def start(*args: str, port: int = 0) -> BusProcess:

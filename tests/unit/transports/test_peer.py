@@ -353,7 +353,7 @@ def test_unconnected_socket_is_in_doubt():
 
 
 def question(sequence: int, far: SocketEnd, near: SocketEnd) -> bytes:
-    """As linux/netlink.h and linux/inet_diag.h have it."""
+    """Encode a request by linux/netlink.h and linux/inet_diag.h."""
     ends = struct.pack("!HH16s16s", far.port, near.port, far.ip, near.ip)
     any_state, any_cookie = 0xFFFFFFFF, struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
     asked = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, any_state)

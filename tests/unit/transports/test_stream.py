@@ -88,7 +88,7 @@ class Puppet:
             yield puppet
 
     async def send(self, *records: bytes) -> None:
-        """All of them in one packet."""
+        """Send all records in one packet."""
         for record in records:
             self._tls.write(record)
         await self.send_raw(self._outgoing.read())
