@@ -21,7 +21,7 @@ from polybus.store.lmdb.quarantine import Quarantine
 from polybus.store.lmdb.store_files import DATA, StoreFiles
 from polybus.store.lmdb.write_batch import WriteBatch
 
-# Time that a commit may spend on removing what it trimmed; background steps do the rest.
+# Time that a commit may spend on removing trimmed entries; background steps do the rest.
 REMOVAL_S = 0.005
 # LMDB reports a write that only partly fits on the disk as an I/O error. If the disk has less
 # room than two of the largest blocks need, the error is taken for a full disk.
@@ -97,7 +97,7 @@ class WriteTxn:
             self._files.reopen()
             return Damaged(f"LMDB gave up the environment; it was reopened: {error}")
         if os.strerror(errno.EIO) in str(error):
-            # The file can grow by what the disk has left and by what RLIMIT_FSIZE allows.
+            # Both the free space of the disk and RLIMIT_FSIZE limit the growth of the file.
             path = self._files.current.path
             disk = os.statvfs(path)
             room = disk.f_bavail * disk.f_frsize
