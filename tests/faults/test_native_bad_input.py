@@ -207,8 +207,8 @@ def test_invalid_stamp_is_refused(client, topic):
     writer, reader = client.do_put(flight.FlightDescriptor.for_path("produce", topic), SHORT)
     for stamp in STAMPS:
         writer.write_with_metadata(batch(b"x"), stamp)
-        told = json.loads(reader.read().to_pybytes())
-        assert told["error"]["code"] == "malformed_request", stamp[:60]
+        answer = json.loads(reader.read().to_pybytes())
+        assert answer["error"]["code"] == "malformed_request", stamp[:60]
     writer.write_with_metadata(batch(b"x"), b'{"producer": "p?", "epoch": 1, "counter": 1}')
     assert json.loads(reader.read().to_pybytes())["error"]["code"] == "unknown_producer"
     writer.write_metadata(b"{}")  # and no batch

@@ -480,6 +480,6 @@ def test_full_store_is_reported_to_the_client(folder):
         assert 0 < len(stored) < 40
         found = bodies(client, topic="t")
         assert [one[0] for one in found] == [
-            n for n, told in enumerate(answers) if "error" not in told
+            n for n, answer in enumerate(answers) if "error" not in answer
         ]
         assert json.dumps(act(client, "topic.list"))

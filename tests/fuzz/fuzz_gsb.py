@@ -27,13 +27,13 @@ def target(data: bytes) -> None:
     stream, is_unix, with_credits = data[2:], bool(choice & 1), bool(choice & 2)
     cut = place * CUT_STEP
     seen = [
-        told(stream, at, is_unix=is_unix, with_credits=with_credits, fast_path=fast_path)
+        run_stream(stream, at, is_unix=is_unix, with_credits=with_credits, fast_path=fast_path)
         for fast_path, at in ((True, cut), (True, 0), (False, cut))
     ]
     assert all(one == seen[0] for one in seen)
 
 
-def told(
+def run_stream(
     stream: bytes, cut: int, *, is_unix: bool, with_credits: bool, fast_path: bool
 ) -> tuple[object, ...]:
     """Return the output of the three peers."""

@@ -42,11 +42,11 @@ def paths(text: str) -> dict[str, str]:
 
 
 def test_stats_of_one_topic(polybus, orders):
-    (told,) = json.loads(polybus("topic", "stats", orders, "--json"))
-    assert set(told) == {"topic", "all", "shards", "groups", "queries", "subscribers"}
-    assert told["all"]["inserted"] == told["all"]["routed"] == 5
-    assert told["all"]["trimmed"] == 1
-    assert sum(one["inserted"] for one in told["shards"]) == 5
+    (stats,) = json.loads(polybus("topic", "stats", orders, "--json"))
+    assert set(stats) == {"topic", "all", "shards", "groups", "queries", "subscribers"}
+    assert stats["all"]["inserted"] == stats["all"]["routed"] == 5
+    assert stats["all"]["trimmed"] == 1
+    assert sum(one["inserted"] for one in stats["shards"]) == 5
     shown = polybus("topic", "stats", orders).splitlines()
     assert shown[1].split()[:5] == [orders, "2", "4", "5", "1"]
     assert [line.split()[:2] for line in shown[2:]] == [["shard", "0"], ["shard", "1"]]
@@ -168,6 +168,6 @@ def test_dropped_topic_is_not_in_the_tree(polybus, bus, orders):
     ],
 )
 def test_errors_are_one_line(polybus, bus, code, says, args):
-    told = polybus(*(one.format(store=bus.folder / "data") for one in args), code=code)
-    assert says in told
-    assert told.count("\n") == 1
+    error = polybus(*(one.format(store=bus.folder / "data") for one in args), code=code)
+    assert says in error
+    assert error.count("\n") == 1

@@ -283,7 +283,7 @@ def test_pending_bytes_are_bounded(bus, topic, relay):
 def test_blocked_produce_fails_when_the_producer_closes(bus, topic, relay):
     options = ClientOptions(**QUICK | {"max_waiting_bytes": 1000})
     client = Client(f"polybus://127.0.0.1:{relay.port}", options)
-    producer, told = client.producer(), []
+    producer, texts = client.producer(), []
     relay.hold()
     producer.produce(topic, [b"x" * 2000])
 
@@ -291,13 +291,13 @@ def test_blocked_produce_fails_when_the_producer_closes(bus, topic, relay):
         try:
             producer.produce(topic, [b"y" * 2000])
         except errors.ConnectionLost as error:
-            told.append(str(error))
+            texts.append(str(error))
 
     thread = threading.Thread(target=work)
     thread.start()
     producer.close(0.2)
     thread.join(PATIENCE_S)
-    assert told == ["the producer is closed"]
+    assert texts == ["the producer is closed"]
 
 
 def test_cancelled_batch_is_never_sent(client, topic, relay, far):

@@ -64,8 +64,8 @@ def test_every_word_is_counted_once_after_kills(tmp_path):
         finally:
             example.kill()
             example.wait()
-    told = output.read_text()
-    found = re.findall(r"^ +(\d+) (\w+)$", told, re.MULTILINE)
+    printed = output.read_text()
+    found = re.findall(r"^ +(\d+) (\w+)$", printed, re.MULTILINE)
     counted = {word: int(times) for times, word in found}
     assert counted == Counter(word for line in lines for word in line.split()), f"seed {seed}"
-    assert told.count("has died") >= KILLS - 1
+    assert printed.count("has died") >= KILLS - 1

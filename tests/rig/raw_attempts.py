@@ -50,8 +50,8 @@ def _native(place: Address, verb: str, topic: str) -> str:
             elif verb == "subscribe":
                 flight_client.read(client, topic=topic)
             else:
-                told = flight_client.produce(client, topic, BODY)
-                return str(told["error"]["code"]) if "error" in told else OK
+                answer = flight_client.produce(client, topic, BODY)
+                return str(answer["error"]["code"]) if "error" in answer else OK
         except flight.FlightError as error:
             return flight_client.code_of(error)
     return OK

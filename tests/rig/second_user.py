@@ -195,12 +195,12 @@ class _Child:
                 name, fields = args
                 return dict(flight_client.act(client, name, **fields))
             topic, body, *stamp = args
-            told = flight_client.produce(
+            answer = flight_client.produce(
                 client, topic, body.encode(), stamp=stamp[0] if stamp else None
             )
         except flight.FlightError as error:
             return {"code": flight_client.code_of(error)}
-        return _code_or_all(told)
+        return _code_or_all(answer)
 
     def polybus(self, *args: str) -> Done:
         from polybus.cli.main import run
@@ -211,8 +211,8 @@ class _Child:
         return Done(code, out.getvalue(), err.getvalue())
 
 
-def _code_or_all(told: dict[str, Any]) -> dict[str, Any]:
-    return {"code": told["error"]["code"]} if "error" in told else told
+def _code_or_all(answer: dict[str, Any]) -> dict[str, Any]:
+    return {"code": answer["error"]["code"]} if "error" in answer else answer
 
 
 def _text(data: bytes) -> str:

@@ -56,10 +56,10 @@ def test_a_command_answers_as_a_program_does(words):
         forked = bus.run(*words)
         with warm_bus.cold():
             program = bus.run(*words)
-    assert told(forked) == told(program)
+    assert outcome_of(forked) == outcome_of(program)
 
 
-def told(ended: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
+def outcome_of(ended: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
