@@ -5,13 +5,13 @@ laptop. With CI=true a skip is a failure, unless tests/allowed_skips.txt lists t
 test: a suite that quietly stopped testing something looks just like a green one.
 
 Sabotage. A fault test proves little until it was seen to fail. It names patches that break
-what it guards; `pytest --sabotage` applies each and demands that the test fails by the
-assertion that it names (tests/rig/sabotage/plugin.py).
+the property it guards; `pytest --sabotage` applies each and requires that the test fails by
+the assertion that it names (tests/rig/sabotage/plugin.py).
 
-Sharing. `make test` runs several processes at once, which take the tests a file at a
-time. Those of Spark's folder are taken as one: they share a session, and to start
-it takes longer than most of them. What takes minutes begins first, or one process
-would be at it alone in the end.
+Sharing. `make test` runs several processes at once, which take the tests file by file. The
+tests in Spark's folder count as one file: they share a session, and its start takes longer
+than most of them. Tests that take minutes start first. Otherwise one process would run them
+alone at the end.
 """
 
 from __future__ import annotations

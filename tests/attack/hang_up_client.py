@@ -26,7 +26,7 @@ from typing import NamedTuple
 HOST = "127.0.0.1"
 TIMEOUT_S = 20.0
 PIECE = 65536
-MEAN_DELAY_S = 200e-6  # of the order of a turn of the bus's loop
+MEAN_DELAY_S = 200e-6  # about one turn of the bus's event loop
 RESET = struct.pack("ii", 1, 0)
 WAYS = ("close", "close", "wait", "half", "reset", "pieces")
 IMPATIENT = 0.3  # the share of connections that do not wait for a handshake

@@ -191,7 +191,7 @@ def _admin_lines() -> list[bytes]:
 
 
 def _native_frames(bus: BusProcess) -> list[bytes]:
-    """Record what a Flight client sends, and return its HTTP/2 frames."""
+    """Record the bytes that a Flight client sends, and return its HTTP/2 frames."""
     streams: defaultdict[int, bytes] = defaultdict(bytes)
 
     def record(piece: bytes) -> bytes:

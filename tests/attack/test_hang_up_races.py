@@ -1,4 +1,4 @@
-"""A denied user gets no request through by hanging up before the bus can ask who it was.
+"""A denied user gets no request through by hanging up before the bus looks up its uid.
 
 The kernel forgets the user of a socket that is closed. Such a peer is in doubt, and every deny
 rule applies to it (docs/guides/policy.md). A second user sends requests to topics that a rule
@@ -67,7 +67,7 @@ def bus() -> Iterator[BusProcess]:
 
 
 class Watch:
-    """Sees what takes effect: a reader of the topics, a service, and the log."""
+    """Counts the requests that took effect: as a reader of the topics, as a service, in the log."""
 
     def __init__(self, bus: BusProcess) -> None:
         self._bus = bus
@@ -270,7 +270,7 @@ def hang_up(
     in_doubt = in_doubt_of(bus, dialect)
     refused = stats(bus)["refused"]
     denied = count(bus, "dropped", "denied")
-    print(f"{dialect}: {sent=} {in_doubt=} {denied=} {refused=} {seed=}")  # noqa: T201  # what it met
+    print(f"{dialect}: {sent=} {in_doubt=} {denied=} {refused=} {seed=}")  # noqa: T201
     assert sent == len(verbs) * rounds
     assert not +passed, f"denied requests passed: {dict(+passed)} (seed {seed})"
     # Else the test would prove nothing: it needs peers that the kernel had forgotten.

@@ -1,7 +1,7 @@
 """Names that look like another topic's: dead letters and the topics of the bus, attacked by bob.
 
-Bob is a real second user with a raw client of each dialect, and the bus is root's. He may do
-what every user may by default; what the tests show is what he may not.
+Bob is a real second user with a raw client of each dialect, and root runs the bus. Bob has the
+default rights of every user; the tests show the requests that are beyond them.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def alarms(bus: BusProcess) -> list[dict[str, Any]]:
 
 
 def outcomes(bus: BusProcess, user: User, verb: str, topic: str) -> dict[str, str]:
-    """What each dialect answers to the same request; rqueue answers nothing."""
+    """Send a request in every dialect. Returns each dialect's answer; rqueue has none."""
     assert user.attempt("rqueue", bus.address("rqueue"), verb, topic) == SENT
     return {
         dialect: user.attempt(dialect, bus.address(dialect), verb, topic)

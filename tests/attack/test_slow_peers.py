@@ -48,7 +48,7 @@ def send_slowly(bus: BusProcess, per_port: int, rounds: int) -> dict[str, float]
         slow = [
             (stack.enter_context(port.connect()), port)
             for port in ports
-            # These peers are admins, who may fill the admin socket; test_floods.py has strangers.
+            # These peers are admins and may fill the admin socket; test_floods.py has others.
             for _ in range(SHORT_CONNECTIONS if port.name == "admin" else per_port)
         ]
         streams = [(sock, iter(_half_stream(port, n))) for n, (sock, port) in enumerate(slow)]

@@ -32,7 +32,7 @@ ATTACK_TEXT = ATTACK.decode("utf-8", "replace")
 NAME = "owned\u202e\u2066name"  # names must not have C0 and C1, but may have marks
 SERVICE = "owned"  # names of services are ASCII
 MARKER = b"owned"
-# What polybus draws: colours, a hidden cursor, and the line of a progress bar.
+# Escape sequences that polybus itself prints: colours, a hidden cursor, a progress bar.
 DRAWN = re.compile(rb"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[1A|\x1b\[2K|\r")
 UNSAFE = re.compile(
     rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]"

@@ -1,4 +1,4 @@
-"""A bus that serves Freud and rqueue, for live tests; and users who speak Freud to it."""
+"""A bus that serves Freud and rqueue, for live tests, and users with Freud clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERY_LINE = {"POLYBUS_LOG_FORMAT": "json", "POLYBUS_LOG_MAX_REPEATS_PER_S": "10
 
 @contextmanager
 def serving(*args: str, env: Mapping[str, str] | None = None) -> Iterator[BusProcess]:
-    """In a folder that every user may look into; at the end nothing must have gone wrong."""
+    """Serve in a folder that every user may read. At the end the bus must be unharmed."""
     with started(*args, env=env) as bus:
         yield bus
         check_unharmed(bus)
@@ -44,7 +44,7 @@ def connect(bus: BusProcess, *, receive_buffer: int | None = None) -> freud_clie
 
 
 def begin(client: freud_client.Client, *requests: bytes) -> None:
-    """Sends requests that will wait; when it returns, they have arrived and do so."""
+    """Send requests that wait. Returns when the bus has received them."""
     client.send(freud_client.list_topics(), *requests)
     assert client.answers(1)[0].code == freud_client.OK
 

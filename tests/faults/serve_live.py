@@ -1,4 +1,4 @@
-"""What the tests of a live server share: its children, its sockets, its answers."""
+"""Child processes, admin sockets and their answers, for tests of a live server."""
 
 from __future__ import annotations
 

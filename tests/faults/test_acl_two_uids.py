@@ -1,4 +1,4 @@
-"""The policy between real users: what one may and another may not, over each kind of socket.
+"""The policy between real users, with different rights, over each kind of socket.
 
 Every test here needs root, because only root can run as another user.
 """
@@ -175,7 +175,7 @@ def test_connections_lists_user_names(bus, alice, kind):
 
 
 def blocked(bus: BusProcess, user: User, kind: str, topic: bytes) -> bool:
-    """Is what this user publishes to a topic denied?"""
+    """Publish as this user. Returns whether the bus denied it."""
     before = count(bus, "dropped", "denied")
     link = user.connect(places(bus)[kind])
     link.send(publish(topic, b"x"))
@@ -193,7 +193,7 @@ def test_process_groups_apply_over_a_unix_socket(bus, alice, bob):
 
 
 def test_database_groups_apply_over_tcp(bus, alice):
-    """The kernel tells a uid and no groups there: the account's count, not the process's."""
+    """Over TCP the kernel reports a uid without groups, so the groups of the account apply."""
     add(bus, f"deny group:{NOGROUP} produce x")
     add(bus, f"deny group:{STAFF} produce y")
     with User(NOBODY, gid=STAFF) as nobody:

@@ -49,7 +49,7 @@ def workload(tmp_path: Path, settings: Settings) -> Workload:
 def judged(work: Workload) -> Verdict:
     work.settle()
     verdict = work.verdict()
-    print(f"seed {work.seed}: {verdict}")  # noqa: T201  # what the round went through
+    print(f"seed {work.seed}: {verdict}")  # noqa: T201
     assert verdict.found.topic, "nothing was produced: nothing was shown"
     assert not verdict.anomalies, f"seed {work.seed}: {verdict}"
     return verdict
@@ -145,7 +145,7 @@ def test_all_faults_for_minutes(tmp_path, sabotaged, capsys):
         disturb_for(work, SABOTAGED_S if sabotaged else SOAK_S)
         verdict = judged(work)
     with capsys.disabled():
-        print(f"\n{SOAK_S:g} s: {verdict}")  # noqa: T201  # what there is to tell of it
+        print(f"\n{SOAK_S:g} s: {verdict}")  # noqa: T201
 
 
 @pytest.mark.soak

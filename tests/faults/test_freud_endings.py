@@ -114,7 +114,7 @@ def test_message_produced_during_a_disconnect_is_not_lost(
 def test_disconnect_ends_a_waiting_get_despite_unread_input(
     bus: BusProcess, client: Client, topic: bytes, ending: str
 ):
-    """The end of the stream is noticed although it is behind more than the bus reads ahead."""
+    """The bus notices the end of the stream after more bytes than it reads ahead."""
     key = client.subscribe(topic)
     before = connections(bus)
     waiting = connect(bus)
@@ -144,7 +144,7 @@ def test_messages_in_unsent_answers_become_unread_again(
 ):
     """Each message is in the input of the closed client, or the next Get returns it."""
     key = client.subscribe(topic)
-    total = 60  # all fit into what is gathered for two writes, and not into a socket
+    total = 60  # two writes of the bus can hold them all, a socket buffer cannot
     for at in range(total):
         client.ask(produce(topic, struct.pack("<I", at) + bytes(4 * KIB)))
     before = connections(bus)
@@ -152,7 +152,7 @@ def test_messages_in_unsent_answers_become_unread_again(
     stuck.send(*(get(key) for _ in range(total)))
     until(lambda: stuck.has_answer(0.01), "it is served")
     begin(waiting, *(get(key, FOR_EVER) for _ in range(total)))
-    assert not waiting.has_answer(within_s=0.1)  # all are on their way to the other one
+    assert not waiting.has_answer(within_s=0.1)  # all are in flight to the other client
     stuck.sock.shutdown(socket.SHUT_RDWR)
     read = [struct.unpack_from("<I", one.payload)[0] for one in stuck.to_the_end()]
     assert read == list(range(len(read)))
@@ -277,7 +277,7 @@ def test_half_closed_slow_reader_gets_all_answers(bus: BusProcess, client: Clien
         assert [one.code for one in found] == [OK] * total + [NOTHING_HAPPENED]
 
 
-# --- what is left behind -----------------------------------------------------
+# --- subscriptions of closed connections -------------------------------------
 
 
 def test_another_connection_can_use_a_subscription_until_its_timeout(

@@ -1,7 +1,7 @@
 """One connection that pipelines costly requests delays no other, nor the stop of the bus.
 
-What is asked is who came first, and not how long it took: a second client waits for the
-first of the costly requests, and asks whether the last has been carried out.
+The tests compare the order of events instead of times. A second client waits for the first
+of the costly requests, and then asks whether the bus has executed the last one.
 """
 
 from __future__ import annotations

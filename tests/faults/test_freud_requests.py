@@ -365,7 +365,7 @@ def test_oversized_request_is_answered_in_order_and_closes(
         else:
             drip(offender.sock, one_by_one(stream))
         assert offender.answers(1)[0].code == OK
-        assert not offender.has_answer(within_s=0.05)  # its turn is behind the waiting Get
+        assert not offender.has_answer(within_s=0.05)  # the waiting Get must be answered first
         client.ask(produce(topic, b"go on"))
         found = offender.to_the_end()
         assert [one.code for one in found] == [OK, MALFORMED]
@@ -468,7 +468,7 @@ def test_recreation_can_be_cancelled(bus: BusProcess, client: Client, topic: byt
     assert (notice.id, notice.flags, notice.body) == (2, NOTICE_FLAG, NOTICE + topic)
     assert client.ask(get(new)) == (DOESNT_EXIST, b"")
     assert counter(bus, "dropped", "topic_deleted") == lost + 2
-    assert client.ask(create(topic)) == (OK, b"")  # and a third time, behind the first
+    assert client.ask(create(topic)) == (OK, b"")  # a third time, while the first is still read
     assert number(client.ask(produce(topic, b"3"))) == 0
     assert client.ask(get(old)) == (OK, NOTICE + topic)
     assert client.ask(get(client.subscribe(topic))) == (OK, b"3")

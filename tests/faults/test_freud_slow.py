@@ -1,8 +1,9 @@
 """Clients that do not take their answers, and readers that do not read. On a live server.
 
 A client that never reads its answers holds a bounded amount of memory, and is cut. A
-subscription without a reader fills up to its user's quota, and then a Freud producer is
-told so; an rqueue publisher is not, and does not wait: what does not fit is counted.
+subscription without a reader fills up to its user's quota. Then a Freud producer gets an
+error. An rqueue publisher gets no answer and does not wait; the bus drops its message and
+counts it.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def test_slow_client_above_the_minimum_rate_is_not_disconnected(
     assert counter(bus, "connections", "closed", "slow_consumer") == cut
 
 
-def test_disconnected_slow_client_consumed_only_what_was_in_its_socket(
+def test_disconnected_slow_client_consumed_only_messages_in_its_socket(
     bus: BusProcess, client: Client, topic: bytes
 ):
     key = client.subscribe(topic)
@@ -179,7 +180,7 @@ def test_produce_fails_exactly_when_a_reader_is_full(client: Client, topic: byte
     found = client.answers(fitting + 5)
     assert [number(one) for one in found[:fitting]] == list(range(fitting))
     assert set(found[fitting:]) == {(SERVER_ERROR, b"quota_bytes")}
-    assert client.ask(produce(topic, b"")).code == OK  # what weighs nothing fits
+    assert client.ask(produce(topic, b"")).code == OK  # an empty message needs no quota
     assert client.ask(produce(topic, b"x")) == (SERVER_ERROR, b"quota_bytes")
     assert client.ask(get(key)) == (OK, bytes(size))
     assert client.ask(produce(topic, bytes(size))).code == OK

@@ -192,7 +192,7 @@ def open_for_writing(pid: int) -> set[str]:
 
 def test_nothing_is_written_to_disk(bus: BusProcess):
     """No file changes, no file is open for writing, and the kernel counts no write."""
-    traffic(bus)  # whatever is done once is done
+    traffic(bus)  # writes that happen only once are done
     before, written = everything(bus.folder), bytes_written(bus.pid)
     for _ in range(3):
         traffic(bus)
@@ -210,7 +210,7 @@ def bytes_written(pid: int) -> int:
     return int(found[1])
 
 
-# What makes, changes or removes a file.
+# System calls that make, change or remove a file.
 CHANGING = "creat,mkdir,mkdirat,mknod,mknodat,rename,renameat,renameat2,link,linkat,symlink"
 CHANGING += ",symlinkat,truncate,ftruncate,fallocate,unlink,unlinkat,msync,fsync,fdatasync"
 WRITING = "write,writev,pwrite64,pwritev,pwritev2,sendfile,splice,copy_file_range,sendto"

@@ -126,7 +126,7 @@ class Caller:
 
 
 class Service:
-    """Registers all names that are free, and handles each call as its name says."""
+    """Registers all free names, and handles each call by the name of the service."""
 
     def __init__(self, connection: Connection, chance: random.Random) -> None:
         self._connection = connection

@@ -1,6 +1,6 @@
-"""What the native port makes of bad input: an error with its code, nothing half-written.
+"""Bad input on the native port gets an error with a code, and nothing is half-written.
 
-All of it by Arrow Flight alone. After each test the bus must still serve, with no fault
+The tests use plain Arrow Flight. After each test the bus must still serve, with no fault
 in its log or counters.
 """
 
@@ -126,7 +126,7 @@ def test_put_by_command_is_refused(client):
 
 @pytest.mark.parametrize("path", [(b"produce", b"\xff\xfe"), (b"\xff", b"t")])
 def test_path_that_is_not_utf8_is_refused_by_grpc(client, path):
-    """Protocol Buffers refuse it, so there is no code of ours."""
+    """Protocol Buffers refuse it, so the error has no code of polybus."""
     with pytest.raises(flight.FlightError):
         put_nothing(client, flight.FlightDescriptor.for_path(*path), SHORT)
 
@@ -144,7 +144,7 @@ def batch(*messages: bytes | None, keys: list[str | None] | None = None) -> pa.R
 
 
 def broken_offsets() -> pa.RecordBatch:
-    """The first message ends behind all data; Arrow itself looks at the last one only."""
+    """The first message ends after the end of the data; Arrow itself checks only the last one."""
     offsets = pa.py_buffer(b"\0\0\0\0\xff\xff\xff\x7f\3\0\0\0")
     body = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abc")])
     return pa.RecordBatch.from_arrays([pa.nulls(2, pa.utf8()), body], schema=SHORT)
@@ -207,8 +207,8 @@ def test_invalid_stamp_is_refused(client, topic):
     writer, reader = client.do_put(flight.FlightDescriptor.for_path("produce", topic), SHORT)
     for stamp in STAMPS:
         writer.write_with_metadata(batch(b"x"), stamp)
-        told = json.loads(reader.read().to_pybytes())
-        assert told["error"]["code"] == "malformed_request", stamp[:60]
+        answer = json.loads(reader.read().to_pybytes())
+        assert answer["error"]["code"] == "malformed_request", stamp[:60]
     writer.write_with_metadata(batch(b"x"), b'{"producer": "p?", "epoch": 1, "counter": 1}')
     assert json.loads(reader.read().to_pybytes())["error"]["code"] == "unknown_producer"
     writer.write_metadata(b"{}")  # and no batch

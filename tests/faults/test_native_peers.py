@@ -71,14 +71,14 @@ def test_cut_stream_keeps_answered_batches_and_splits_none(bus):
         for number in range(50):
             put.send(b"%d" % number, b"x" * MIB)
         relay.cut()
-        while put.reader.read() is not None:  # what was answered, but not read yet
+        while put.reader.read() is not None:  # skip answers that arrived before the cut
             pass
         with pytest.raises(flight.FlightError):
             put.writer.close()
         until(lambda: settled(watching), "the rest is stored or gone")
         found = bodies(watching, topic="t")
         assert len(found) >= answered[-1]
-        assert len(found) % 2 == 0  # batches are whole, whatever became of them
+        assert len(found) % 2 == 0  # a batch is stored whole or not at all
         client.close()
 
 
@@ -158,7 +158,7 @@ def wait(client, places) -> str:
 
 
 def test_connections_beyond_the_limit_are_closed(folder):
-    """Those that were silent for longest are ended: not the client that goes on asking."""
+    """The bus closes the connections that were silent for longest, not an active client."""
     config = "[native]\nmax_connections = 8\n"
     with start(folder, config) as bus, connect(bus) as client:
         port = bus.address("native").port
@@ -182,7 +182,7 @@ def test_connections_beyond_the_limit_are_closed(folder):
 
 
 def has_ended(sock: socket.socket) -> bool:
-    """The other side has hung up, whatever it said before."""
+    """Return whether the peer has hung up. Discards received bytes."""
     try:
         while sock.recv(4096):
             pass
@@ -345,7 +345,7 @@ def test_address_in_use_is_one_line(folder):
     assert caught.value.code == 2
     assert caught.value.stderr.count("\n") == 1
     assert "is in use by another listener" in caught.value.stderr
-    with start(folder) as bus, connect(bus) as client:  # nothing was left behind
+    with start(folder) as bus, connect(bus) as client:  # the failed start left nothing open
         assert produce(client, "t", b"x")["first_id"] == 1
 
 
@@ -480,6 +480,6 @@ def test_full_store_is_reported_to_the_client(folder):
         assert 0 < len(stored) < 40
         found = bodies(client, topic="t")
         assert [one[0] for one in found] == [
-            n for n, told in enumerate(answers) if "error" not in told
+            n for n, answer in enumerate(answers) if "error" not in answer
         ]
         assert json.dumps(act(client, "topic.list"))

@@ -1,6 +1,6 @@
 """Bad input at the pirate socket is refused or dropped, or its sender is cut.
 
-In each case it is counted, it changes nothing, and the bus goes on as if nothing had been.
+In each case the bus counts it, changes no state, and continues to serve.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ format = "json"
 max_unread_bytes = {unread}
 max_uncommitted_bytes = {uncommitted}
 """
-# Of all that has come and is not whole; what the watch sees late comes on top.
+# The limit for bytes of incomplete messages. MOST_GROWTH adds the bytes that arrive between
+# two checks of the memory watch.
 UNREAD = 160 * MIB
 UNCOMMITTED = 256 * MIB
 MOST_PIECES = 3000
@@ -59,7 +60,7 @@ def bus(tmp_path_factory):
 
 @pytest.fixture
 def bare(bus):
-    """One that has said hello, with a subscription that has a message to read."""
+    """A client after HELLO, with a subscription that has one unread message."""
     with Bare(bus.endpoint, CLIENT) as one:
         assert one.ask(wire.hello(CLIENT, 1))[:2] == ("OK", 1)
         one.ask(wire.counted(wire.SUB, CLIENT, 1, 1, TOPIC))
@@ -70,7 +71,7 @@ def bare(bus):
 
 
 def head(**changed: bytes) -> Frames:
-    """A good SUB, but for what is changed."""
+    """Return a valid SUB with the given frames replaced."""
     names = ("version", "op", "client", "epoch", "counter", "topic")
     return [changed.get(name, frame) for name, frame in zip(names, HEAD, strict=True)]
 
@@ -217,7 +218,7 @@ def cut_off(bus: PirateBus, piece: bytes, a_while: int, reason: str) -> None:
 
 
 def flood(bus: PirateBus, peer: RawPeer, piece: bytes, a_while: int) -> Iterator[int]:
-    """Sends until it is cut; the memory of the bus meanwhile, which has its turn now and then."""
+    """Send pieces until the bus cuts the peer. Yields the memory of the bus before each piece."""
     for sent in range(MOST_PIECES):
         if sent % a_while == 0:
             stats(bus.process)
@@ -251,8 +252,8 @@ def test_unfinished_messages_together_are_bounded(bus, bare):
         until(lambda: cuts(bus) > counted, "a connection is cut")
 
 
-# What the guide says is the most that pirate's part of a bus takes, and what comes between two
-# looks of the watch.
+# The guide's bound for the memory of pirate, plus the bytes that arrive between two checks of
+# the memory watch (LATE).
 TIGHT_UNREAD, TIGHT_UNCOMMITTED, TURN, LATE = 80 * MIB, 65 * MIB, 72 * MIB, 64 * MIB
 WITHIN = TIGHT_UNREAD + 3 * TIGHT_UNCOMMITTED + TURN + LATE
 PUSHED, BODY = 1900 * MIB, 48
@@ -278,7 +279,7 @@ def test_memory_of_peers_that_push_large_messages_is_bounded(tmp_path, frames):
         assert most - before < WITHIN
 
 
-# Of answers, what is being read, and what comes between two looks.
+# Unread answers up to the limit, answers being read from the store, and LATE.
 UNTAKEN = TIGHT_UNREAD + 64 * MIB + 5 * 64 * MIB + LATE
 
 
@@ -326,6 +327,6 @@ def push(port: int, name: bytes, frames: Frames) -> None:
 
 
 def own_bytes(pid: int) -> int:
-    """Without pages of the store's file, which the system lends."""
+    """Return the resident memory without the mapped pages of the store's file."""
     _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

@@ -26,7 +26,7 @@ STALE = wire.error("STALE")
 
 
 def requests(chance: Random, counters: dict[bytes, int]) -> Iterator[Frames]:
-    """What the clients want next, with copies of it."""
+    """Yield the clients' next requests, each one to four times."""
     for client in CLIENTS:
         for _ in range(chance.randint(1, 4)):
             counters[client] += chance.choice((1, 1, 2))
@@ -43,7 +43,7 @@ def nearly_in_order(chance: Random, wanted: list[Frames]) -> list[Frames]:
 
 
 def answers_to(chance: Random, peers: list[Bare], wanted: list[Frames]) -> Iterator[Answer]:
-    """In the order in which they were sent, all of them before the first answer is read."""
+    """Send all requests, then read the answers. Returns them in the order of the requests."""
     sent = [chance.choice(peers) for _ in wanted]
     for number, (peer, request) in enumerate(zip(sent, wanted, strict=True)):
         peer.send([wire.number(number), b"", *request])

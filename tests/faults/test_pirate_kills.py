@@ -1,8 +1,8 @@
 """The bus and its clients are killed with -9 again and again, at random moments.
 
-Each subscriber's messages are the topic's, from its SUB on: no gap, no double. Only a client
-that was itself killed may meet one message twice, or miss one: that which it was handing over,
-as its order of recording and delivering says.
+Each subscriber gets every message of the topic since its SUB once, without a gap. Only a client
+that was itself killed may get one message twice, or miss one: the message it was delivering. Its
+order of recording and delivering decides which.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KILLS, KILLS_SOAKED, SABOTAGED = 6, 400, 16
 
 
 def kill_them(tmp_path: Path, kills: int) -> str:
-    """What it went through."""
+    """Run a round with this number of kills. Returns its summary."""
     with KillRound(tmp_path, random.getrandbits(32)) as round_:
         round_.start()
         round_.kill(kills)
@@ -31,14 +31,14 @@ def kill_them(tmp_path: Path, kills: int) -> str:
 @pytest.mark.sabotage("replies-off", expects="doubled")
 @pytest.mark.timeout(170)
 def test_each_message_arrives_once_after_kills(tmp_path, sabotaged):
-    told = kill_them(tmp_path, SABOTAGED if sabotaged else KILLS)
-    print(told)  # noqa: T201  # what the round went through
+    summary = kill_them(tmp_path, SABOTAGED if sabotaged else KILLS)
+    print(summary)  # noqa: T201
 
 
 @pytest.mark.soak
 @pytest.mark.sabotage("replies-off", "stamps-off", expects="doubled")
 @pytest.mark.timeout(3000)
 def test_each_message_arrives_once_after_hundreds_of_kills(tmp_path, sabotaged, capsys):
-    told = kill_them(tmp_path, SABOTAGED if sabotaged else KILLS_SOAKED)
+    summary = kill_them(tmp_path, SABOTAGED if sabotaged else KILLS_SOAKED)
     with capsys.disabled():
-        print(f"\n{told}")  # noqa: T201  # what there is to tell of it
+        print(f"\n{summary}")  # noqa: T201

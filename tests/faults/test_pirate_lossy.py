@@ -1,7 +1,7 @@
 """Several clients through a proxy that drops, doubles, delays and reorders whole messages.
 
-Each subscriber's messages are the topic's, from its SUB on: no gap, no double. A run in which
-some kind of harm was not done fails, too. What is random comes from a seed that is printed.
+Each subscriber gets every message of the topic since its SUB once, without a gap. A run also
+fails if one kind of fault did not occur. Random choices come from a seed that is printed.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _client(bus: PirateBus, tmp_path: Path, **options) -> pirate_blocking.Blocki
 
 
 def _restored(bus: PirateBus, backup: Path) -> PirateBus:
-    """Another bus at the same address, with what the backup has."""
+    """Replace the store by the backup, and restart the bus at the same address."""
     data = bus.process.data / "store"
     data.rename(data.with_name("lost"))
     done = bus.process.run("store", "restore", str(backup), str(data))
@@ -130,7 +130,7 @@ def _restored(bus: PirateBus, backup: Path) -> PirateBus:
 def _go_on(bus: PirateBus, tmp_path: Path) -> None:
     with _client(bus, tmp_path) as client:
         assert any("restored from a backup" in notice for notice in client.notices)
-        client.put("t", b"new 2")  # its id was given before, to what is lost
+        client.put("t", b"new 2")  # the bus gave its id before, to a message that is lost
         with pytest.raises(Conflict, match="reread"):
             client.get("t")
     with _client(bus, tmp_path, reread=True) as client:

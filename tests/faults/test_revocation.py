@@ -1,4 +1,4 @@
-"""A revoked right ends what is open, or refuses its next step, in every dialect.
+"""A revoked right ends streams and subscriptions, or refuses their next step, in every dialect.
 
 These are the rows of "What ends when a right is revoked" in docs/guides/policy.md that have no
 test elsewhere. All callers are the user that runs the tests: a deny rule holds for root, too,

@@ -1,8 +1,8 @@
 """Every line of the spec's "Bad input", on a live server, whole and byte by byte.
 
-The offender is closed with a logged and counted reason; what it sent before the
-bad frame is delivered, to itself too; what it sent after is not; and a
-bystander on the same topic notices nothing but that.
+The bus closes the offender with a logged and counted reason. Frames before the bad frame are
+delivered, also to the offender itself; later frames are not. A bystander on the same topic is
+not affected.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Misbehaving clients of every kind at once, beside a few that must not be affected.
 
-Honest writers count up on topics of their own, honest readers check every number;
-between them rude clients subscribe to the same topics and then read, do not read,
-read slowly, publish, break the protocol, hang up, reset. Seeded, so that what was
-found can be found again.
+Honest writers count up on topics of their own, and honest readers check every number.
+Rude clients subscribe to the same topics and then read, do not read, read slowly,
+publish, break the protocol, hang up, reset. A seed makes a failure repeatable.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ def test_misbehaving_clients_do_not_affect_others(seconds: float):
     seed = random.randrange(1 << 32)
     with serve(env=ENV) as bus:
         with connect(bus.address()) as first:
-            first.settle()  # what the bus opens for the first one only, it has opened now
+            first.settle()  # the bus opens some descriptors at the first connection
         until(lambda: count(bus, "connections", "open") == 0, "it is gone")
         descriptors, memory = open_descriptors(bus.pid), rss_bytes(bus.pid)
         honest = [Honest(bus, number) for number in range(HONEST)]

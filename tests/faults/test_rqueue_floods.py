@@ -188,7 +188,7 @@ def test_topics_without_subscribers_use_no_memory(bus: BusProcess):
 @pytest.mark.parametrize("goodbye", ["close", "reset", "half a frame", "subscribed"])
 def test_flood_of_connects_leaves_no_open_descriptor(bus: BusProcess, goodbye: str):
     with connect(bus.address()) as first:
-        assert echoes(first)  # what the bus opens for the first one only, it has opened now
+        assert echoes(first)  # the bus opens some descriptors at the first connection
     until(lambda: count(bus, "connections", "open") == 0, "no connection is open")
     before = open_descriptors(bus.pid)
     accepted = count(bus, "connections", "accepted")
@@ -271,7 +271,7 @@ def test_subscription_over_the_limit_closes_the_connection(small: BusProcess):
     until(lambda: count(small, "connections", "open") == 0, "all places are free")
     with connect(small.address()) as client, connect(small.address()) as bystander:
         client.send(*(subscribe(b"%d" % at) for at in range(4)), subscribe(b"0"))
-        assert echoes(client)  # a probe is no subscription that counts
+        assert echoes(client)  # probe topics do not count as subscriptions
         bystander.send(subscribe(b"0"))
         assert echoes(bystander)
         client.send(subscribe(b"4"), publish(b"0", b"too late"))

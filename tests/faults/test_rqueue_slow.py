@@ -197,12 +197,12 @@ def test_reader_that_never_reads_is_disconnected_and_others_continue(bus: BusPro
         lost = count(bus, "dropped", "slow_consumer") - lost
         cut_line = {"event": "connection cut", "reason": "slow_consumer", "messages_lost": lost}
         until(lambda: log_lines(bus, **cut_line, peer=stuck.name), "it is said in the log")
-        # What it was owed was the outbox at its mark, and at most a buffer more.
+        # Lost messages were in the outbox, which was at its mark plus at most one buffer.
         assert MARK / (SIZE + 7) - 1 < lost < (MARK + 512 * 1024) / (SIZE + 7)
         assert rss_bytes(bus.pid) - before < 8 * MIB
         writer.send(publish(b"t", b"go on"))
         assert healthy.messages(1) == [(b"t", b"go on")]
-        got = stuck.to_the_end()  # what the host had for it, whole and in order, then the end
+        got = stuck.to_the_end()  # the kernel's buffers: whole and in order
         assert [int(payload[2:10]) for _, payload in got] == list(range(len(got)))
 
 

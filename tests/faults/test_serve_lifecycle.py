@@ -26,7 +26,7 @@ from tests.rig.observer import log_lines, stats, until
 
 @pytest.fixture(scope="module", autouse=True)
 def in_programs_of_their_own() -> Iterator[None]:
-    """The start is what is tested here."""
+    """Start real processes, because these tests are about the start."""
     with warm_bus.cold():
         yield
 
@@ -47,7 +47,7 @@ def taken_port() -> Iterator[int]:
 
 
 def start_fails(*args: str, **options) -> StartFailed:
-    """How a bus refuses to start: one line, exit code 2, nothing said on stdout."""
+    """Start a bus that must refuse: one line on stderr, exit code 2, an empty stdout."""
     with pytest.raises(StartFailed) as caught:
         bus_process.serve(*args, **options).close()
     failed = caught.value

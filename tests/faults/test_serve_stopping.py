@@ -1,4 +1,4 @@
-"""`polybus serve` as a real process, told to stop: what readers are owed, who may hold it up."""
+"""The stop of `polybus serve`: pending output is sent, and no client can delay it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.rig.observer import connections, log_lines, until
 
 
 def fill(bus: BusProcess, reader: rqueue_client.Client, writer: rqueue_client.Client) -> int:
-    """Publish to a reader that does not read until the bus holds bytes for it; how many."""
+    """Publish to a reader that does not read until its outbox has bytes. Returns the count."""
     reader.send(rqueue_client.subscribe(b"t"))
     reader.settle()
     for batch in range(1, 1000):

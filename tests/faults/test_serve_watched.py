@@ -58,7 +58,7 @@ def test_connections_fit_80_columns(bus):
         os.close(controller)
         lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
         assert lines[0].split()[:4] == ["id", "dialect", "peer", "who"]
-        # Over loopback the kernel says who the peer is: us.
+        # Over loopback the kernel reports the peer's uid, which is ours.
         assert any(client.name in line and f"uid:{os.getuid()}" in line for line in lines)
         assert max(map(len, lines)) <= 80
 

@@ -1,4 +1,4 @@
-"""Damaged records and cut files: the bus says so in one line, and serves all that is intact."""
+"""Damaged records and cut files: the bus logs one line, and serves all intact topics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Fuzzes the parsing of blocks, as from a damaged disk or another program.
 
-The input is judged as it is, and once more with the magic, size and checksum that
-let the reader look further. The invariant, whatever the bytes:
+The input is parsed as it is, and again with a valid magic, size and checksum, so that the
+reader gets past the header. The invariant, for any input:
 
 - nothing crashes, and the verdict, with its reason, is the oracle's;
 - an accepted block is canonical: rebuilt from its messages it is the same

@@ -1,11 +1,11 @@
 """Fuzzes the fan-out with programs: bytes are operations on a bus and its messages.
 
-The invariant, whatever the program:
+The invariant, for any program:
 
-- nothing crashes, whatever is done in whatever order;
+- nothing crashes;
 - every answer and every error of the registry is the oracle's;
 - every buffer gives each reader at most one output, and that output, the collected
-  batches, the fragments, who blocks, and all counters are the oracle's;
+  batches, the fragments, the blocking readers and all counters are the oracle's;
 - the policy is asked exactly where the oracle asks it.
 
 A program is a list of operations, an opcode and its operands, a byte each; past
@@ -101,7 +101,7 @@ class Program:
         self.twins.call("set_next_id", self.topic(), self.byte() << 56)
 
     def change_policy(self) -> None:
-        """With or without saying so."""
+        """Change the policy, with or without forgetting cached verdicts."""
         self.denied ^= {(IDENTITIES[self.byte() % len(IDENTITIES)], self.topic())}
         if self.byte() % 2:
             self.twins.call("forget_verdicts")

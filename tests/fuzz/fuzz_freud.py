@@ -1,13 +1,13 @@
 """Fuzzes both sides of Freud's wire: input of a client and of a server.
 
-The input is what a connection receives, behind two bytes that say where to cut it
-and which cap holds. The invariant, whatever the bytes:
+The first two bytes of the input choose the cut and the frame cap; the rest are the bytes that
+a connection receives. The invariant, for any input:
 
 - nothing crashes, and no more is consumed than was given;
 - the requests, taken out of their groups, are the oracle's, and so are the answers;
 - received in two cuts, or byte by byte, it all comes out as received whole;
-- framing survives all but oversized frames: whatever is in a frame under the cap,
-  the request behind it is read.
+- framing survives all but oversized frames: after any frame under the cap the next request
+  is read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_answers(stream: bytes, cap: int, cut: int) -> None:
 
 
 def check_framing(stream: bytes, cap: int) -> None:
-    """The whole input as the payload of one frame, of a type that its first byte says."""
+    """Send the input as the payload of one frame, whose type is its first byte."""
     if len(stream) > cap:
         return
     wrapped = frame(stream[0] % 10 if stream else 0, stream[1:])

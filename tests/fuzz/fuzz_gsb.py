@@ -1,8 +1,8 @@
-"""Fuzzes GSB's wire: whatever a peer sends, behind its greeting.
+"""Fuzzes GSB's wire: any bytes that a peer sends after its greeting.
 
-The peer serves two open calls and has made one. The input is what it sends then, behind
-two bytes that say where to cut it and on what kind of stream. The invariant, whatever the
-bytes:
+The peer serves two open calls and has made one. The first two bytes of the input choose the
+cut and the kind of stream; the rest are the bytes that the peer sends next. The invariant,
+for any input:
 
 - nothing crashes, and both tables of calls hold the same calls;
 - every peer gets the same with the fast path and without it, and
@@ -27,13 +27,13 @@ def target(data: bytes) -> None:
     stream, is_unix, with_credits = data[2:], bool(choice & 1), bool(choice & 2)
     cut = place * CUT_STEP
     seen = [
-        told(stream, at, is_unix=is_unix, with_credits=with_credits, fast_path=fast_path)
+        run_stream(stream, at, is_unix=is_unix, with_credits=with_credits, fast_path=fast_path)
         for fast_path, at in ((True, cut), (True, 0), (False, cut))
     ]
     assert all(one == seen[0] for one in seen)
 
 
-def told(
+def run_stream(
     stream: bytes, cut: int, *, is_unix: bool, with_credits: bool, fast_path: bool
 ) -> tuple[object, ...]:
     """Return the output of the three peers."""

@@ -1,8 +1,8 @@
 """Fuzzes the client's side of GSB's wire: any bytes of a bus.
 
-The first byte says whether it is ipc. The invariant, whatever the bytes: nothing
-crashes, and packets, what is consumed, what is waited for and why it ends are the
-oracle's, which is the protobuf library.
+The first byte chooses ipc or TCP framing. The invariant, for any input: nothing crashes, and
+the packets, the bytes consumed, the size of the frame that has begun and the error are those
+of the oracle, which uses the protobuf library.
 """
 
 from __future__ import annotations

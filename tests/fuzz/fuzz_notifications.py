@@ -1,10 +1,10 @@
 """Fuzzes the client's side of rqueue's wire: any bytes of a server.
 
-The first byte says where to cut the rest. The invariant, whatever the bytes:
+The first byte chooses the cut of the rest. The invariant, for any input:
 
 - nothing crashes, and no more is consumed than was given;
-- messages, parts, their order and the reason why it ends are the oracle's;
-- cut in two it all comes out as received whole.
+- messages, parts, their order and the reason for the end are the oracle's;
+- in two cuts the result is the same as in one piece.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Fuzzes rqueue's framing: any bytes of a client.
 
-The input is what a connection receives, behind two bytes that say where to cut it
-and which cap holds. The invariant, whatever the bytes:
+The first two bytes of the input choose the cut and the frame cap; the rest are the bytes that
+a connection receives. The invariant, for any input:
 
 - nothing crashes, and no more is consumed than was given;
-- what the readers get, what is collected, every control frame in its place, and
-  the reason why it ends are those of the oracle, call by call;
-- received in two cuts it all comes out as received whole.
+- the readers' output, the collected batches, every control frame in its place, and the
+  reason for the end are those of the oracle, call by call;
+- in two cuts the output is the same as in one piece.
 """
 
 from __future__ import annotations

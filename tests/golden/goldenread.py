@@ -52,7 +52,7 @@ def digest(data: bytes) -> str:
 
 
 def rows(client: native.Client, topic: str, start: int | None = None) -> list[dict[str, Any]]:
-    """All messages of a topic in the order of their ids."""
+    """Return all messages of a topic in the order of their ids."""
     return [row for batch in client.read(topic, start=start) for row in batch.to_pylist()]
 
 
@@ -113,7 +113,7 @@ def bus_state(client: native.Client) -> dict[str, Any]:
 
 
 def decision(client: native.Client, who: str, verb: str, topic: str) -> dict[str, Any]:
-    """Whether the rules allow it, and by which rule. The text of the reason may change."""
+    """Return the verdict and its rule. The text of the reason is left out: it may change."""
     answer = client.act("acl.test", who=who, action=verb, topic=topic)
     found = {"allowed": answer["allowed"], "rule": answer["rule"]}
     return {"who": who, "verb": verb, "topic": topic, **found}

@@ -523,7 +523,7 @@ def make_rules(made: Path, scratch: Path) -> list[dict[str, Any]]:
 
 
 def read_back(made: Path, scratch: Path) -> dict[str, Any]:
-    """The state that a bus shows that opens the folder. It must agree with what was written."""
+    """Open the folder in a bus and return its state, which must match the written messages."""
     with GoldenBus(copied(made / "data", scratch / "copy")) as bus, bus.client() as client:
         state = goldenread.bus_state(client)
         goldenread.provoke_counters(bus)

@@ -1,6 +1,6 @@
 """Open a copy of each golden folder, compare it with expected.json, and go on from there.
 
-See `make.py` for what the folders hold. The Spark checkpoints and the archive are continued
+`make.py` describes the contents of the folders. The Spark checkpoints and the archive are continued
 in `tests/spark/test_golden_checkpoints.py`, which shares the session of the Spark tests.
 Record keys, error codes, counter names and config keys are formats: if a test here turns
 red after a rename, the rename is wrong, not the golden data.
@@ -57,19 +57,19 @@ def bus_on_copy(
 
 @pytest.fixture(scope="module")
 def unchanged(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenBus]:
-    """For tests that only read."""
+    """A bus for tests that only read."""
     yield from bus_on_copy(golden, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def continued(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenBus]:
-    """For tests that go on, each with topics, groups and producers of its own."""
+    """A bus for tests that write, each with topics, groups and producers of its own."""
     yield from bus_on_copy(golden, tmp_path_factory, POLYBUS_GSB_AUDIT="true")
 
 
 @pytest.fixture(scope="module")
 def unopened(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenBus]:
-    """For tests that open no producer: that would forget anonymous ones unused for a week."""
+    """A bus without new producers: opening one removes anonymous producers unused for a week."""
     yield from bus_on_copy(golden, tmp_path_factory)
 
 
@@ -363,7 +363,7 @@ def test_dropped_topic_made_again_gives_no_id_twice(client, expected):
     assert client.bounds(dropped["topic"])["shards"][0]["start"] == dropped["next_offset"]
 
 
-# --- pirate goes on
+# --- pirate clients continue
 
 
 def message_state(message: Any) -> tuple[int, int, str]:
@@ -377,7 +377,7 @@ def expected_message(expected: dict[str, Any], topic: str, number: int) -> tuple
 
 @pytest.mark.parametrize("name", ["sender", "reader"])
 def test_pirate_client_goes_on(golden, continued, expected, tmp_path, name):
-    """It reads the next message, and its request without an answer is carried out once."""
+    """It reads the next message, and the bus executes its unanswered request once."""
     state = expected["pirate"][name]
     folder = copied(golden / "pirate-client" / name, tmp_path / "state")
     notices: list[str] = []

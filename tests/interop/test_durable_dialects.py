@@ -1,5 +1,7 @@
-"""One durable topic, three dialects: whatever writes it, whatever reads it, before and after
-a restart. The table of who reads what is in the bus's spec; each of its pairs is here."""
+"""One durable topic and three dialects, each as writer and as reader, before and after a restart.
+
+The table of writers and readers is in the bus's spec; each of its pairs is tested here.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class Dialects:
         self.connect()
 
     def write(self, dialect: str, topic: str, bodies: list[bytes]) -> None:
-        """Returns when they are on disk, or for rqueue on their way there."""
+        """Write the messages. Returns when they are durable; for rqueue, when they are sent."""
         if dialect == "rqueue":
             self.rqueue.send(*(rqueue_client.publish(topic.encode(), body) for body in bodies))
         elif dialect == "freud":
@@ -52,7 +54,7 @@ class Dialects:
                 producer.produce(topic, bodies).result(WAIT_S)
 
     def subscribe_all(self, topic: str) -> bytes:
-        """All who follow begin here; the id of Freud's subscription."""
+        """Start all readers that follow. Returns the id of Freud's subscription."""
         self.reader.send(rqueue_client.subscribe(topic.encode()))
         self.reader.settle()
         self.freud.send(freud_client.subscribe(topic.encode()))
@@ -87,7 +89,7 @@ def dialects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dialects]:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_one_writes_all_read_whole_and_in_order(dialects: Dialects, writer: str):
+def test_all_dialects_read_the_messages_of_one_in_order(dialects: Dialects, writer: str):
     topic = f"from {writer}"
     dialects.native.create_topic(topic)
     subscription = dialects.subscribe_all(topic)

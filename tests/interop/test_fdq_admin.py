@@ -168,6 +168,6 @@ def test_dropped_topic_is_not_in_the_tree(polybus, bus, orders):
     ],
 )
 def test_errors_are_one_line(polybus, bus, code, says, args):
-    told = polybus(*(one.format(store=bus.folder / "data") for one in args), code=code)
-    assert says in told
-    assert told.count("\n") == 1
+    error = polybus(*(one.format(store=bus.folder / "data") for one in args), code=code)
+    assert says in error
+    assert error.count("\n") == 1

@@ -55,8 +55,8 @@ class Member:
 
     def assigned(self) -> dict[int, int]:
         """Return the epochs of its shards."""
-        told, _ = self._client.fetch(**self._who, held=[], max_rows=1)
-        return {one["shard"]: one["epoch"] for one in told["assigned"]}
+        answer, _ = self._client.fetch(**self._who, held=[], max_rows=1)
+        return {one["shard"]: one["epoch"] for one in answer["assigned"]}
 
     def ack(self, shard: int, start: int, end: int, **more: Any) -> dict[str, Any]:
         entry = {"shard": shard, "epoch": self.assigned()[shard], "acked": [[start, end]], **more}
@@ -76,7 +76,7 @@ def member(client, topic) -> Member:
     return joined
 
 
-def told(text: str) -> list[list[str]]:
+def cells(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
@@ -90,7 +90,7 @@ def test_groups_are_listed(polybus, topic, member):
 
 
 def test_group_info_shows_consumers_and_shards(polybus, topic, member):
-    rows = told(polybus("group", "info", topic, "billing"))
+    rows = cells(polybus("group", "info", topic, "billing"))
     assert rows[0] == ["consumer", "epoch", "shards"]
     assert rows[1][0] == "billing-1"
     assert rows[1][2:] == ["0,", "1"]
@@ -112,7 +112,7 @@ def test_stats_of_a_topic_have_its_groups(polybus, topic, member):
     (group,) = found["groups"]
     assert (group["lag"], group["members"][0]["shards"]) == (4, [0, 1])
     assert 0 < group["lag_s"] < PATIENCE_S * 60
-    shown = told(polybus("topic", "stats", topic))
+    shown = cells(polybus("topic", "stats", topic))
     assert ["billing", "1", "4"] in [row[:3] for row in shown]
 
 
@@ -232,7 +232,7 @@ def test_spark_queries_are_listed_with_the_groups(polybus, client, topic):
     (found,) = json.loads(polybus("topic", "stats", topic, "--json"))
     (query,) = found["queries"]
     assert (query["query"], query["name"], query["lag"]) == ("q-1", "totals", 3)
-    assert ["q-1", "totals", "3"] in told(polybus("topic", "stats", topic))
+    assert ["q-1", "totals", "3"] in cells(polybus("topic", "stats", topic))
 
 
 def test_commands_work_on_an_unused_folder(polybus, tmp_path):
@@ -241,7 +241,7 @@ def test_commands_work_on_an_unused_folder(polybus, tmp_path):
         producer.produce("t", "k", b"1")
         consumer.consume("t", "a", lambda _: None, group="g")
         until(lambda: fdq.stats(url, "t")["all"]["acked"] == 1, "it is acked")
-    assert told(polybus("group", "ls", "--bus", url))[1][:3] == ["t", "g", "0"]
+    assert cells(polybus("group", "ls", "--bus", url))[1][:3] == ["t", "g", "0"]
     assert polybus("group", "reset", "t", "g", "--to", "earliest", "--bus", url) == (
         "1 messages to read\n"
     )

@@ -40,7 +40,7 @@ class Handlers:
             self.done[envelope.shard] += 1
 
 
-def told(url: str) -> dict[str, Any]:
+def topic_stats(url: str) -> dict[str, Any]:
     return fdq.stats(url, "t")
 
 
@@ -62,10 +62,10 @@ def recount(url: str) -> None:
         consumers = [fdq.Consumer(url) for _ in range(2)]
         for number, consumer in enumerate(consumers):
             consumer.consume("t", f"c-{number}", handlers, max_deliver=2, first_backoff_s=0.01)
-        until(lambda: told(url)["all"]["acked"] == KEYS * EACH, "all is acked", PATIENCE_S)
+        until(lambda: topic_stats(url)["all"]["acked"] == KEYS * EACH, "all is acked", PATIENCE_S)
         for consumer in consumers:
             consumer.close()
-        found = told(url)
+        found = topic_stats(url)
         (group,) = found["groups"]
         letters = list(fdq.replay(url, "t.dlq"))
         check(found, group, handlers)

@@ -57,10 +57,10 @@ def refused(client, name: str, **fields) -> str:
 
 
 def code_of(error: flight.FlightError) -> str:
-    told = json.loads(error.extra_info)
-    assert set(told) == {"code", "text"}
-    assert told["text"]
-    return told["code"]
+    details = json.loads(error.extra_info)
+    assert set(details) == {"code", "text"}
+    assert details["text"]
+    return details["code"]
 
 
 class Put:
@@ -356,8 +356,8 @@ def test_stamp_voided_by_an_empty_publish(client, topic):
     act(client, "producer.open", producer=topic)
     stamp = {"producer": topic, "epoch": 1, "counter": 1}
     assert act(client, "stage.publish", stages=[], stamp=stamp)["spans"] == []
-    told = produce(client, topic, b"x", stamp=stamp)
-    assert told == {"counter": 1, "first_id": None, "last_id": None, "duplicate": True}
+    answer = produce(client, topic, b"x", stamp=stamp)
+    assert answer == {"counter": 1, "first_id": None, "last_id": None, "duplicate": True}
     assert bodies(client, topic=topic) == []
 
 
@@ -445,7 +445,7 @@ def test_one_wait_over_many_shards_of_several_topics(bus, client, topic):
     row = read(client, topic=f"{topic} 2").to_pylist()[0]
     assert found == [{"news": [{"topic": f"{topic} 2", "shard": row["shard"], "end": 1}]}]
     again = act(client, "wait", positions=places)
-    assert [again] == found  # what is there already is news at once
+    assert [again] == found  # messages that are already there are news
 
 
 # --- the rest

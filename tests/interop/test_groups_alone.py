@@ -37,28 +37,28 @@ class Alone:
         return act(self.client, f"group.{verb}", **self.who, **fields)
 
     def fetch(self, wait_ms: int = 0) -> list[tuple[dict[str, int], list[bytes]]]:
-        """What came: where, and the bodies."""
+        """Fetch once. Returns the positions and bodies of the rows."""
         held = [{"shard": shard, **one} for shard, one in self.held.items()]
         asked = {**self.who, "held": held, "wait_ms": wait_ms}
         action = flight.Action("group.fetch", json.dumps(asked).encode())
         first, *rest = self.client.do_action(action)
-        told = json.loads(first.body.to_pybytes())
-        assert len(rest) == bool(told["rows"])
-        for shard in told["lost"]:
+        answer = json.loads(first.body.to_pybytes())
+        assert len(rest) == bool(answer["rows"])
+        for shard in answer["lost"]:
             del self.held[shard]
-        for one in told["assigned"]:
+        for one in answer["assigned"]:
             self.held[one["shard"]] = {"epoch": one["epoch"], "next": one["low"]}
-        for place in told["rows"]:
+        for place in answer["rows"]:
             self.held[place["shard"]]["next"] = place["to"]
         bodies = [body for raw in rest for body in _bodies(raw)]
-        cut = [(place, place["to"] - place["from"]) for place in told["rows"]]
+        cut = [(place, place["to"] - place["from"]) for place in answer["rows"]]
         return [(place, [bodies.pop(0) for _ in range(count)]) for place, count in cut]
 
     def ack(self, place: dict[str, int], **more: object) -> Any:
         entry = {"shard": place["shard"], "epoch": place["epoch"], **more}
         entry.setdefault("acked", [[place["from"], place["to"]]])
-        (told,) = self.act("ack", shards=[entry])["shards"]
-        return told
+        (answer,) = self.act("ack", shards=[entry])["shards"]
+        return answer
 
 
 def _bodies(result: Any) -> list[bytes]:

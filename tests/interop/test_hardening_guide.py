@@ -24,7 +24,7 @@ def free_port() -> int:
         return port
 
 
-def test_commands_of_the_guide_do_what_it_says():
+def test_commands_of_the_guide_succeed_or_fail_as_documented():
     blocks = re.findall(r"```sh\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     # `! command` does not end a shell with -e, so a command that must fail is put the other way.
     inverted = r"if \1; then echo 'must fail: \1'; exit 9; fi"

@@ -126,7 +126,7 @@ def test_start_positions(polybus, bus, topic):
 
 
 def test_interrupted_follower_ends_without_an_error(polybus, env, topic):
-    """At Ctrl-C; while it follows, what comes is shown at once."""
+    """Ctrl-C ends it. Until then it shows each message as it arrives."""
     polybus("pub", topic, "first")
     child = subprocess.Popen(
         [*POLYBUS, "sub", topic, "-o", "earliest"],

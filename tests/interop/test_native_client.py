@@ -1,4 +1,4 @@
-"""The client on a real bus: what is written is read, and errors are what they are."""
+"""The client on a real bus: reads, writes, stages, waits, and the class of each error."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_arrow_batch_is_produced(client, topic):
 
 
 def test_keys_choose_shards(client, topic):
-    """One key is one shard, in order; what has no key goes to one shard a batch."""
+    """One key is one shard, in order; messages without a key share one shard per batch."""
     name = topic + ".wide"
     client.create_topic(name, shards=4)
     with client.producer() as producer:

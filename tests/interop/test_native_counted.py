@@ -1,4 +1,4 @@
-"""What goes through the native port, and what it refuses, is in `polybus stats`."""
+"""Messages and refusals of the native port are counted in `polybus stats`."""
 
 from __future__ import annotations
 

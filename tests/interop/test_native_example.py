@@ -1,4 +1,4 @@
-"""The example does what it says."""
+"""Run examples/native.py against a real bus, and check its output."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def rows_of(bodies: list[bytes]) -> pa.RecordBatch:
 
 
 def batches(client: Client, topic: str) -> int:
-    """How many commits there were: messages of one have one timestamp."""
+    """Count the commits of a topic; messages of one commit have the same timestamp."""
     found = pa.Table.from_batches(client.read(topic))
     return len(set(found.column("timestamp_ns").to_pylist()))
 
@@ -100,7 +100,7 @@ def test_refused_batch_does_not_affect_others(client, topic):
 
 
 def test_refusals_on_a_connection_that_breaks(client, topic, relay, far):
-    """Late copies of what was refused or renumbered must not come in by the back door."""
+    """The bus must not accept late copies of refused or renumbered batches."""
     bodies = [OVER_QUOTA if n % 40 == 7 else b"%d" % n for n in range(300)]
     futures: list[Future[Produced]] = []
     with far.producer() as producer:
@@ -283,7 +283,7 @@ def test_pending_bytes_are_bounded(bus, topic, relay):
 def test_blocked_produce_fails_when_the_producer_closes(bus, topic, relay):
     options = ClientOptions(**QUICK | {"max_waiting_bytes": 1000})
     client = Client(f"polybus://127.0.0.1:{relay.port}", options)
-    producer, told = client.producer(), []
+    producer, texts = client.producer(), []
     relay.hold()
     producer.produce(topic, [b"x" * 2000])
 
@@ -291,13 +291,13 @@ def test_blocked_produce_fails_when_the_producer_closes(bus, topic, relay):
         try:
             producer.produce(topic, [b"y" * 2000])
         except errors.ConnectionLost as error:
-            told.append(str(error))
+            texts.append(str(error))
 
     thread = threading.Thread(target=work)
     thread.start()
     producer.close(0.2)
     thread.join(PATIENCE_S)
-    assert told == ["the producer is closed"]
+    assert texts == ["the producer is closed"]
 
 
 def test_cancelled_batch_is_never_sent(client, topic, relay, far):

@@ -1,4 +1,4 @@
-"""Who a client is: by the kernel, by a token, by a certificate; over TLS or not."""
+"""The identity of a client: by the kernel, by a token, by a certificate; with and without TLS."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_loopback_user_without_a_token(bus, folder):
         future = producer.produce("orders", [b"x"])
         with pytest.raises(errors.Denied):
             future.result(20)
-        # It goes on with what it may do.
+        # After a refusal the producer continues with topics that it may write.
         assert producer.produce("others", [b"x"]).result(20).first_id == 1
 
 

@@ -91,11 +91,11 @@ def test_messages_of_rqueue_and_freud_are_read(bus, pirate):
         writer.send(rqueue_client.publish(b"written", b"from rqueue"))
         found: list[tuple[object, object]] = []
 
-        def came() -> bool:
+        def are_read() -> bool:
             found.extend(read_all(pirate, "written"))
             return len(found) >= 2
 
-        until(came, "both messages were read")
+        until(are_read, "both messages were read")
     assert found == [(1, b"from freud"), (2, b"from rqueue")]
 
 
@@ -115,8 +115,8 @@ def test_subscribers_are_listed(bus, pirate, native):
         pirate.put("watched", b"x")
     pirate.get("watched")
     pirate.get("watched")
-    (told,) = native.topic_stats("watched")["subscribers"]
-    assert told == {"id": pirate.client.hex(), "last": 1, "lag": 2}
+    (subscriber,) = native.topic_stats("watched")["subscribers"]
+    assert subscriber == {"id": pirate.client.hex(), "last": 1, "lag": 2}
     ran = bus.process.run("connections", "--json", "--admin", str(bus.process.admin_path))
     open_now = [one for one in json.loads(ran.stdout) if one["dialect"] == "pirate"]
     assert open_now

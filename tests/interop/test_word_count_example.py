@@ -1,4 +1,4 @@
-"""The example counts right, whichever of its consumers are killed, and as often as one likes."""
+"""The example counts correctly while its consumers are killed at random."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def wait_for(bus: NativeBus, example: psutil.Process, lines: int) -> None:
 
 
 def kill_some(bus: NativeBus, example: psutil.Process, choices: random.Random) -> None:
-    """One after the other, each after some more lines were counted; in the end all at once."""
+    """Kill one consumer after some progress, then another, and in the end all at once."""
     for kill in range(1, KILLS + 1):
         wait_for(bus, example, kill * LINES // (2 * KILLS))
         consumers = example.children()
@@ -49,7 +49,7 @@ def kill_some(bus: NativeBus, example: psutil.Process, choices: random.Random) -
 
 
 @pytest.mark.timeout(170)
-def test_every_word_is_counted_once_whoever_is_killed(tmp_path):
+def test_every_word_is_counted_once_after_kills(tmp_path):
     seed = random.randrange(1 << 32)
     choices = random.Random(seed)
     lines = [" ".join(choices.choices(WORDS, k=choices.randint(0, 9))) for _ in range(LINES)]
@@ -64,8 +64,8 @@ def test_every_word_is_counted_once_whoever_is_killed(tmp_path):
         finally:
             example.kill()
             example.wait()
-    told = output.read_text()
-    found = re.findall(r"^ +(\d+) (\w+)$", told, re.MULTILINE)
+    printed = output.read_text()
+    found = re.findall(r"^ +(\d+) (\w+)$", printed, re.MULTILINE)
     counted = {word: int(times) for times, word in found}
     assert counted == Counter(word for line in lines for word in line.split()), f"seed {seed}"
-    assert told.count("has died") >= KILLS - 1
+    assert printed.count("has died") >= KILLS - 1

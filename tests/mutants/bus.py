@@ -4,9 +4,9 @@
 
 Each mutant is a small change that a tired programmer could make, applied to a copy of
 src in build/mutants-bus. Two suites are then run until the first failure: `unit` (in
-memory and on socket pairs), and if that sees nothing `live` (a real server in a process
-of its own). A mutant that survives both is a hole in the tests; that one, and one that was
-not put to a test at all (verdicts.py), fail the run. First the copy is tested as it is.
+memory and on socket pairs), and if that passes, `live` (a real server in a process of its
+own). A mutant that survives both shows a missing test. That one, and one that was not
+tested at all (verdicts.py), fail the run. The unchanged copy is tested first.
 """
 
 from __future__ import annotations
@@ -362,7 +362,7 @@ def copy_tree() -> None:
 
 
 def test(suite: str) -> str:
-    """What the tests say, in a few words: GREEN, or how they failed first."""
+    """Run a suite. Returns GREEN or the first failure."""
     profile = PROFILE if suite == "unit" else ()
     command = [sys.executable, "-m", "pytest", *PYTEST, *profile, *SUITES[suite]]
     env = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}{os.pathsep}{TREE}"}

@@ -2,8 +2,8 @@
 
     python tests/mutants/durable.py [part of a mutant's name ...]
 
-Each of these would let a reader miss, repeat or see too soon what was written, or leave
-a peer waiting forever. Each is tried in a fork of its own, as in store.py.
+Each mutant would let a reader miss a message, get it twice or get it before its commit, or
+leave a peer waiting forever. Each is tried in a fork of its own, as in store.py.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ HANG_S = 120
 
 
 def trial(mutant: Patch | None) -> str:
-    """In a fork: what the tests say, until the first that fails."""
+    """Run the tests in a fork until one fails. Returns GREEN or the first failure."""
     try:
         if mutant is not None:
             mutant.texts()

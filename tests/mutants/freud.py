@@ -3,7 +3,7 @@
     python tests/mutants/freud.py [--unit | --live] [part of a mutant's name ...]
 
 The same procedure as in bus.py: `unit` is in memory, with the model; `live` is a real
-server and plain sockets, and is asked only about what the first has let through.
+server and plain sockets, and runs only for mutants that survive `unit`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ways to break the kernel, each of which its tests must notice.
 
 A mutant is a small change that a tired programmer could make: a bound off by one,
-a reset forgotten, two things swapped. `old` must occur exactly once in its file,
+a forgotten reset, two swapped arguments. `old` must occur exactly once in its file,
 so that a mutant whose code was rewritten is rewritten, too.
 """
 

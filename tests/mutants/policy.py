@@ -2,8 +2,8 @@
 
     python tests/mutants/policy.py [part of a mutant's name ...]
 
-The same procedure as in bus.py, with unit tests alone: each of these would let
-a peer do what a rule forbids, or keep a peer from what is theirs.
+The same procedure as in bus.py, with unit tests alone. Each mutant would let a peer do
+something that a rule forbids, or refuse something that the rules allow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pytest plugin: hypothesis always draws the same, and does not shrink what it finds."""
+"""A pytest plugin: hypothesis draws the same examples in each run, and does not shrink failures."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python tests/mutants/run.py [part of a mutant's name ...]
 
-Each mutant of kernel.py is applied to a copy of the tree in build/mutants, which is
-then compiled (unoptimized: it is run once) and tested until the first failure. First
-the copy is tested as it is: it must be green. A mutant that survives is a hole in the
-tests; that one, and one that was not put to a test at all (verdicts.py), fail the run.
+Each mutant of kernel.py is applied to a copy of the tree in build/mutants, which is then
+compiled (unoptimized, because it runs once) and tested until the first failure. The unchanged
+copy is tested first and must pass. A mutant that survives shows a missing test. That one, and
+one that was not tested at all (verdicts.py), fail the run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HANG_CPU_S = 60  # all tests take some 20 s; of CPU, so that a busy machine prov
 
 
 def copy_tree() -> None:
-    """Copies are new files, not as old as their originals: what the last run built is stale."""
+    """Copy the sources as new files, so that the modules built by the last run are stale."""
     skipped = shutil.ignore_patterns("__pycache__", "*.so")
     TREE.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
@@ -75,7 +75,7 @@ def build() -> str | None:
 
 
 def test() -> str:
-    """What the tests say, in a few words: GREEN, or how they failed first."""
+    """Run the tests. Returns GREEN or the first failure."""
     command = [sys.executable, "-m", "pytest", *PYTEST, "-p", "tests.mutants.profile"]
     command += ["--hypothesis-profile", "mutants", *TESTS]
     done = subprocess.run(

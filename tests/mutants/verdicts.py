@@ -1,4 +1,4 @@
-"""What a trial says of a mutant, in a few words, and whether that proves anything.
+"""The verdict of a trial on a mutant, and whether it proves anything.
 
 A mutant is caught by a test that fails, hangs or dies. Three answers prove nothing:
 
@@ -6,7 +6,7 @@ A mutant is caught by a test that fails, hangs or dies. Three answers prove noth
     out of date  the mutant could not be applied, or not be compiled
     not tried    no test was run: pytest was interrupted, broke down, was called wrongly,
                  could not load its conftest, or found nothing to run. Most often the
-                 mutant cannot be imported, and so says nothing of the tests
+                 mutant cannot be imported, which shows nothing about the tests
 
 Each of them fails the run.
 """

@@ -1,9 +1,8 @@
-"""Feeding bytes in pieces: one by one, or cut where it hurts.
+"""Feed bytes in pieces: one by one, or cut at given places.
 
-A stream has no frames: whatever can be sent whole can arrive in any pieces, and
-a reader must not care. `cut` makes the pieces, `feed` plays them into anything
-with a session's `receive`, and `drip` sends them over a socket as packets of
-their own.
+A stream has no frames: sent bytes can arrive in any pieces, and a reader must give the same
+result. `cut` makes the pieces, `feed` passes them to a session's `receive`, and `drip` sends
+them over a socket as packets of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def one_by_one(data: bytes) -> Iterator[bytes]:
 
 
 def feed(receive: Receive, pieces: Iterable[bytes]) -> bytes:
-    """Offers each piece behind what was left over before it; returns what is left at the end."""
+    """Pass each piece with the unconsumed bytes before it. Returns the bytes left at the end."""
     held = b""
     for piece in pieces:
         held += piece
@@ -37,9 +36,9 @@ def feed(receive: Receive, pieces: Iterable[bytes]) -> bytes:
 
 
 def drip(sock: socket.socket, pieces: Iterable[bytes]) -> int:
-    """Sends each piece on its own: no piece waits in our kernel to join the next.
+    """Send each piece in a packet of its own, so that the kernel does not merge two pieces.
 
-    A peer that closes ends it: says how many bytes were sent by then.
+    Stops when the peer closes. Returns the number of bytes sent.
     """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -13,7 +13,7 @@ ONE_DAY = timedelta(days=1)
 
 
 def write_certificate(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
-    """A fresh certificate and its key, as `cert.pem` and `key.pem`; replaces what is there."""
+    """Write a new certificate and its key to `cert.pem` and `key.pem`, replacing old files."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization

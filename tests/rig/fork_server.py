@@ -1,4 +1,4 @@
-"""A process that has imported what its children need, and forks them on request.
+"""A process that has imported its children's modules, and forks them on request.
 
 A child costs a fork and not the start of an interpreter: some milliseconds. The server is not
 the process of the tests, whose threads no fork would survive; the modules it imports must not

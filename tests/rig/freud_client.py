@@ -1,8 +1,7 @@
-"""A Freud client without code of ours: plain sockets, from the spec's text alone.
+"""A Freud client on plain sockets, written from the spec alone.
 
-It shares no line with the codec, so that an error made twice alike does not
-cancel out. Blocking, with a deadline on everything, and able to send what no
-decent client would.
+It shares no code with the codec, so that one mistake cannot hide in both. It blocks, has a
+deadline on every call, and can send invalid frames.
 
     with connect(bus.address("freud")) as client:
         client.send(create(b"news"), subscribe(b"news"))
@@ -36,7 +35,7 @@ class Answer(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What an Ok to Get Record holds."""
+    """The payload of an Ok to Get Record."""
 
     id: int
     timestamp_ns: int
@@ -128,7 +127,7 @@ def record(answer: Answer) -> Record:
 
 
 def names(answer: Answer) -> list[bytes]:
-    """What List Topics has found."""
+    """Return the topics in an answer to List Topics."""
     assert answer.code == OK, answer
     (left,) = struct.unpack_from("<I", answer.payload)
     found, at = [], 4
@@ -168,7 +167,7 @@ class Client:
         self.sock.sendall(b"".join(requests))
 
     def answers(self, count: int) -> list[Answer]:
-        """Exactly the next `count` answers; a connection that ends before is an error."""
+        """Return exactly the next `count` answers. Raises EOFError if the stream ends before."""
         while len(self._whole) < count:
             data = self.sock.recv(READ_BYTES)
             if not data:
@@ -189,7 +188,7 @@ class Client:
         return answer.payload
 
     def has_answer(self, within_s: float) -> bool:
-        """Does anything come in this time? Only to show that nothing does."""
+        """Return whether bytes arrive in this time. Use it only to show that none do."""
         if self._whole:
             return True
         self.sock.settimeout(within_s)
@@ -201,7 +200,7 @@ class Client:
             self.sock.settimeout(TIMEOUT_S)
 
     def to_the_end(self) -> list[Answer]:
-        """Everything until the server closes; an answer cut short by the end is left out."""
+        """Read until the server closes. Returns the complete answers."""
         try:
             while data := self.sock.recv(READ_BYTES):
                 self._take(data)
@@ -212,11 +211,11 @@ class Client:
 
     @property
     def rest(self) -> bytes:
-        """What was received and is no whole answer."""
+        """Received bytes of an incomplete answer."""
         return bytes(self._held)
 
     def shut_down(self) -> None:
-        """Says that it sends no more."""
+        """Close the sending side of the connection."""
         self.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:

@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from tests.rig.relay import Relay
 
-# Clients whose answers stay out have soon done all that they had in hand: then it is in vain.
+# Clients without answers soon send no more requests, so waiting longer would be useless.
 PATIENCE_S: Final = 1.0
 LOOK_S: Final = 0.01
 
 
 class HeldAnswers:
-    """`is_one_hidden` says whether something was begun since then (ns), done, and not answered."""
+    """`is_one_hidden(since_ns)` is true if a later request is done and its answer is held."""
 
     def __init__(self, relay: Relay, is_one_hidden: Callable[[int], bool]) -> None:
         self._relay = relay
         self._is_one_hidden = is_one_hidden
 
     def hide_one(self) -> bool:
-        """Holds answers back until there is one; if none comes, they are let go."""
+        """Hold answers until one is hidden. Releases them and returns False if none comes."""
         since_ns = time.monotonic_ns()
         self._relay.hold_answers()
         end_s = time.monotonic() + PATIENCE_S
@@ -45,6 +45,6 @@ class HeldAnswers:
         return False
 
     def lose(self) -> None:
-        """What was held back is gone, with its connections."""
+        """Cut the connections, and discard the held answers with them."""
         self._relay.cut()
         self._relay.release()

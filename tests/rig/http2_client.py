@@ -1,7 +1,7 @@
 """A raw HTTP/2 client for attacks on the native port: its frames may be anything.
 
 It speaks prior-knowledge HTTP/2 without TLS and never waits for an answer. `drain` reads and
-discards what the server sends, so that the server is never blocked in writing.
+discards the server's frames, so that the server is never blocked in writing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Http2Client:
         self.socket.close()
 
     def drain(self) -> None:
-        """Discard what the server sends, on a thread of its own, until the connection ends."""
+        """Discard the server's frames on a thread of its own, until the connection ends."""
 
         def read() -> None:
             with contextlib.suppress(OSError):

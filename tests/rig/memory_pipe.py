@@ -1,8 +1,8 @@
 """A connection in memory, for testing sessions and the bus without sockets.
 
-The far end has an *appetite*: how many more bytes it takes. While it has none,
-written bytes are the pipe's backlog, and the session is notified as by a transport
-would tell it: `stalled` when bytes stay behind, `writable` when all have gone.
+The far end has an *appetite*: the number of bytes it still takes. At 0, written bytes are
+the pipe's backlog. The session gets the notifications of a transport: `on_stalled` when a
+write leaves a backlog, `on_writable` when the backlog is empty again.
 
     pipe = MemoryPipe()                  # takes everything
     session = dialect(pipe)
@@ -32,8 +32,8 @@ class MemoryPipe:
         self.peer = peer
         self.identity = identity
         self.appetite = appetite  # None: takes all that comes
-        self.in_host = 0  # of what was taken, how much the far end's host has not confirmed
-        self.taken = bytearray()  # what the far end has received
+        self.in_host = 0  # taken bytes that the far end's kernel has not confirmed
+        self.taken = bytearray()  # by the far end
         self.writes: list[list[bytes]] = []  # each call, as it was made
         self.reading = True
         self.closed = False
@@ -46,14 +46,14 @@ class MemoryPipe:
         self._session: StreamSession | None = None
 
     def attach(self, session: StreamSession) -> None:
-        """From now on `session` gets the notifications of a transport."""
+        """Send later notifications of the transport to `session`."""
         self._session = session
 
     @property
     def session(self) -> StreamSession | None:
         return self._session
 
-    # What the session may do (bus.party.Pipe).
+    # --- the session's side: bus.connection.ConnectionIO
 
     def write(self, data: bytes) -> None:
         self.write_many([data])
@@ -101,32 +101,32 @@ class MemoryPipe:
     def abort(self) -> None:
         self.aborted = True
 
-    # What the far end does.
+    # --- the far end's side
 
     def deliver(self, data: bytes) -> None:
-        """Sends bytes to the session; while it is not reading they wait."""
+        """Send bytes to the session. They stay pending while it is not reading."""
         self._unread += data
         if self.reading:
             self._offer()
 
     def eat(self, count: int | None = None) -> None:
-        """Takes `count` bytes more, or from now on everything."""
+        """Take `count` more bytes, or all present and later ones."""
         self.appetite = None if count is None else (self.appetite or 0) + count
-        if self.aborted:  # what was not taken by then is lost
+        if self.aborted:  # the backlog is lost
             return
         self._pass_on()
         if self._stalled and not self._backlog:
             self._stalled = False
-            self._tell("on_writable")
+            self._notify("on_writable")
 
     def shut_down(self) -> None:
-        """Says that it sends no more."""
+        """Close the sending side of the far end."""
         if self._session is not None and not self.closed:
             self._session.on_half_closed()
 
     def hang_up(self) -> None:
-        """The connection is gone, and with it what was not taken."""
-        self._tell("on_ended")
+        """End the connection, and discard its backlog."""
+        self._notify("on_ended")
         self._backlog.clear()
 
     @property
@@ -150,8 +150,8 @@ class MemoryPipe:
             self.appetite -= len(moved)
         if self._backlog and not self._stalled:
             self._stalled = True
-            self._tell("on_stalled")
+            self._notify("on_stalled")
 
-    def _tell(self, what: str) -> None:
+    def _notify(self, event: str) -> None:
         if self._session is not None:
-            getattr(self._session, what)()
+            getattr(self._session, event)()

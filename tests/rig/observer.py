@@ -1,7 +1,7 @@
-"""Looking at a running bus from outside: its counters, its log, its memory.
+"""Observe a running bus from outside: its counters, its log, its memory.
 
-Tests wait on what they can see, never on time: `until` asks again and again,
-and a deadline only ends what has failed already.
+Tests wait for a condition, never for a time: `until` polls it, and only a test that
+has failed reaches the deadline.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAUSE_S = 0.01  # between two looks: the bus shall have most of the processor
 
 
 def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Returns once `condition()` is true; fails with `what` if it never is."""
+    """Poll until `condition()` is true. Raises AssertionError with the text after the deadline."""
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:
@@ -35,7 +35,7 @@ def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLI
 async def eventually(
     condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S
 ) -> None:
-    """`until`, for tests that share an event loop with what they watch."""
+    """The same as `until`, for tests on the event loop that they observe."""
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:

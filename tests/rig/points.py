@@ -2,8 +2,8 @@
 
     env = points.SPARK.environment | orders.environment
 
-The patches insert the calls. What a process does there is decided by
-`tests.rig.spark.kill_points` and `tests.rig.pirate.kill_points`, which list the points.
+The patches insert the calls. `tests.rig.spark.kill_points` and `tests.rig.pirate.kill_points`
+list the points, and decide whether a process dies at one.
 """
 
 from __future__ import annotations

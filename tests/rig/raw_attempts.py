@@ -25,7 +25,7 @@ if has_dialect("gsb"):
 OK: Final = "ok"
 SENT: Final = "sent"
 BODY: Final = b"forged"
-# What each dialect calls a refusal by the policy.
+# Each dialect's code for a refusal by the policy.
 DENIED: Final = {"native": "denied", "freud": "no", "gsb": "403", "pirate": "DENIED"}
 FREUD_CODES = ("ok", "nothing_happened", "no", "doesnt_exist", "malformed", "server_error")
 
@@ -50,8 +50,8 @@ def _native(place: Address, verb: str, topic: str) -> str:
             elif verb == "subscribe":
                 flight_client.read(client, topic=topic)
             else:
-                told = flight_client.produce(client, topic, BODY)
-                return str(told["error"]["code"]) if "error" in told else OK
+                answer = flight_client.produce(client, topic, BODY)
+                return str(answer["error"]["code"]) if "error" in answer else OK
         except flight.FlightError as error:
             return flight_client.code_of(error)
     return OK

@@ -3,8 +3,8 @@
 with Relay(bus_port) as relay:
     connect(relay.port)
     relay.cut()        # both ends of every connection are reset
-    relay.hold()       # bytes go nowhere; `release` lets them go on
-    relay.hold_answers()    # those of the bus; what clients say goes on
+    relay.hold()       # forwards no bytes until `release`
+    relay.hold_answers()    # forwards requests, holds the bytes of the bus
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 PIECE = 65536
-# On close the kernel sends a reset, and throws away what was not sent yet.
+# On close the kernel sends a reset and discards unsent bytes.
 ABRUPTLY = struct.pack("ii", 1, 0)
 
 
@@ -25,7 +25,7 @@ class Relay:
     def __init__(
         self, port: int, host: str = "127.0.0.1", *, change: Callable[[bytes], bytes] = bytes
     ) -> None:
-        """`change` returns what becomes of a piece, in either direction."""
+        """`change` returns the replacement of a piece, in either direction."""
         self._target = (host, port)
         self._change = change
         self._lock = Lock()
@@ -81,7 +81,7 @@ class Relay:
             except OSError:
                 _reset(near)
                 continue
-            for end in (near, far):  # a piece goes on at once, however small
+            for end in (near, far):  # forward also small pieces at once
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._open |= {near, far}

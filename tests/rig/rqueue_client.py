@@ -1,8 +1,7 @@
-"""An rqueue client without code of ours: plain sockets, from the spec's text alone.
+"""An rqueue client on plain sockets, written from the spec alone.
 
-It shares no line with the codec, so that an error made twice alike does not
-cancel out. Blocking, with a deadline on everything, and able to send what no
-decent client would.
+It shares no code with the codec, so that one mistake cannot hide in both. It blocks, has a
+deadline on every call, and can send invalid frames.
 
     with connect(bus.address()) as client:
         client.send(subscribe(b"news"))
@@ -108,7 +107,7 @@ class Client:
 
     @property
     def name(self) -> str:
-        """What the server calls us in its log."""
+        """This connection's peer name in the server's log."""
         host, port = self.sock.getsockname()[:2]
         return f"{host}:{port}"
 
@@ -116,7 +115,7 @@ class Client:
         self.sock.sendall(b"".join(frames))
 
     def frames(self, count: int) -> list[Frame]:
-        """Exactly the next `count` frames; a connection that ends before is an error."""
+        """Return exactly the next `count` frames. Raises if the connection ends before."""
         found: list[Frame] = []
         while len(found) < count:
             found += self._take(count - len(found))
@@ -129,7 +128,7 @@ class Client:
         return [message(one) for one in self.frames(count)]
 
     def raw(self, count: int) -> bytes:
-        """Exactly the next `count` bytes, for streams too long to look at frame by frame."""
+        """Return exactly the next `count` bytes, for streams too long to parse frame by frame."""
         while len(self._held) < count:
             self._fill()
         data = bytes(self._held[:count])
@@ -138,11 +137,11 @@ class Client:
 
     @property
     def rest(self) -> bytes:
-        """What was received and is no whole frame."""
+        """Received bytes of an incomplete frame."""
         return bytes(self._held)
 
     def to_the_end(self) -> list[Frame]:
-        """Everything until the server closes; a frame cut short by the end is left out."""
+        """Read until the server closes. Returns the complete frames."""
         try:
             while data := self.sock.recv(READ_BYTES):
                 self._held += data
@@ -151,9 +150,9 @@ class Client:
         return self._take()
 
     def settle(self) -> list[Frame]:
-        """Waits for an echo on a private topic: everything sent before is in force.
+        """Wait for an echo on a private topic; all earlier frames have taken effect then.
 
-        Returns the frames that came in between.
+        Returns the frames that arrived before the echo.
         """
         topic = b"_probe/" + os.urandom(16)
         self.send(subscribe(topic), publish(topic), remove(topic))
@@ -163,7 +162,7 @@ class Client:
         return between
 
     def reset(self) -> None:
-        """Ends the connection with an RST instead of a FIN."""
+        """End the connection with an RST instead of a FIN."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 

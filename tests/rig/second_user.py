@@ -1,4 +1,4 @@
-"""Another user: a child process with a uid of its own, told what to do line by line.
+"""Another user: a child process with a uid of its own that takes commands line by line.
 
     with User(4242) as alice:
         link = alice.connect(bus.address())
@@ -6,8 +6,8 @@
         link.settle()
         done = alice.polybus("acl", "test", "user:1", "produce", "t")
 
-Only root can make one. The child loads everything it needs first and becomes the
-other user then, for that user may not be able to read the Python it runs on.
+Only root can make one. The child first loads all its modules and then becomes the other
+user, because that user may not be able to read the Python installation.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ class Link:
         self._user.ask("send", self._number, _text(b"".join(frames)))
 
     def receive(self, count: int) -> bytes:
-        """Exactly so many bytes; fewer only if the connection ends."""
+        """Return exactly `count` bytes, or fewer if the connection ends."""
         return _bytes(self._user.ask("receive", self._number, count))
 
     # rqueue's
 
     def settle(self) -> int:
-        """Everything sent before is in force; how many messages have come and wait."""
+        """Wait until all earlier frames took effect. Returns the number of unread messages."""
         waiting: int = self._user.ask("settle", self._number)
         return waiting
 
@@ -136,11 +136,11 @@ class Link:
 
 
 class _Child:
-    """The child's side: a table of connections and what may be asked."""
+    """The child's side: a table of connections, and a method per command."""
 
     def __init__(self) -> None:
         self._links: list[rqueue_client.Client] = []
-        self._early: list[list[tuple[bytes, bytes]]] = []  # came while settling
+        self._early: list[list[tuple[bytes, bytes]]] = []  # arrived while settling
 
     def connect(self, host: str, port: int, path: str) -> int:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -195,12 +195,12 @@ class _Child:
                 name, fields = args
                 return dict(flight_client.act(client, name, **fields))
             topic, body, *stamp = args
-            told = flight_client.produce(
+            answer = flight_client.produce(
                 client, topic, body.encode(), stamp=stamp[0] if stamp else None
             )
         except flight.FlightError as error:
             return {"code": flight_client.code_of(error)}
-        return _code_or_all(told)
+        return _code_or_all(answer)
 
     def polybus(self, *args: str) -> Done:
         from polybus.cli.main import run
@@ -211,8 +211,8 @@ class _Child:
         return Done(code, out.getvalue(), err.getvalue())
 
 
-def _code_or_all(told: dict[str, Any]) -> dict[str, Any]:
-    return {"code": told["error"]["code"]} if "error" in told else told
+def _code_or_all(answer: dict[str, Any]) -> dict[str, Any]:
+    return {"code": answer["error"]["code"]} if "error" in answer else answer
 
 
 def _text(data: bytes) -> str:
@@ -240,7 +240,7 @@ def _answer(act: Callable[..., Any], args: list[Any]) -> dict[str, Any]:
 def _main(numbers: list[str]) -> None:
     child = _Child()
     for command in (["acl", "ls"], ["stats"], ["connections"]):
-        child.polybus(*command, "--admin", "/nonexistent")  # loads what they need
+        child.polybus(*command, "--admin", "/nonexistent")  # loads their modules
     child.polybus("freud", "topic", "ls", "--socket", "/nonexistent")
     _become(*map(int, numbers))
     for line in sys.stdin:

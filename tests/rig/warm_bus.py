@@ -1,11 +1,11 @@
 """Buses and commands that start at once: forked from a process that has loaded them.
 
 Hundreds of tests have a bus of their own, and loading an interpreter with it takes ten times
-as long as starting it. A fork server loads what `polybus serve` and `polybus rqueue` load. Its
+as long as starting it. A fork server loads the modules of `polybus serve` and `rqueue`. Its
 children run the command with the same arguments, environment and files as a new process, and
 end as an interpreter ends. Commands of a test (`BusProcess.run`) start the same way.
 
-    warm_bus.use()                  # from here on polybus.testing.bus_process forks where it can
+    warm_bus.use()                  # polybus.testing.bus_process now forks where it can
     with serve() as bus: ...
     with warm_bus.cold(): ...       # but not here: the start itself is tested
 

@@ -180,7 +180,7 @@ def test_known_producer_with_a_new_checkpoint(client, topic, feed, copy):
 
 
 def refused(action: Callable[[], object]) -> str:
-    """Return the first line of Spark's error, which must say what to do."""
+    """Return the first line of Spark's error, which must name the remedy."""
     try:
         action()
     except PySparkException as error:

@@ -1,4 +1,4 @@
-"""Coroutine tests, on asyncio's own loop and on uvloop: what a conftest's two hooks are made of."""
+"""Coroutine tests on asyncio's own loop and on uvloop: two hooks for a conftest."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TEST_TIMEOUT_S = 50.0
 
 
 def on_each(metafunc: pytest.Metafunc, loops: Iterable[str]) -> None:
-    """For pytest_generate_tests: a coroutine test is one test for each of these loops."""
+    """Make one test of a coroutine test for each of these loops (pytest_generate_tests)."""
     if inspect.iscoroutinefunction(metafunc.function):
         metafunc.fixturenames.append("loop_kind")
         metafunc.parametrize("loop_kind", loops)
 
 
 def run_on(loop_kind: Callable[[dict[str, Any]], str], item: pytest.Function) -> bool | None:
-    """For pytest_pyfunc_call: a coroutine test runs on the loop that its parameters name."""
+    """Run a coroutine test on the loop that its parameters name (pytest_pyfunc_call)."""
     if not inspect.iscoroutinefunction(item.obj):
         return None
     names = inspect.signature(item.obj).parameters

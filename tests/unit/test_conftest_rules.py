@@ -152,7 +152,7 @@ def test_sparks_folder_is_taken_by_one_process(suite: Path) -> None:
     assert len({who for who, where in ran if where == "tests/spark/"}) == 1
 
 
-def test_what_takes_minutes_begins_first() -> None:
+def test_tests_that_take_minutes_start_first() -> None:
     nodes = ["tests/faults/test_a.py::t", "tests/faults/test_spark_kills.py::t", "tests/spark/a::t"]
     assert sorted(nodes, key=longest_first) == nodes[::-1]
     for name in LONGEST:

@@ -1,4 +1,4 @@
-"""pyproject.toml declares what the package imports, and nothing else."""
+"""pyproject.toml declares exactly the packages that polybus imports."""
 
 from __future__ import annotations
 

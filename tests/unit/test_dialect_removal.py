@@ -32,7 +32,7 @@ LISTENERS = {
 }
 COMMANDS = {"pirate": ("pirate", "keys")}
 
-# Imports every module but those that need Spark, then prints what depends on the registry.
+# Imports every module but those that need Spark, then prints values that depend on the registry.
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys
 import polybus

@@ -113,8 +113,8 @@ def dotted(file: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What is said of each contract when all those imports, and a new part, are there."""
+def reports(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the report of each broken contract, with all those imports and a new part planted."""
     shadow = tmp_path_factory.mktemp("planted") / "shadow"
     script.build_shadow(shadow)
     for planted in PLANTED.values():
@@ -133,13 +133,13 @@ def test_the_tree_as_it_is_keeps_every_contract(script: ModuleType, tmp_path: Pa
 
 
 @pytest.mark.parametrize("contract", PLANTED)
-def test_forbidden_imports_are_found(told: dict[str, str], contract: str) -> None:
+def test_forbidden_imports_are_found(reports: dict[str, str], contract: str) -> None:
     """Each edge breaks this contract by itself, not as a step of a longer path."""
-    (found,) = (text for title, text in told.items() if title.startswith(contract))
+    (found,) = (text for title, text in reports.items() if title.startswith(contract))
     for file, module in PLANTED[contract]:
         direct = re.escape(f"{dotted(file)} -> {module} (l.")
         assert re.search(rf"^ *- +{direct}", found, re.MULTILINE), found
 
 
-def test_a_new_part_must_be_given_its_place(told: dict[str, str]) -> None:
-    assert "annex" in told["Layers, from the top down"]
+def test_a_new_part_must_be_given_its_place(reports: dict[str, str]) -> None:
+    assert "annex" in reports["Layers, from the top down"]

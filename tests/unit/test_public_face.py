@@ -1,4 +1,4 @@
-"""What others build on, written out: a change here is a change of the interface.
+"""The public interface, written out: a change here is a change of the interface.
 
 Names may be added, with an entry in CHANGELOG.md. Renaming or removing one, or
 changing a code, breaks programs that exist.
@@ -17,7 +17,7 @@ from polybus import errors
 
 PUBLIC_NAMES = ["PolybusError", "__version__", "fdq", "freud", "gsb", "native", "pirate", "rqueue"]
 
-# Name → (stable code, who is to blame: the class it descends from).
+# Name → (stable code, base class). The base shows whose fault the error is.
 ERRORS = {
     "PolybusError": ("error", "Exception"),
     "UsageError": ("usage", "PolybusError"),

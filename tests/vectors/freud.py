@@ -15,7 +15,7 @@ _HEX = ("topic", "subscriber", "body")
 
 @dataclass(frozen=True)
 class Vector:
-    """One frame. It has a value, or it is bad for a reason; an answer says to what."""
+    """One frame with a value or the reason why it is bad. `asked` is the request of an answer."""
 
     name: str
     sender: str
@@ -29,7 +29,7 @@ class Vector:
 
 
 def vectors(sender: str) -> list[Vector]:
-    """Those of frames that the `client` or the `server` sends."""
+    """Return the vectors of frames that the `client` or the `server` sends."""
     every = [_vector(entry) for entry in _FILE["vectors"]]
     return [one for one in every if one.sender == sender]
 

@@ -28,7 +28,7 @@ class Vector:
 
 
 def vectors(sender: str | None = None) -> list[Vector]:
-    """All vectors, or those of frames that a `client` or the `server` sends."""
+    """Return all vectors, or those of frames that a `client` or the `server` sends."""
     every = [_vector(entry) for entry in _FILE["vectors"]]
     return [one for one in every if sender in (None, one.sender)]
 

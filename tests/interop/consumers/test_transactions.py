@@ -112,21 +112,21 @@ def test_large_outputs_are_staged(url, topic, consumer):
 def test_misuse_of_a_transaction_is_refused(url, topic, consumer):
     problems = []
 
-    def told(kind, action):
+    def check_error(kind, action):
         with pytest.raises(kind) as caught:
             action()
         problems.append(caught.value)
 
     def handle(envelope):
         tx = envelope.transaction()
-        told(UsageError, lambda: tx.produce("out", "k", b""))
+        check_error(UsageError, lambda: tx.produce("out", "k", b""))
         with tx:
-            told(InvalidTopic, lambda: tx.produce("_hidden", "k", b""))
-            told(InvalidTopic, lambda: tx.produce(None, "k", b""))
-            told(TooLarge, lambda: tx.produce("out", "k" * 2000, b""))
-            told(UsageError, lambda: tx.produce("out", "k", "text"))
-        told(UsageError, tx.__enter__)
-        told(UsageError, envelope.transaction().__enter__)
+            check_error(InvalidTopic, lambda: tx.produce("_hidden", "k", b""))
+            check_error(InvalidTopic, lambda: tx.produce(None, "k", b""))
+            check_error(TooLarge, lambda: tx.produce("out", "k" * 2000, b""))
+            check_error(UsageError, lambda: tx.produce("out", "k", "text"))
+        check_error(UsageError, tx.__enter__)
+        check_error(UsageError, envelope.transaction().__enter__)
 
     produce(url, topic, ("k", b""))
     consumer.consume(topic, "one", handle, **QUICK)

@@ -5,8 +5,8 @@ clients that wait, stop reading, hang up and vanish, rqueue on the same names,
 quotas and rules, and time. `check` compares every byte that a client has received,
 the use of each quota by each user, every drop by its reason, and each topic's state.
 
-An action is a method and plain arguments, and fits whatever there is: a number that
-stands for a client or a subscription is taken modulo how many there are.
+An action is a method and plain arguments, and is valid in every state: the number of a client
+or a subscription is taken modulo their count.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class World:
             self.talk.half_close(pair.model)
 
     def vanish(self, place: int, says_so: bool) -> None:
-        """Its end is read, and then a write fails; or nothing but the end is reported."""
+        """End a connection. With `says_so` the bus reads its end before a write fails."""
         pair = self.one(place, lambda pair: pair.is_open)
         if pair is None or not self.several():
             return
@@ -244,7 +244,7 @@ class World:
             compare_push(pipe, reader)
             self.model.push_readers.remove(reader)
 
-    # --- what must hold
+    # --- invariants
 
     def check(self) -> None:
         for pair in [pair for pair in self.pairs if not pair.is_over]:
@@ -349,7 +349,7 @@ class World:
         pair.is_over = pair.model.gone
 
     def payload(self, reply: Reply, got: bytes) -> bytes:
-        """What it must be; a new subscriber id may be anything new."""
+        """Return the expected payload. A new subscriber id may be any unused one."""
         if reply.found is None:
             return reply.payload
         assert len(got) == 16

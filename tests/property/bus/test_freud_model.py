@@ -45,7 +45,7 @@ PROGRAMS, LENGTH = 80, 150
 
 VISITED: Counter[tuple[int, int]] = Counter()
 
-# Mostly one name, so that what clients do has to do with each other.
+# Mostly one name, so that the clients' requests interact.
 A_NAME = (NAMES[0], *NAMES, NAMES[0])
 A_WAIT = (0, 0, 0, 1, 5, -1, -7, 40)
 A_WHILE = (0.25, 1, 1, 5, 29.75, 30)

@@ -33,7 +33,7 @@ requests = st.one_of(
 )
 
 
-def told(make: Any, *args: Any, **settings: Any) -> Any:
+def outcome_of(make: Any, *args: Any, **settings: Any) -> Any:
     try:
         batch = make(*args, **settings)
         batch.validate(full=True)
@@ -44,8 +44,8 @@ def told(make: Any, *args: Any, **settings: Any) -> Any:
 
 @given(st.lists(requests, max_size=40))
 def test_compiled_and_checked_batches_are_equal(batch: list[Any]) -> None:
-    plain = told(message_columns.build_request_batch, batch, 17, with_headers=False)
-    assert plain == told(message_columns._build_checked_batch, batch, 17, with_headers=False)
+    plain = outcome_of(message_columns.build_request_batch, batch, 17, with_headers=False)
+    assert plain == outcome_of(message_columns._build_checked_batch, batch, 17, with_headers=False)
 
 
 @given(st.lists(requests, max_size=20) | st.lists(st.builds(MessageRequest, some, data, st.none())))

@@ -44,7 +44,7 @@ def build(messages: list[Message]) -> Block:
 
 
 def plain(message: Message) -> tuple[object, ...]:
-    """As polybus.testing.conformance.sample_blocks.contents has it."""
+    """Return a message in the form of polybus.testing.conformance.sample_blocks.contents."""
     key = None if message.key is None else message.key.decode()
     headers = (
         None
@@ -55,7 +55,7 @@ def plain(message: Message) -> tuple[object, ...]:
 
 
 def verdict(data: bytes) -> str | None:
-    """The kernel's: None, or the reason why it is no block."""
+    """Return the kernel's reason why the data is not a block, or None if it is one."""
     try:
         Layout(data).close()
     except kernel.BadBlock as error:

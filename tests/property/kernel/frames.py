@@ -10,9 +10,9 @@ SMALL_CAP = 282  # the smallest there may be: bodies over it are cheap
 MIDDLE_CAP = 400
 LARGE_CAP = 2048
 
-# Alike where a table or a comparison could mistake one for another: they differ in size,
-# in the first byte or in the last one, and have sizes around the four and eight bytes
-# that hashing and comparing take at a time.
+# Names that a hash table or a comparison could confuse. They differ in size, in the first byte
+# or in the last one, and have sizes around the four and eight bytes that hashing and comparing
+# take at a time.
 TOPICS = (
     *(b"a", b"b", b"ab", b"\x00\x00"),
     *(b"abcde", b"abcdX", b"Xbcde"),
@@ -62,7 +62,7 @@ EMPTY_REMOVE = frame(2, b"")  # taken as DEREGISTER
 
 
 def filler(size: int) -> bytes:
-    """A body in which no two neighbouring stretches look alike."""
+    """Return a body without repeated neighbouring parts, so that a wrong cut shows."""
     return bytes(at * at % 251 for at in range(size))
 
 
@@ -117,7 +117,7 @@ def damaged(good: bytes, at: int, kind: str, byte: int) -> bytes:
 
 
 def damages(max_payload: int) -> st.SearchStrategy[bytes]:
-    """Frames with one thing wrong; mostly in the headers, where every byte means something."""
+    """Frames with one error, mostly in the header, where every byte has a meaning."""
     too_large = st.builds(publish_of_length, topics, st.just(max_payload + 1))
     numbers = st.integers(0, 2) | st.just(65535)
     misnumbered = st.builds(publish_part, topics, numbers, numbers, st.binary(max_size=3))

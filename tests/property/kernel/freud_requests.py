@@ -22,8 +22,8 @@ CAP = 400
 
 # --- by chance ---------------------------------------------------------------
 
-# Alike where a comparison could mistake one for another: prefixes, one last byte, sizes
-# around the eight bytes that are compared at a time, the longest.
+# Names that a comparison could confuse: prefixes, another last byte, sizes around the eight
+# bytes that are compared at a time, the longest.
 NAMES = (
     *(b"a", b"b", b"ab", b"abc", b"abcd", b"1234567", b"12345678", b"12345679", b"123456789"),
     *(b"n" * 254 + b"a", b"n" * 255, "bücher".encode(), "bücheR".encode()),
@@ -76,7 +76,7 @@ others = st.one_of(
 )
 good = produces | runs | gets | others
 
-# Frames that break a rule, and frames that look as if. The stream goes on behind them.
+# Frames that break a rule, and frames that only seem to. The stream continues after them.
 lengths = st.sampled_from((0, 1, 3, 4, 5, 255, 256, CAP, 2**31, 2**32 - 1)) | st.integers(0, 40)
 odd = st.one_of(
     st.builds(frame, st.integers(0, 10), st.binary(max_size=30)),

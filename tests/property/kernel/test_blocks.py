@@ -159,7 +159,7 @@ def test_keys_are_judged_as_python_does(data, places):
 
 
 @given(st.lists(BODY, min_size=1, max_size=5), BODY, BODY)
-def test_what_lies_around_a_caller_s_columns_is_not_seen(bodies, before, behind):
+def test_bytes_around_a_callers_columns_are_not_read(bodies, before, behind):
     cuts = [len(before)]
     for body in bodies:
         cuts.append(cuts[-1] + len(body))

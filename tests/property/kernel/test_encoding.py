@@ -1,4 +1,4 @@
-"""Bodies of any size come out as the spec says, whole or in PARTs, under every cap."""
+"""Bodies of any size are encoded by the spec, whole or in PARTs, under every cap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random programs of the bus: whatever is done in whatever order, kernel and oracle agree.
+"""Random programs of the bus: kernel and oracle agree after any sequence of operations.
 
 Readers of three encodings come, go, fill up, move apart and change their topics, of
 which some are durable; sources of several identity classes publish in two dialects'
@@ -136,7 +136,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(identity=st.sampled_from(IDENTITIES), name=names, announced=st.booleans())
     def change_policy(self, identity: int, name: bytes, announced: bool) -> None:
-        """Without forget_verdicts, remembered verdicts stay."""
+        """Change the policy. Cached verdicts stay unless the change is announced."""
         self.denied ^= {(identity, name)}
         if announced:
             self.twins.call("forget_verdicts")

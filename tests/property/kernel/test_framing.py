@@ -1,4 +1,4 @@
-"""Any bytes, in any cuts: the kernel takes the frames that the spec says, and no others."""
+"""Any bytes, in any cuts: the kernel accepts the frames of the spec and no others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_one_publish_of_bytes_that_matter(payload: bytes, kind: int) -> None:
     after=frames.frames(frames.SMALL_CAP),
 )
 def test_nothing_outside_the_window_matters(data: bytes, before: bytes, after: bytes) -> None:
-    """The tail of a half frame may lie right behind the end: it has not been received yet."""
+    """The rest of a half frame may follow the window; it has not been received yet."""
     connection = audience(frames.SMALL_CAP)
     half = len(after) // 2
     buffer = before + data + after

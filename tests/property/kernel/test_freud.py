@@ -65,7 +65,7 @@ def test_requests_are_those_of_the_oracle(data):
 
 
 @given(streams | spoilt)
-def test_what_can_be_one_group_is(data):
+def test_neighbouring_requests_of_one_kind_form_one_group(data):
     groups = scanner().scan(data, 0, len(data)).groups
     for common, same in groupby(groups, key):
         assert common is None or len(list(same)) == 1
@@ -91,7 +91,7 @@ def test_framing_survives_every_frame_under_the_cap(frames):
 
 
 @given(st.lists(any_names, max_size=8))
-def test_what_is_remembered_of_a_name_is_its_own_verdict(raws):
+def test_cached_verdict_of_a_name_is_its_own(raws):
     data = b"".join(frame(0, named(raw)) for raw in raws if len(raw) <= CAP - 4)
     assert drip(scanner(), data, ()) == oracle.scan(data, CAP)
 
@@ -116,7 +116,7 @@ def test_equal_answers(code, count, payload):
 
 @given(u64, few)
 @example(2**64 - 1, 3)
-def test_ids_of_what_was_produced(first_id, count):
+def test_ids_of_produced_messages(first_id, count):
     expected = outcome(oracle.produced, first_id, count)
     assert outcome(answer_encoder.encode_produced, first_id, count) == expected
 

@@ -36,7 +36,7 @@ def test_the_seeds_hold(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", TARGETS, ids=named)
-def test_what_is_near_the_seeds_holds(path: Path) -> None:
+def test_mutated_seeds_keep_the_invariant(path: Path) -> None:
     target, chance = load_target(path), Random(1)
     mutator = Mutator(target.seeds, target.words, max_bytes=4096)
     for _ in range(STEPS):
@@ -44,7 +44,7 @@ def test_what_is_near_the_seeds_holds(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", TARGETS, ids=named)
-def test_bytes_by_chance_hold(path: Path) -> None:
+def test_random_bytes_keep_the_invariant(path: Path) -> None:
     target, chance = load_target(path), Random(2)
     for _ in range(STEPS // 3):
         target.run(chance.randbytes(PROGRAM_BYTES))

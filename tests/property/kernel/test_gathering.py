@@ -106,7 +106,7 @@ def test_reads_are_the_oracle_s(read, by_piece):
 
 
 @given(reads())
-def test_what_was_read_is_sound_arrow(read):
+def test_gathered_rows_are_valid_arrow(read):
     pieces, from_id, below_id, max_rows, max_bytes = read
     found = gather(
         kernel_pieces(pieces),

@@ -21,7 +21,7 @@ numbers = st.integers(0, 2**31 - 1)
 
 @st.composite
 def packets(draw: Any) -> bytes:
-    """Of any kind that a bus may send, written by the library."""
+    """Draw a packet of any kind that a bus may send, encoded by the library."""
     packet = pb.Packet()
     kind = draw(st.sampled_from(["call_reply", "call_request", "pong", "credit", "register_reply"]))
     message = getattr(packet, kind)
@@ -33,7 +33,7 @@ def packets(draw: Any) -> bytes:
     return packet.SerializeToString()
 
 
-# What protobuf allows beside: fields again, in pieces, unknown ones; and what it does not.
+# Unusual packets: repeated, split and unknown fields, and bytes that protobuf refuses.
 odd = st.one_of(
     st.binary(max_size=30),
     st.tuples(packets(), packets()).map(b"".join),
@@ -58,7 +58,7 @@ def frame(payload: bytes, is_ipc: bool) -> bytes:
 
 
 def shown(packet: tuple[Any, ...]) -> Any:
-    """As the oracle shows it: what the kernel leaves to the library is read by the library."""
+    """Return a packet in the oracle's form. Kernel packets of type OTHER are not decoded yet."""
     return oracle.value(packet[1]) if packet[0] == kernel.OTHER else tuple(packet)
 
 
@@ -71,7 +71,7 @@ def scanned(data: bytes, start: int, end: int, is_ipc: bool) -> Any:
 
 
 @given(st.lists(packets() | odd, max_size=6), st.booleans(), st.binary(max_size=12), st.data())
-def test_it_reads_what_the_library_reads(payloads, is_ipc, tail, data):
+def test_scan_agrees_with_the_library(payloads, is_ipc, tail, data):
     stream = b"".join(frame(one, is_ipc) for one in payloads) + tail
     start = data.draw(st.integers(0, len(stream)))
     end = data.draw(st.integers(start, len(stream)))

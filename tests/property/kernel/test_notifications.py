@@ -40,7 +40,7 @@ others = st.builds(frame, st.integers(9, 255) | st.sampled_from([0, 1, 2, 5]), c
 # Frames that break a rule, and frames that look as if.
 odd = st.one_of(
     st.builds(frame, st.sampled_from([7, 8]), st.binary(max_size=30)),
-    # A topic's length that may or may not fit what follows it.
+    # A topic length that may or may not fit the bytes after it.
     st.builds(
         lambda kind, length, rest: frame(kind, bytes([length]) + rest),
         st.sampled_from([7, 8]),
@@ -99,7 +99,7 @@ def drip(data: bytes, cuts: list[int]) -> tuple[int, list[object], str | None]:
 @example(frame(8, b"\x01a" + bytes(20)))
 @example(struct.pack(">IB", CAP, 9) + bytes(CAP))
 @example(struct.pack(">IB", CAP + 1, 9))
-def test_scan_reads_what_the_oracle_reads(data):
+def test_scan_agrees_with_the_oracle(data):
     consumed, batch, bad = kernel.scan(data, 0, len(data), CAP)
     assert (consumed, in_order(batch), bad) == oracle.scan(data, 0, len(data), CAP)
 

@@ -1,4 +1,4 @@
-"""The tables behind the fan-out, when they are large: they grow, shrink and forget rightly."""
+"""Large tables of the fan-out grow, shrink and drop entries correctly."""
 
 from __future__ import annotations
 

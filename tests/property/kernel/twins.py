@@ -195,7 +195,7 @@ class Twins:
         return data if is_own else with_numbered_ids(data)
 
     def check(self, names: Iterable[bytes]) -> None:
-        """Everything that can be asked without changing anything."""
+        """Compare all observable state of kernel and oracle."""
         assert self.kernel.topic_count == self.oracle.topic_count
         assert self.kernel.set_count == self.oracle.set_count
         assert self.kernel.delivered == self.oracle.delivered

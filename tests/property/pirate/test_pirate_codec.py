@@ -13,7 +13,7 @@ from tests.rig.pirate.model_server import reply_frames
 MIB = 1 << 20
 OPS = (wire.HELLO, wire.SUB, wire.UNSUB, wire.PUT, wire.GET)
 NUMBERS = (0, 1, 2**63, 2**64 - 1)
-# What may stand in each place of a request, right and wrong.
+# Valid and invalid values for each frame of a request.
 PLACES: tuple[tuple[bytes, ...], ...] = (
     (b"", b"PIR2", b"pir1", b"PIR1 "),
     (*OPS, b"", b"get", b"PUT ", b"\xff"),

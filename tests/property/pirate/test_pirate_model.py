@@ -70,7 +70,7 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(client=CLIENTS, topic=TOPICS)
     def read_on(self, client: bytes, topic: str) -> None:
-        """As an honest client does: the next message, with what it has as LAST."""
+        """Get the next message, then the one after it, as an honest client does."""
         name = self._client(client)
         request = wire.get(name, self._epoch(client, 0), self.mark + topic, 0)
         answer = self._compare(request)
@@ -80,7 +80,7 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(envelope=ENVELOPES, client=CLIENTS, topic=TOPICS)
     def any_envelope(self, envelope: tuple[bytes, ...], client: bytes, topic: str) -> None:
-        """Goes back as it came; empty frames behind the first one are the request's."""
+        """The reply has the same envelope; empty frames after the first belong to the request."""
         request = wire.get(self._client(client), self._epoch(client, 0), self.mark + topic, 0)
         self.bare.send([*envelope, b"", *request])
         reply = self.bare.receive(30.0)

@@ -13,7 +13,7 @@ KEYS = (b"k", b"k\0", b"ka", b"l", b"\xff")
 PRODUCERS = ("p", "q")
 DIGESTS = (b"", b"d")
 
-ANY, CURRENT, NONE, OLD = range(4)  # what a change of a record expects
+ANY, CURRENT, NONE, OLD = range(4)  # the version that a change of a record expects
 SEALED, UNKNOWN = 6, 7  # shards of a PutDraw; those below are open ones
 
 Step = tuple[object, ...]

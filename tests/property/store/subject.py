@@ -1,4 +1,4 @@
-"""An engine beside the model: what it calls the model's things, and what can be seen of it."""
+"""An engine under test: maps the model's topics, stages and versions, and compares the two."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ BEGINNING: list[Step] = [
     ("open_stage",),
 ]
 
-# Disk or not makes no difference to what an engine means; syncs to memory are quicker.
+# An engine behaves the same on disk and in memory, where syncs are faster.
 FOLDER = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 
 

@@ -1,8 +1,8 @@
-"""A model and some engines that are asked to do the same, and must come to the same.
+"""Run the same program on a model and on several engines, and compare them.
 
-A step's small numbers are read as "one of those there are", so that whatever hypothesis
-draws or shrinks to is a program; each begins with a topic and a stage. After each step
-everything that can be seen of each engine is compared with the model.
+A step's small numbers are taken modulo the count of existing objects, so that every program
+that hypothesis draws or shrinks to is valid. Each begins with a topic and a stage. After each
+step the visible state of each engine is compared with the model.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ In the style of Jepsen's queue and Kafka workloads: clients do not know the cont
 they know the responses they got, and each rule follows from those.
 
     lost          answered and not there; acked by the group and never handled; acked by a
-                  transaction without what it produced
+                  transaction whose outputs are not there
     duplicated    twice in the topic, in the outputs, among the dead; handled after its ack
     torn          part of a batch, or of a transaction's outputs
     undue         a delayed message that was appended before its time
@@ -14,7 +14,7 @@ they know the responses they got, and each rule follows from those.
     aborted-read  visible though it was refused, or never sent
     stale-ack     an ack or a transaction accepted after a newer epoch was known
     needless repeat   done twice without a death
-    dead-lettered early, unacked, lag, stats: what those words say
+    dead-lettered early, unacked, lag, stats: as the words mean
 """
 
 from __future__ import annotations

@@ -104,8 +104,10 @@ def begin(orders: Orders) -> Event:
 
 
 def record(journal: Journal) -> Callable[[int], int]:
-    """From now on every bus of this process writes down what goes through it. What it
-    answers with tells the epoch under which a shard was given to us last."""
+    """Make every later bus of this process write its requests and responses to the journal.
+
+    Returns a function that maps a shard to the epoch under which it was last assigned.
+    """
     epochs: dict[int, int] = {}
 
     def connect(url: str | None = None, options: ClientOptions | None = None) -> Any:

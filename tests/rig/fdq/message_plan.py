@@ -13,7 +13,7 @@ from typing import Final
 from tests.rig.fdq.history import Message
 
 PLAIN: Final = "plain"  # handled, and acked
-MOVED: Final = "moved"  # acked by a transaction, with what it produces
+MOVED: Final = "moved"  # acked by a transaction, together with its outputs
 FLAKY: Final = "flaky"  # the first run raises
 DOUBTED: Final = "doubted"  # the first run raises inside its transaction
 SLOW: Final = "slow"  # the first run is past its deadline when it returns

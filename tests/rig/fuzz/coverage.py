@@ -1,4 +1,4 @@
-"""Which branches of compiled code ran, and what it compares with: the face of coverage.c.
+"""The Python side of coverage.c: branches taken by compiled code, and its comparison operands.
 
 Code under test is compiled with FLAGS. The library must be in the process before
 that code is loaded, so it is preloaded: `preload` gives the environment for that,
@@ -58,13 +58,13 @@ class Coverage:
         self._constant_count = ctypes.c_uint.in_dll(self._library, "coverage_constant_count")
 
     def stop(self) -> int:
-        """How many behaviours the code between `start` and here had for the first time."""
+        """End the run since `start`. Returns the number of its new behaviours."""
         return int(self._stop())
 
     def edges(self) -> int:
-        """How many edges were ever taken."""
+        """Return the number of edges taken since the start."""
         return int(self._library.coverage_edges())
 
     def constants(self, since: int) -> list[int]:
-        """What the code compared something with, in the order it first did."""
+        """Return the operands of comparisons, in the order in which the code first used them."""
         return self._constants[since : self._constant_count.value]

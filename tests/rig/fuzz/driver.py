@@ -15,9 +15,8 @@ would not get. The same --seed gives the same run again.
 
 Two processes. The child loads the target and runs it; before each run it puts the
 input into a shared file. The parent waits: when the child dies (a segmentation
-fault, a sanitizer's abort) or hangs, the input that did it is still there. Whatever
-broke the invariant is written to a file, and running the driver with
-`--replay FILE` shows it again.
+fault, a sanitizer's abort) or hangs, the shared file still has the input. The driver saves
+an input that broke the invariant to a file; `--replay FILE` runs it again.
 
 Exit codes: 0 nothing found, 1 found something, 2 could not fuzz.
 """
@@ -73,7 +72,7 @@ def fuzz(options: argparse.Namespace) -> int:
 
 
 def supervise(options: argparse.Namespace) -> int:
-    """Run the child, and save what it was doing when it found something, died or hung."""
+    """Run the child, and save its current input when it finds something, dies or hangs."""
     with tempfile.NamedTemporaryFile(prefix="polybus-fuzz-") as shared:
         current = CurrentInput(Path(shared.name), options.max_bytes)
         library = build_library(options.build)
@@ -101,7 +100,7 @@ def supervise(options: argparse.Namespace) -> int:
 
 
 def watch(child: subprocess.Popen[bytes], current: CurrentInput, hang_s: float) -> str | None:
-    """How the child ended, in words; None if there is no input to blame."""
+    """Return how the child failed, or None if no input is the cause."""
     last_run = -1
     while True:
         try:

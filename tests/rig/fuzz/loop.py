@@ -1,7 +1,6 @@
-"""The loop of the fuzz driver (fuzz.py): what runs in its child process.
+"""The loop of the fuzz driver (driver.py), which runs in its child process.
 
-Everything here is a function of the seed but the end, which may be a time: two runs
-with one seed take the same steps.
+Two runs with one seed take the same steps. Only the end may depend on the clock.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Fuzzer:
     runs: int = 0
 
     def try_input(self, data: bytes) -> bool:
-        """Whether the input did something new; the target's exceptions pass through."""
+        """Run an input. Returns whether it did something new. Raises the target's exceptions."""
         self.runs += 1
         self.current.put(self.runs, data)
         self.coverage.start()
@@ -93,7 +92,7 @@ class Fuzzer:
         return fresh > 0
 
     def learn(self) -> None:
-        """A new branch may compare with a new constant: from now on that is a word."""
+        """Add new constants of comparisons to the words: a new branch may have brought some."""
         constants = self.coverage.constants(since=self.learned)
         self.learned += len(constants)
         self.words += [word for constant in constants for word in words_of(constant)]
@@ -128,7 +127,7 @@ class NotInstrumented(Exception):
 
 
 class Budget:
-    """Says when to stop, and reports on the way."""
+    """Decides when to stop, and prints the progress."""
 
     def __init__(self, max_runs: int, seconds: float, fuzzer: Fuzzer) -> None:
         self._max_runs = max_runs

@@ -19,7 +19,7 @@ HUGE = (0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFE, 0xFFFF_FFFF)
 FIELD_SIZES = (1, 2, 4)
 ORDERS: tuple[Literal["big"], Literal["little"]] = ("big", "little")
 MAX_RUN = 16  # bytes that one insertion or deletion moves: small steps explain more
-STACKED = (1, 1, 2, 4)  # mutations on one input: mostly few, so that what was found survives
+STACKED = (1, 1, 2, 4)  # mutations per input: mostly few, so that an input keeps its coverage
 
 
 def flip_bit(data: bytearray, chance: Random) -> None:

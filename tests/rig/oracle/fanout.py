@@ -39,7 +39,7 @@ class Tally:
 @dataclass
 class Source(Tally):
     identity: int = 0
-    trusted: bool = False  # its messages were judged before they came
+    trusted: bool = False  # the policy has checked its messages already
 
 
 @dataclass
@@ -65,7 +65,7 @@ class RouteResult:
 class Message:
     topic: bytes
     body: bytes
-    raw: bytes | None = None  # how it came, for readers of the encoding `own`
+    raw: bytes | None = None  # the received frame, for readers of the encoding `own`
     own: Encoding | None = None
     skip: Encoding | None = None  # whose readers have it already
     is_fragment: bool = False
@@ -84,7 +84,7 @@ class Fanout(SubscriberTable):
     def route(
         self, own: Encoding, source: Source, buffer: Buffer, start: int, end: int
     ) -> RouteResult:
-        """Routes what a client sent whose dialect writes and reads by `own`."""
+        """Route the bytes of a client whose dialect has the encoding `own`."""
         data = bytes(memoryview(buffer))
         if not 0 <= start <= end <= len(data):
             raise ValueError("window")
@@ -99,7 +99,7 @@ class Fanout(SubscriberTable):
             if found is None:
                 break
             if isinstance(found, rqueue.Published) and not found.is_part and routed.fragments:
-                routed.stop = FRAGMENTS_FIRST  # the message may not overtake what they complete
+                routed.stop = FRAGMENTS_FIRST  # it must not overtake the message that they complete
                 break
             if isinstance(found, rqueue.Control):
                 routed.stop, routed.control = CONTROL_FRAME, (found.kind, found.topic)

@@ -98,7 +98,7 @@ def request(kind: int, payload: bytes) -> One:
 
 
 def sized(field: bytes, size: int, rest: bytes) -> bytes:
-    """The request's last field, if it is whole and nothing is behind it."""
+    """Return the last field of a request. Raises Broken if it is cut or bytes follow it."""
     if len(field) < size:
         raise Broken("truncated")
     if rest:

@@ -1,15 +1,15 @@
-"""What the bus must do with ephemeral topics, in the plainest way.
+"""The rules of ephemeral topics, in the plainest way.
 
-Written from the spec alone. A name has *lives*: marked ones, whose subscribers
-have yet to read their end, and at most one that is not marked, the last. A
-subscription is a list of messages. Nothing is shared, batched or fast, and
-the use of a quota is summed up again for every question.
+Written from the spec alone. A name has *lives*: marked ones, whose subscribers have not
+read their end yet, and at most one that is not marked, the last. A subscription is a list
+of messages. Nothing is shared, batched or fast, and the use of a quota is computed again
+for every request.
 
     bus = FreudBus(allows, limit, timeout_s=30, detached_s=60, max_unread=100, clock, wall_ns)
     bus.create(alice, b"news")
     reader = bus.subscribe(alice, b"news").found
 
-`Reply` is what a request comes to. Who sends it, and when, is freud_talk's.
+`Reply` is the result of a request. The module freud_dialogue sends it.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class FreudBus:
         return [life for lives in self.lives.values() for life in lives]
 
     def used(self, uid: int, quota: str) -> int:
-        """Added up from what there is, so it cannot be wrong by having been wrong before."""
+        """Compute the use of a quota from the current state, so that no error can accumulate."""
         own_lives = [life for life in self.all_lives() if life.creator.uid == uid]
         own = [one for one in self.subscriptions() if one.caller.uid == uid]
         if quota == TOPICS:
@@ -287,7 +287,7 @@ class FreudBus:
     # --- reading
 
     def consumed(self, subscription: Subscription, message: Message) -> None:
-        """Its whole answer is in the socket."""
+        """Remove a message whose whole answer is in the socket."""
         if subscription.gone:
             return
         subscription.lent.remove(message)
@@ -295,7 +295,7 @@ class FreudBus:
             self.end(subscription, "deleted")
 
     def given_back(self, lent: list[tuple[Subscription, Message]]) -> None:
-        """These never reached the socket: they are unread again, each in its place."""
+        """Make messages unread again, each in its place, because they never reached the socket."""
         for subscription, message in lent:
             if subscription.gone:
                 self.dropped["disconnected"] += not message.notice
@@ -318,7 +318,7 @@ class FreudBus:
         self.serve(subscription)
 
     def serve(self, subscription: Subscription) -> None:
-        """Waiting Gets, in the order in which they came, while there is something for them."""
+        """Answer waiting Gets in their order, while there are messages or a notice."""
         while subscription.waiting and (subscription.unread or subscription.gone):
             subscription.waiting.pop(0).served()
 
@@ -406,7 +406,7 @@ class FreudBus:
         return used + amount > self.limit(caller.uid, quota)
 
     def reached(self, one: Subscription, size: int) -> str:
-        """What keeps it from getting one more message; nothing if it may."""
+        """Return the limit that refuses one more message, or an empty string."""
         if len(one.holds()) >= self.max_unread:
             return UNREAD
         return BYTES if self.is_over(one.caller, BYTES, size) else ""

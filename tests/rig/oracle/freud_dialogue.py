@@ -1,8 +1,8 @@
-"""What a client of the bus must hear, and in which order: freud_bus behind connections.
+"""The answers of the bus and their order: connections in front of freud_bus.
 
-A connection carries its requests out one after another. Answers are gathered
-and written when it has no more to do, before it waits, and after a notice. A
-client that does not take its answers delays only itself.
+A connection executes its requests one after another. It gathers answers, and writes them
+when it has no more to do, before it waits, and after a notice. A client that does not read
+its answers delays only itself.
 
 A waiting Get is answered in the middle of another connection's request. The later
 requests of its connection run afterwards (`settle`), when that request is finished,
@@ -44,19 +44,19 @@ class Connection:
     talk: Talk
     number: int
     caller: Caller
-    room: int | None = None  # what the client takes before it stops; None: all that comes
+    room: int | None = None  # bytes the client takes before it stops; None: no limit
     held: bytes = b""
     todo: list[One] = field(default_factory=list)
     gathered: list[Sent] = field(default_factory=list)
     written: list[Sent] = field(default_factory=list)  # and not taken whole
     started: int = 0  # bytes taken of the first of them
-    torn: int = 0  # bytes of an answer that never came to its end
-    learned: list[Sent] = field(default_factory=list)  # taken whole, and not booked as such yet
-    heard: list[Reply] = field(default_factory=list)  # what the client has got
+    torn: int = 0  # bytes of an answer that was never completed
+    learned: list[Sent] = field(default_factory=list)  # taken whole, and not marked as consumed yet
+    heard: list[Reply] = field(default_factory=list)  # received by the client
     made: list[Subscription] = field(default_factory=list)
     waits_on: Subscription | None = None
     deadline: tuple[float, int] | None = None
-    no_more: bool = False  # the client has said that it sends no more
+    no_more: bool = False  # the client has half-closed
     broken: bool = False  # nothing that is written arrives
     gone: bool = False
     closing: bool = False
@@ -70,14 +70,14 @@ class Connection:
 
 
 class Talk:
-    """`texts` are what Malformed answers say, by the rule that was broken."""
+    """All connections of the bus. `texts` maps a rule to the text of its Malformed answer."""
 
     def __init__(self, bus: FreudBus, max_frame_bytes: int, texts: Mapping[str, str]) -> None:
         self.bus = bus
         self.max_frame_bytes = max_frame_bytes
         self.texts = texts
         self.connections: list[Connection] = []
-        self.ids: dict[bytes, Subscription] = {}  # as the server gave them
+        self.ids: dict[bytes, Subscription] = {}  # by the ids that the server chose
         self.ready: set[Connection] = set()
         self.waits = 0
         self.now_s = 0.0
@@ -87,7 +87,7 @@ class Talk:
         self.connections.append(made)
         return made
 
-    # --- what clients do
+    # --- events of clients
 
     def deliver(self, one: Connection, data: bytes) -> None:
         if one.closing or one.gone:
@@ -164,7 +164,7 @@ class Talk:
             self.go_on(first)
 
     def carry_out(self, one: Connection, asked: One) -> bool:
-        """False if it has to wait; then it is still the next."""
+        """Execute a request. Returns False if it must wait; then it stays the next."""
         if isinstance(asked, Get):
             return one.gone or self.get(one, asked)
         if isinstance(asked, Malformed):
@@ -303,7 +303,7 @@ class Talk:
         self.book(one)
 
     def pass_on(self, one: Connection) -> None:
-        """The client takes what it has room for."""
+        """Move written bytes to the client, as far as it has room."""
         while one.written:
             first = one.written[0]
             left = first.size - one.started
@@ -318,14 +318,17 @@ class Talk:
             one.heard.append(first.reply)
 
     def book(self, one: Connection) -> None:
-        """Messages whose whole answer was taken are consumed."""
+        """Mark the messages of completely taken answers as consumed."""
         learned, one.learned = one.learned, []
         for sent in learned:
             if sent.lent is not None:
                 self.bus.consumed(*sent.lent)
 
     def give_back(self, one: Connection) -> None:
-        """What a socket took since it was last asked is not known when it breaks."""
+        """Return the messages of unconfirmed answers to their subscriptions.
+
+        When a socket breaks, the bus does not know the bytes it took since the last check.
+        """
         unsent = one.learned + one.written + one.gathered
         lost = [sent.lent for sent in unsent if sent.lent is not None]
         one.torn += one.started

@@ -18,7 +18,7 @@ NO_PACKET = "no packet"
 def scan(
     data: bytes, start: int, end: int, is_ipc: bool, max_packet_bytes: int
 ) -> tuple[int, list[Any], int] | str:
-    """(bytes consumed, packets, size of the frame that has begun), or why it is no frame."""
+    """Return the bytes consumed, the packets and the size of an incomplete frame, or an error."""
     rest, header = data[start:end], 9 if is_ipc else 8
     found: list[Any] = []
     consumed = 0

@@ -37,7 +37,7 @@ class Bad(Exception):
 def scan(
     data: bytes, start: int, end: int, max_payload: int
 ) -> tuple[int, list[Notification | Part], str | None]:
-    """(bytes consumed, what was read, None or why the next frame is bad)."""
+    """Return the bytes consumed, the frames read, and the next frame's error or None."""
     rest = data[start:end]
     found: list[Notification | Part] = []
     consumed = 0

@@ -1,8 +1,8 @@
 """A plain version of dialects/rqueue/server/rqueue_framing, from docs/spec/rqueue.md.
 
-`first_frame` reads what a client sends to the server, `Encoding.encode` writes
-what the server sends to a reader. Every rule of the spec's "Bad input" is one
-`raise` here, with the reason's stable name.
+`first_frame` reads a client's frame, `Encoding.encode` writes the server's frames to a
+reader. Every rule of the spec's "Bad input" is one `raise` here, with the reason's stable
+name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Bad(Exception):
 
 @dataclass(frozen=True)
 class Published:
-    """`inner` is what readers of rqueue get; a PART's body starts with its id, index and count."""
+    """`inner` goes to readers of rqueue; a PART's body starts with its id, index and count."""
 
     size: int
     inner: bytes
@@ -44,9 +44,9 @@ class Control:
 
 
 def first_frame(data: bytes, max_payload: int) -> Published | Control | None:
-    """The frame that `data` starts with, or None while it is not whole.
+    """Return the first frame of `data`, or None while it is incomplete.
 
-    What the header shows to be wrong is wrong at once, before the payload is there.
+    Raises Bad for an invalid header before the payload has arrived.
     """
     if len(data) < HEADER_BYTES:
         return None
@@ -84,7 +84,7 @@ class Encoding:
         self.max_payload = max_payload
 
     def encode(self, topic: bytes, body: bytes) -> bytes:
-        """One NOTIFICATION; or PARTs, so that each fits into a PUBLISH; or nothing at all."""
+        """Return one NOTIFICATION, or PARTs that each fit into a PUBLISH, or nothing."""
         whole = frame(NOTIFICATION, named(topic) + body)
         if len(whole) <= self.max_payload:
             return whole
@@ -106,7 +106,7 @@ class Encoding:
 
 
 def _whole_frames(encoded: bytes) -> dict[int, bytes]:
-    """By their ends."""
+    """Return the complete frames by the offset of their end."""
     found: dict[int, bytes] = {}
     start = 0
     while len(encoded) - start >= HEADER_BYTES:

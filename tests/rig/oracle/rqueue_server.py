@@ -20,11 +20,11 @@ from asyncio import StreamReader, StreamWriter
 
 
 class Bad(Exception):
-    """The client sent what no client may send; the text is the reason's stable name."""
+    """The client broke a rule of the wire; the text is the reason's stable name."""
 
 
 class OracleServer:
-    """The rules of the wire, and who is subscribed to what."""
+    """The rules of the wire, and the subscribers of each topic."""
 
     def __init__(self, max_payload: int = 2048) -> None:
         self.max_payload = max_payload

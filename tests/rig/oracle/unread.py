@@ -37,7 +37,7 @@ class Writer:
 
 
 class Unread:
-    """`taken` is what was handed out and neither confirmed nor given back."""
+    """`taken` has the messages that were handed out and neither confirmed nor returned."""
 
     def __init__(self) -> None:
         self.unread: list[Message] = []

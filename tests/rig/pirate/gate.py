@@ -1,12 +1,12 @@
-"""A gate between clients and their server, at which a test decides what goes through.
+"""A gate between clients and their server, where a test drops requests and replies.
 
     with Gate(bus.endpoint) as gate:
         connect(gate.endpoint)
         gate.lose_replies = 1          # the next one; ALL: until it is 0; requests likewise
-        gate.requests                  # all that came by, as frames behind the envelope
-        gate.again(gate.requests[0])   # a late copy of it: the server's answer
+        gate.requests                  # all requests so far, as frames after the envelope
+        gate.again(gate.requests[0])   # sends a late copy; returns the server's answer
 
-Everything is whole messages: losing one is what a broken connection does.
+The gate drops whole messages, as a broken connection does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Gate:
         self._thread.start()
 
     def again(self, request: Sequence[bytes]) -> list[bytes]:
-        """A copy of a request that comes late, on a way of its own: what it is answered."""
+        """Send a late copy of a request on a connection of its own. Returns the answer."""
         with self._context.socket(zmq.REQ) as socket:
             socket.linger = 0
             socket.connect(self._server)

@@ -6,8 +6,8 @@
         round.settle()               # all clients end and read all messages
         round.anomalies()            # the verdict
 
-Kills are paced by what the clients have done since the last one, not by time. Of those of the
-bus every other is aimed: it comes when a message was put, and before that is answered.
+The clients' progress paces the kills, not time. Every other kill of the bus is aimed: it comes
+after a message was put and before the answer to its PUT.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ LEAST_DONE, MOST_DONE = 3, 60  # between one kill and the next
 
 @dataclass
 class KilledClient:
-    """A client through all its lives."""
+    """A client over all its restarts."""
 
     name: str
     records_first: bool
     child: ClientProcess | None = None
     lives: int = 0
-    killed: int = 0  # lives that ended so; the last one may have
+    killed: int = 0  # lives that a kill ended; the last one may be among them
 
 
 class KillRound:
@@ -113,7 +113,7 @@ class KillRound:
         self._relay.close()
         self.bus.__exit__(kind, error, trace)
 
-    # --- what is done to them
+    # --- kills
 
     def _kill_bus(self) -> None:
         self.done[BUS] += 1
@@ -125,7 +125,7 @@ class KillRound:
         self.bus.start()
 
     def _is_one_hidden(self, since_ns: int) -> bool:
-        """Whether a message that was put since then is there, and its PUT was not answered."""
+        """Return whether a later PUT has its message in the topic, and no answer."""
         there = {body for seen in self.reader.seen.values() for _, body in seen.copy()}
         return any(
             one.kind == PUT and one.outcome == UNKNOWN and one.began_ns > since_ns
@@ -170,7 +170,7 @@ class KillRound:
         done = b'"outcome"'
         return sum(path.read_bytes().count(done) for path in self._folder.glob("*.journal"))
 
-    # --- what they wrote down
+    # --- journals
 
     def _history(self, client: KilledClient) -> History:
         lives: list[Life] = []

@@ -2,15 +2,15 @@
 
     with LossyProxy(server.endpoint, seed) as proxy:
         connect(proxy.endpoint)
-        proxy.missing()            # kinds of harm that were not done yet
-        proxy.calm()               # from now on it is honest
+        proxy.missing()            # kinds of faults that did not occur yet
+        proxy.calm()               # from now on without faults
 
 In each direction a message may be dropped, sent twice, sent late, or held until a later one
-has overtaken it. Now and then all connections are cut, or stand still for a while: before
-the proxy there is a TCP relay, and cutting also renews one of the links to the server, with
-what was on it. What is done comes from the seed; when, from the machine.
+has overtaken it. Now and then a TCP relay in front of the proxy cuts or pauses all
+connections. A cut also replaces one of the links to the server, and its messages are lost.
+The seed decides the faults; their times depend on the machine.
 
-    clients ── TCP relay ── ROUTER │ what is done to messages │ DEALERs ── server
+    clients ── TCP relay ── ROUTER │ faults of messages │ DEALERs ── server
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class LossyProxy:
         while not self._stopping:
             sockets = zmq.select([self._front, *self._links], [], [], self._nap_s())[0]
             for socket in sockets:
-                if socket.closed:  # by a cut, a moment ago: what was on it is lost
+                if socket.closed:  # by a cut in this turn; its messages are lost
                     continue
                 way = TO_SERVER if socket is self._front else TO_CLIENT
                 self._meet(way, socket.recv_multipart())
@@ -133,7 +133,7 @@ class LossyProxy:
         return min(LOOK_S, max(0.0, self._later[0][0] - time.monotonic()))
 
     def _meet(self, way: str, message: Frames) -> None:
-        """One draw decides: a message meets one kind of harm, or none."""
+        """Draw once: a message gets one kind of fault, or none."""
         fate = "" if self._is_honest else self._fate()
         if fate in HARMS and fate != REORDERED:
             self.done[f"{fate} {way}"] += 1

@@ -1,10 +1,10 @@
-"""What a pirate server must answer, as the plainest state machine that the spec allows.
+"""The answers of a pirate server, as the plainest state machine that the spec allows.
 
     model = Model()
     model.answer(wire.hello(b"a", 7))      # ("OK", 1, 0)
 
-No store, no clock, no bound, no thought of speed. Messages that every subscriber has read
-stay here forever: no answer shows it, since LAST never goes back.
+It has no store, no clock and no bound. It never removes a message that every subscriber has
+read; no answer depends on that, because LAST never goes back.
 """
 
 from __future__ import annotations

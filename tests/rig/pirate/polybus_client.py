@@ -48,7 +48,7 @@ class Ours:
         return {"counter": self.client.counter}
 
     def wake(self) -> dict[str, Any]:
-        """What became of the last counted request of the life before."""
+        """Return the outcome of the last counted request before the restart."""
         self._resumed()
         outcome = self.client.outcome
         if outcome is None:

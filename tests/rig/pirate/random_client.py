@@ -32,11 +32,11 @@ class RequestClient(Protocol):
     def unsub(self, topic: str, /) -> Answer: ...
 
     def delivered(self) -> None:
-        """What `get` returned last is with its reader: it is on record."""
+        """Record the last message of `get` as read. The journal of the test has it already."""
         ...
 
     def mark(self) -> dict[str, Any]:
-        """What helps to find out, after a kill, whether the next counted request was done."""
+        """Return the fields that show, after a kill, whether the next counted request was done."""
         ...
 
 

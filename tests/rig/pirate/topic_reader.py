@@ -37,7 +37,7 @@ class TopicReader:
             raise self.failure
 
     def close(self) -> None:
-        """However the round went; the bus must be there."""
+        """Stop the reader. The bus must be running."""
         self._ending.set()
         self._thread.join()
         self._bare.close()

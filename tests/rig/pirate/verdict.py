@@ -2,14 +2,14 @@
 
     judge(histories, seen) -> ["a got 7 of orders after 5: a gap", ...]
 
-Clients do not know what a topic should hold; they know their answers. The reader
-knows what is in it. What follows from the two:
+Clients know their answers and not the content of a topic, which the reader knows. The
+rules follow from the two:
 
     the topic    has ids 1, 2, 3 … and no message twice
     a PUT        that was answered with an id is there, under that id; one that was refused is
                  not there; those of one client are in its order
-    a reader     gets what is in the topic, from its SUB's LAST on: no gap, no double; in the
-                 end it has read all of it
+        a reader     gets each message after its SUB's LAST once, without a gap; in the end it has
+                     read all of them
     any answer   is one that this client can get: no other client has its id
 
 A client that was killed may have been between its user and its record of LAST. Then, as it
@@ -46,7 +46,7 @@ class Life:
 
 @dataclass(frozen=True)
 class History:
-    """One client: what each of its lives did, in order."""
+    """One client: the operations of each of its lives, in order."""
 
     name: str
     lives: Sequence[Life]
@@ -146,7 +146,7 @@ def _step(reader: Reader, one: Operation, seen: Seen) -> Iterator[str]:
 
 
 def _sub(reader: Reader, topic: str, last: int) -> Iterator[str]:
-    """A SUB while subscribed moves nothing: LAST is what was read, or the server lags behind."""
+    """A SUB must not move a subscription forward. The server's LAST may be an older one."""
     cursor = reader.cursors.setdefault(topic, Cursor(last))
     if last > cursor.last + (cursor.fresh and reader.history.records_first):
         yield f"{reader.history.name} stood at {cursor.last} in {topic}; SUB moved it to {last}"

@@ -1,8 +1,8 @@
 """The wire of docs/spec/pirate.md, written a second time.
 
-What the server is judged by shares no code with it. Answers are read into plain tuples
-that can be compared: ("OK", 1, 7), ("MSG", 3, b"body"), ("NONE",), ("ERR", "STALE"). What
-no model can predict (a timestamp, the text of an error) is left out.
+The checks of the server share no code with it. Answers become plain tuples that tests
+compare: ("OK", 1, 7), ("MSG", 3, b"body"), ("NONE",), ("ERR", "STALE"). Timestamps and error
+texts, which no model can predict, are left out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def get(client: bytes, epoch: int, topic: str, last: int, ignored: bytes = bytes
 
 
 def read_answer(frames: Sequence[bytes]) -> Answer:
-    """An answer as a tuple. Whatever does not look like one fails."""
+    """Return an answer as a tuple. Raises AssertionError if it is malformed."""
     word, *rest = frames
     if word == b"OK":
         assert len(rest) == 2, f"OK has two numbers: {rest}"

@@ -29,7 +29,7 @@ LONG_S = 900.0  # a run of minutes shall not fail because a machine stands still
 
 
 class NoAnswer(Exception):
-    """Nothing came back in time."""
+    """No answer arrived in time."""
 
 
 class Bare:
@@ -80,11 +80,11 @@ class Bare:
     # --- as it comes
 
     def send(self, message: Sequence[bytes]) -> None:
-        """Whatever it is, as a whole message."""
+        """Send any frames as one message."""
         self._socket.send_multipart(list(message))
 
     def receive(self, timeout_s: float) -> Frames | None:
-        """The next whole message, envelope and all."""
+        """Return the next message with its envelope."""
         if not self._socket.poll(max(0, round(timeout_s * 1000))):
             return None
         return self._socket.recv_multipart()
@@ -101,7 +101,7 @@ class Bare:
         return None
 
     def ask(self, request: Sequence[bytes]) -> Answer:
-        """Sent once; fails if there is no answer."""
+        """Send a request once. Raises NoAnswer if there is no answer."""
         frames = self.once(request, self._patience_s)
         if frames is None:
             raise NoAnswer(f"no answer to {request[:2]}")
@@ -110,9 +110,9 @@ class Bare:
     # --- as a client does
 
     def insist(self, request: Sequence[bytes]) -> Answer:
-        """Sent again, on a new socket each time, until it is answered.
+        """Send a request again, on a new socket each time, until it is answered.
 
-        Each try waits longer: on a crowded machine no answer would come in the time of the first.
+        Each try waits longer, because a busy machine may never answer in the time of the first.
         """
         end_s, try_s = time.monotonic() + self._patience_s, self._try_s
         while (frames := self.once(request, try_s)) is None:
@@ -125,14 +125,14 @@ class Bare:
         return wire.read_answer(frames)
 
     def hello(self) -> Answer:
-        """Takes an epoch, and goes on from the highest counter that is known."""
+        """Get an epoch, and continue from the highest known counter."""
         answer = self.insist(wire.hello(self.client, random.getrandbits(64)))
         _, self.epoch, counter = answer  # type: ignore[assignment]
         self.counter = max(self.counter, counter)  # type: ignore[call-overload]
         return answer
 
     def put(self, topic: str, *body: bytes) -> Answer:
-        """In these frames; those that are too large are several."""
+        """Put a message in these frames; a frame that is too large is split."""
         cut = [part for one in body for part in wire.in_frames(one)]
         return self._counted(wire.PUT, topic, *cut)
 
@@ -156,10 +156,10 @@ class Bare:
         return answer
 
     def delivered(self) -> None:
-        """It has recorded that already."""
+        """Do nothing: `get` has recorded the message."""
 
     def mark(self) -> dict[str, Any]:
-        """It has no life after this one."""
+        """Return no fields: this client is never restarted."""
         return {}
 
     def _counted(self, op: bytes, topic: str, *body: bytes) -> Answer:

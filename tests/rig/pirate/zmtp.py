@@ -1,7 +1,7 @@
-"""ZMTP 3.0 without security, as bytes: what a DEALER says to a ROUTER (rfc.zeromq.org/spec/23).
+"""ZMTP 3.0 without security, as bytes: a DEALER's side (rfc.zeromq.org/spec/23).
 
 with RawPeer(port) as peer:
-    peer.send(frame(MORE, b""))          # frames as one likes, also those that never end
+    peer.send(frame(MORE, b""))          # any frames, also incomplete ones
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 class RawPeer:
-    """A connection that has said what a DEALER says first; the rest is up to the caller."""
+    """A connection that has done a DEALER's handshake; the caller sends the rest."""
 
     def __init__(self, port: int, timeout_s: float = 20.0) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
@@ -49,11 +49,11 @@ class RawPeer:
         self._wait_for(READY_ENDS)
 
     def send(self, data: bytes) -> None:
-        """Raises OSError once the bus has cut the connection."""
+        """Send bytes. Raises OSError once the bus has cut the connection."""
         self._socket.sendall(data)
 
     def is_cut(self, timeout_s: float) -> bool:
-        """Whether the bus ends it within that time; what it says before is thrown away."""
+        """Return whether the bus closes the connection in time. Discards received bytes."""
         end_s = time.monotonic() + timeout_s
         try:
             while (left_s := end_s - time.monotonic()) > 0:

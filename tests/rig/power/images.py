@@ -1,18 +1,18 @@
-"""What a disk may hold after the power went: images made of a record of writes and syncs.
+"""Possible disk contents after a power cut: images made of a record of writes and syncs.
 
 The model is a strict disk under a strict file system:
 
 - A write is safe once a sync of its file that began after it has ended, or if the file
-  was opened O_DSYNC or O_SYNC. Until then each of its parts (512 bytes, 4 KiB, or the
-  whole, by chance) may be on disk or not, whatever became of the others: this gives
+  was opened O_DSYNC or O_SYNC. Before that each of its parts (512 bytes, 4 KiB, or the
+  whole, by chance) may be on disk or not, independently of the others: this gives
   lost, reordered and torn writes alike.
-- A name (a file made, renamed, removed) is safe once its folder was synced. Names that
-  are not come to be on disk in the order in which they were made: some first few of them.
+- A name (a file made, renamed, removed) is safe once its folder was synced. Of the other
+  names, the disk has the first few, in the order in which they were made.
 - Nothing that is safe is ever lost.
 
     for image in images(records(log), watched, choices, 100): image.write(folder)
 
-`image.marks` are the test's marks before the cut: what must be found in the image.
+`image.marks` are the test's marks before the cut, which the image must satisfy.
 Everything follows from the record and the seed of `choices`.
 """
 
@@ -32,7 +32,7 @@ SECTOR: Final = 512
 PAGE: Final = 4096
 WHOLE: Final = 1 << 40
 
-# How much of what is not safe is on the disk: in what parts, and with which odds for each.
+# How much unsafe data reaches the disk: the size of its parts, and the odds of each part.
 WAYS: Final = (
     ("nothing that was not synced", WHOLE, 0.0),
     ("all that was written", WHOLE, 1.0),
@@ -45,7 +45,7 @@ WAYS: Final = (
 
 
 class Change(NamedTuple):
-    """Bytes at an offset; None: the file was cut there. One that is safe is on every disk."""
+    """Bytes at an offset; None: the file was truncated there. Every disk has the safe changes."""
 
     offset: int
     data: bytes | None
@@ -62,11 +62,11 @@ class File:
 
     @property
     def changes(self) -> int:
-        """How many there have been, ever."""
+        """The number of all changes, safe or not."""
         return self.settled + len(self.pending)
 
     def settle(self, changes: int) -> None:
-        """The first so many changes are safe."""
+        """Mark the first `changes` changes as safe."""
         fresh = max(0, changes - self.settled)
         for change in self.pending[:fresh]:
             apply(self.content, change)
@@ -86,7 +86,7 @@ Node = File | Folder
 
 @dataclass(eq=False, frozen=True)
 class Naming:
-    """In a folder a name now means `node`, or nothing any more; `source` is its old name."""
+    """A change of a name in a folder: it now means `node`, or nothing; `source` is its old name."""
 
     folder: Folder
     name: str
@@ -117,7 +117,7 @@ def parts(change: Change, size: int) -> Iterator[Change]:
 
 
 class Disk:
-    """Replays a record of what was done below `watched`."""
+    """Replays a record of the changes below `watched`."""
 
     def __init__(self, watched: Path) -> None:
         self._watched = PurePosixPath(watched.resolve())
@@ -227,7 +227,7 @@ def name(naming: Naming, names: Names, source_names: Names | None) -> None:
 
 
 class Survivor:
-    """Goes through what is safe, adding what chance kept of the rest."""
+    """Builds a tree of all safe changes and a random part of the others."""
 
     def __init__(
         self, size: int, odds: float, choices: random.Random, namings: list[Naming]
@@ -271,14 +271,14 @@ Tree = dict[str, "bytes | Tree"]
 
 @dataclass(frozen=True)
 class Image:
-    """One possible disk: what is on it, and what was marked before the cut."""
+    """One possible disk: its files, and the marks before the cut."""
 
     place: int  # in the record
     how: str
     marks: list[bytes]
     tree: Tree
-    lost: int  # parts of writes, and names, that are not on it
-    at_risk: int  # of so many
+    lost: int  # parts of writes, and names, that are missing
+    at_risk: int  # parts of writes, and names, that were not safe
 
     def write(self, folder: Path) -> None:
         write_tree(self.tree, folder)
@@ -299,7 +299,7 @@ def write_tree(tree: Tree, folder: Path) -> None:
 def images(
     record: Iterable[Record], watched: Path, choices: random.Random, count: int
 ) -> Iterator[Image]:
-    """So many images, cut at random places all over the record."""
+    """Yield `count` images, cut at random places of the record."""
     record = list(record)
     disk, at = Disk(watched), 0
     for cut in sorted(choices.randint(0, len(record)) for _ in range(count)):

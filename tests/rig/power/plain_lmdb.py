@@ -1,4 +1,4 @@
-"""Small programs on plain files and plain LMDB: what the power-cut model is tried on.
+"""Small programs on plain files and plain LMDB, for tests of the power-cut model.
 
 They run in children of a `ChildServer`, under the recorder.
 """
@@ -16,7 +16,7 @@ from tests.rig.power import recorder
 
 
 def write(folder: str, commits: int, sync: bool) -> None:
-    """So many transactions, each marked with its number when it has returned."""
+    """Commit transactions, and mark each with its number after its commit has returned."""
     marks = recorder.Marks()
     with lmdb.open(folder, map_size=1 << 30, sync=sync) as env:
         sync_folder(folder)  # LMDB does not: its file's name would not be safe
@@ -33,7 +33,7 @@ def sync_folder(folder: str) -> None:
 
 
 def count(folder: str) -> int:
-    """How many of them are there, without a gap."""
+    """Return the number of transactions in the file, which must have no gap."""
     with lmdb.open(folder, map_size=1 << 30, subdir=True) as env, env.begin() as txn:
         keys = [int(key) for key in txn.cursor().iternext(values=False)]
     assert keys == list(range(1, len(keys) + 1))
@@ -41,7 +41,7 @@ def count(folder: str) -> int:
 
 
 def shuffle_files(folder: str) -> None:
-    """One of each call that the recorder knows."""
+    """Make one of each call that the recorder knows."""
     root = Path(folder)
     (root / "sub").mkdir()
     (root / "sub" / "a").write_bytes(b"first words")

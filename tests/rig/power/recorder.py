@@ -1,11 +1,11 @@
-"""What a process did to its files, recorded: the face of recorder.c.
+"""The Python side of recorder.c, which records a process's changes of its files.
 
     library = build_library(folder)
     env = recording(library, watched, log)      # of a child that works in `watched`
-    ...                                         # which says `Marks()(b"acknowledged 7")`
+    ...                                         # which calls `Marks()(b"acknowledged 7")`
     for record in records(log): ...
 
-`powerimages` makes of such a record what a disk may hold after the power went.
+The module `images` computes from such a record the possible disk contents after a power cut.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADER = struct.Struct("=IIQQQ")
 
 
 class Kind(IntEnum):
-    """As in recorder.c, which says what each carries."""
+    """As in recorder.c, which documents the fields of each."""
 
     OPENED = 1
     WRITTEN = 2
@@ -66,7 +66,7 @@ def build_library(folder: Path) -> Path:
 
 
 def recording(library: Path, folder: Path, log: Path) -> dict[str, str]:
-    """What to add to a child's environment so that its work in the folder is recorded."""
+    """Return the environment variables that make a child record its changes of the folder."""
     others = os.environ.get("LD_PRELOAD", "").split()
     return {
         "LD_PRELOAD": " ".join([str(library.resolve()), *others]),
@@ -77,7 +77,7 @@ def recording(library: Path, folder: Path, log: Path) -> dict[str, str]:
 
 
 class Marks:
-    """Puts words of the test into the record, at the place where they are said."""
+    """Writes marks of the test into the record, in order with the changes."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(os.environ[LIBRARY_VARIABLE])
@@ -90,7 +90,7 @@ class Marks:
 
 
 def records(log: Path) -> Iterator[Record]:
-    """The record from its beginning; what a killed process left half written is no record."""
+    """Yield the records of a log. Omits a record that a killed process left half written."""
     with log.open("rb") as file:
         while len(head := file.read(HEADER.size)) == HEADER.size:
             kind, flags, handle, offset, length = HEADER.unpack(head)

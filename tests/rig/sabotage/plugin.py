@@ -16,7 +16,7 @@ again while it passes.
 tests and the kill tests of Spark, which take minutes, are left out of the sample.
 
 A test for which a sabotaged run of full length would take too long asks the fixture
-`sabotaged` for its kind of run, and may do fewer or more rounds; what it asserts is the same.
+`sabotaged` for its kind of run, and may do fewer or more rounds with the same assertions.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def sabotaged(request: pytest.FixtureRequest) -> bool:
-    """Whether this run has to fail: a long test may be cut short then."""
+    """Return whether this run must fail; then a long test may stop early."""
     return request.config.getoption("--sabotaged") is not None
 
 

@@ -8,7 +8,7 @@ id, so that a test can prove that the fault happened at this point, once.
     kill self       SIGKILL: no cleanup runs
     kill driver     SIGKILL to the processes in the file `driver`, then to itself
     fail            raise an error
-    fail always     raise an error, here and at all later passings
+    fail always     raise an error at this passing and at every later one
     wait            continue when the file `staged.go` exists
 
 The points are calls of `passing` that a patch adds to a copy of `polybus.spark`. In the sink:

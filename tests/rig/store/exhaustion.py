@@ -124,7 +124,7 @@ def fill(folder: str, durability: Durability, make_room: Callable[[], None]) -> 
 
 
 def drop_when_full(folder: str) -> dict[str, Any]:
-    """Fill the disk with one topic and drop it. Returns what then is there and works."""
+    """Fill the disk with one topic and drop it. Returns the rows left and the later commits."""
     with open_store(f"lmdb:{folder}") as store:
         large, other = store.create("large", 2, {}), store.create("other", 1, {})
         written = 0

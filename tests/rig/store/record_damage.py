@@ -1,7 +1,7 @@
 """Damage of single records in the file of a store that no process has open.
 
-LMDB's pages stay intact: a record gets another value, or is removed. This is what a flipped bit
-in a value or in a key amounts to, without the luck of where the bit is.
+LMDB's pages stay intact: a record gets another value, or is removed. A flipped bit in a value or
+in a key has the same effect, but at a random place.
 """
 
 from __future__ import annotations

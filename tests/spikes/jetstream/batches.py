@@ -1,9 +1,9 @@
 """One batch at a time: drafted, sent, drafted again whenever another bus was faster.
 
-Each batch ends with an entry in the bus's own diary, at the place the bus knows to be
-the next. That settles what a lost answer leaves open: the diary's last entry names the
-batch that was done. One that is still in flight cannot be done a second time, since
-the next batch demands the same place, and only one of the two gets it.
+Each batch ends with an entry in the bus's own diary, at the next expected sequence. After a
+lost answer the diary's last entry names the batch that was done. A batch that is still in
+flight cannot be done a second time, because the next batch expects the same sequence, and
+the server accepts only one of the two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a commit becomes: one atomic batch.
+"""Turns a commit into one atomic batch.
 
-In this order: the log's messages, topic by topic and shard by shard, so that the
-stream's order is the order of ids; the tails; records; stages; the producer. The tail
-is the one place where all writers of a topic meet: it gives ids, offsets and time.
+The order is: the log's messages, topic by topic and shard by shard, so that the stream's
+order is the order of ids; the tails; records; stages; the producer. All writers of a topic
+update its tail, which assigns ids, offsets and time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tails = dict[int, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What goes behind a shard: a block, then (an extent) all that some stages have for it."""
+    """An append to a shard: a block, then (as an extent) the blocks of some stages for it."""
 
     count: int
     size_bytes: int
@@ -53,7 +53,7 @@ def commit(draft: Draft, wanted: Commit) -> CommitResult:
 
 
 def stage(draft: Draft, name: str, appends: Sequence[Append]) -> None:
-    """The blocks, and in the stage's head what publishing needs to know of them."""
+    """Write the blocks, and count them in the stage's head for its publication."""
     head = open_stage(draft, name)
     for (topic, shard), block in _by_shard(appends).items():
         request_checks.open_shard(topic_of(tail_of(draft, topic), topic), shard)

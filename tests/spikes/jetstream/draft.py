@@ -1,11 +1,11 @@
-"""A batch in the making, and what the engine remembers of heads.
+"""A batch under construction, and the engine's cache of heads.
 
 Two rules make several buses on one stream safe:
 
 - Every head that a decision rests on is also written by the batch, with the sequence
   it was read at. So a decision that was overtaken is refused by the server.
-- What is remembered may lead to a batch, never to an answer. A refusal, or the first
-  result of a repeated stamp, is given only when all heads were read again.
+- A cached head may lead to a batch, never to an answer. The engine returns a refusal, or
+  the first result of a repeated stamp, only after it has read all heads again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.spikes.jetstream.link import Link, Outgoing, Stored
 from tests.spikes.jetstream.senses import Senses
 
 ROLLUP = {"Nats-Rollup": "sub"}
-GONE = {"Polybus-Gone": "1", "Nats-TTL": "1h"}  # then "no message" says the same
+GONE = {"Polybus-Gone": "1", "Nats-TTL": "1h"}  # after that "no message" means the same
 
 
 class Head(NamedTuple):
@@ -72,11 +72,11 @@ class Draft:
         return self._read[subject]
 
     def add(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
-        """A message behind those of its subject."""
+        """Append a message to its subject."""
         self.messages.append(Outgoing(subject, body, headers))
 
     def set(self, subject: str, body: bytes | None) -> None:
-        """A new head. If the old one was read, it must still be the last one."""
+        """Replace a head. If the batch has read the old one, that must still be the last one."""
         read = self._read.get(subject)
         headers = ROLLUP if body is not None else ROLLUP | GONE
         after = None if read is None else read.sequence

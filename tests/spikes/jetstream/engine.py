@@ -1,8 +1,8 @@
 """A spike: as much of the store's contract as shows that it fits JetStream. Not shipped.
 
-One thread does all the work, one batch at a time. What is missing against a real
-engine: merging pending commits into one batch, cutting blocks that are larger than a message
-may be, watching, an index, re-blocking, something smaller than JSON.
+One thread does all the work, one batch at a time. A real engine would also merge pending
+commits into one batch, cut blocks that are larger than a message may be, watch, have an
+index, re-block, and use a format smaller than JSON.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class JetStreamSpike(Store):
             self.link.purge(subjects.staged(stage, "*", "*"))
 
     def collect(self) -> list[str]:
-        """Removes the stages whose heads have not changed for their lease, by this bus's clock."""
+        """Remove the stages whose heads have not changed for their lease, by this bus's clock."""
         found = {subject.rpartition(".")[2] for subject in self.link.subjects("ns.l.*")}
         collected = [stage for stage in found if self._collected(stage)]
         for stage in collected:

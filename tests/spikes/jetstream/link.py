@@ -39,7 +39,7 @@ class Oversized(Exception):
 
 
 class Unanswered(Exception):
-    """No answer came: the batch has been done, or not."""
+    """No answer arrived; it is unknown whether the batch was done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Link:
         self._ended = asyncio.Event()
 
     def connect(self) -> None:
-        """A new connection, whatever became of the one before; `OSError` if there is no server."""
+        """Make a new connection. Raises OSError if there is no server."""
         try:
             self._run(self._connect())
         except Exception as error:  # nats-py lets errors of sockets and of its own through
@@ -106,17 +106,17 @@ class Link:
         return int(info["state"]["last_seq"])
 
     def subjects(self, pattern: str) -> list[str]:
-        """All subjects that match, in no order."""
+        """Return all subjects that match, in no order."""
         info = self._ask(f"$JS.API.STREAM.INFO.{STREAM}", {"subjects_filter": pattern})
         return list(info["state"].get("subjects", {}))
 
     def purge(self, subject: str, before: int | None = None) -> None:
-        """Removes the subject's messages, those below a sequence if one is given."""
+        """Remove the subject's messages, or those below a sequence if one is given."""
         bound = {} if before is None else {"seq": before}
         self._ask(f"$JS.API.STREAM.PURGE.{STREAM}", {"filter": subject, **bound})
 
     def batch(self, name: str, messages: Sequence[Outgoing]) -> int:
-        """All or none. The sequence of the last message; the others have those just before."""
+        """Store all messages or none. Returns the sequence of the last; they are consecutive."""
         self._check_sizes(messages)
         try:
             answer = json.loads(self._run(self._batch(name, messages)).data)
@@ -177,7 +177,7 @@ class Link:
                 subjects=[f"{STREAM}.>"],
                 discard=api.DiscardPolicy.NEW,  # a full store refuses; it never forgets by itself
                 allow_atomic=True,
-                allow_direct=False,  # a follower's answer may be behind the leader's
+                allow_direct=False,  # a follower's answer may be older than the leader's
                 allow_rollup_hdrs=True,
                 allow_msg_ttl=True,
             )
@@ -210,7 +210,7 @@ class Link:
     # --- asking
 
     def _ask(self, subject: str, question: Mapping[str, object]) -> dict[str, Any]:
-        """What the API answered; `OSError` if it did not."""
+        """Return the API's answer. Raises OSError if there is none."""
         asked = self._request(subject, json.dumps(question).encode(), None)
         try:
             answer: dict[str, Any] = json.loads(self._run(asked).data)

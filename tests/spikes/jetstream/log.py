@@ -42,7 +42,7 @@ def _shard_of(stored: Stored) -> int:
 
 
 def _cut(piece: BlockSlice, start: int, end: int) -> Iterator[BlockSlice]:
-    """The piece with only what lies between these offsets, if anything does."""
+    """Yield the rows of the piece between these offsets, if there are any."""
     places = (max(start - piece.first_offset, 0), min(end - piece.first_offset, piece.layout.count))
     if places[0] < places[1]:
         yield piece._replace(start=places[0], end=places[1])
@@ -53,7 +53,7 @@ class Log:
         self._link = link
 
     def locate(self, subject: str, position: int, field: Field) -> int:
-        """The sequence of the last piece that begins at the position or before."""
+        """Return the sequence of the last piece that begins at the position or before."""
         low, high = 1, self._link.last_sequence()
         while low < high:
             middle = (low + high + 1) // 2
@@ -67,14 +67,14 @@ class Log:
     def of_shard(
         self, topic: int, shard: int, start: int, end: int, max_rows: int
     ) -> list[BlockSlice]:
-        """What holds offsets from `start` to `end`."""
+        """Return slices with the offsets from `start` to `end`."""
         found = self._pieces(subjects.log(topic, shard), start, end, "offset", max_rows)
         return [cut for piece in found for cut in _cut(piece, start, end)]
 
     def of_topic(
         self, topic: int, start: int, end: int, bounds: Bounds, max_rows: int
     ) -> list[BlockSlice]:
-        """What holds ids from `start` to `end`, shard by shard: the stream has them by id."""
+        """Return slices with the ids from `start` to `end`, ordered by shard."""
         found = self._pieces(subjects.log(topic, "*"), start, end, "id", max_rows)
         kept = [
             cut
@@ -86,7 +86,7 @@ class Log:
     def _pieces(
         self, subject: str, start: int, end: int, field: Field, max_rows: int
     ) -> Iterator[BlockSlice]:
-        """What holds these positions, until there are enough rows."""
+        """Yield slices with these positions, until there are `max_rows` rows."""
         sequence, rows = self.locate(subject, start, field), 0
         while rows < max_rows and (found := self._link.following(subject, sequence)):
             sequence, at = found.sequence + 1, at_of(found)
@@ -97,7 +97,7 @@ class Log:
                 yield from self._blocks(found, at)
 
     def since(self, topic: int, shard: int | All, timestamp_ns: int, bounds: Bounds) -> At | None:
-        """The first message that came at this time or later and was not trimmed."""
+        """Return the first message with this timestamp or a later one that was not trimmed."""
         subject = subjects.log(topic, "*" if shard == ALL else shard)
         sequence = self.locate(subject, timestamp_ns - 1, "timestamp_ns")
         while found := self._link.following(subject, sequence):

@@ -1,8 +1,8 @@
-"""Stamps on JetStream: a producer's head says its epoch, its counter and what is kept.
+"""Stamps on JetStream: a producer's head has its epoch, its counter and its kept results.
 
-Each kept result has a message of its own, in one of a few slots: rewriting all of them
-with every commit would cost as many results as are kept, and 1024 of them with notes
-and spans do not fit into one message.
+Each kept result has a message of its own, in one of a few slots. Rewriting all results with
+every commit would be expensive, and 1024 results with notes and spans do not fit into one
+message.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _of_epoch(draft: Draft, name: str, epoch: int) -> dict[str, Any]:
 
 
 def earlier_result(draft: Draft, stamp: Stamp) -> CommitResult | None:
-    """The first result of a repeat; None if the stamp is new; an error if it is neither."""
+    """Return the first result of a repeat, or None if the stamp is new. Raises otherwise."""
     head = _of_epoch(draft, stamp.producer, stamp.epoch)
     if stamp.counter <= head["last"]:
         return _kept_result(draft, stamp, dict(head["kept"]).get(stamp.counter))
@@ -66,7 +66,7 @@ def _kept_result(draft: Draft, stamp: Stamp, slot: int | None) -> CommitResult:
 
 
 def use_up(draft: Draft, stamp: Stamp, result: CommitResult) -> None:
-    """Only after `earlier_result` said that the stamp is new."""
+    """Store the result of a stamp. `earlier_result` must have returned None for it."""
     subject = subjects.producer(stamp.producer)
     head = draft.head(subject).json()
     kept = head["kept"][max(0, len(head["kept"]) + 1 - head["most"]) :]

@@ -26,11 +26,11 @@ class Relay:
         return f"nats://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def lose_answers(self) -> None:
-        """From now on nothing of what the server says arrives."""
+        """Drop all later answers of the server."""
         self._deaf.set()
 
     def heal(self) -> None:
-        """Connections made from now on work again."""
+        """Stop dropping answers on new connections."""
         self._deaf.clear()
 
     def close(self) -> None:

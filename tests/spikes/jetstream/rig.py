@@ -1,4 +1,4 @@
-"""What the spike's tests share: short verbs, and what was read as plain values."""
+"""Short verbs for the spike's tests, with plain values as results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bodies(rows: Rows) -> list[bytes]:
 
 
 def assert_dense(store: JetStreamSpike, topic: Topic) -> None:
-    """Ids and offsets run on without gap or overlap, and time does not go back."""
+    """Check that ids and offsets have no gap or overlap, and that time does not go back."""
     bounds, found = store.bounds(topic.number), messages(store.read(topic.number, ALL, 0))
     assert [message.id for message in found] == list(range(1, bounds.next_id))
     times = [message.timestamp_ns for message in found]

@@ -1,9 +1,9 @@
-"""What a bus knows by itself, without a request: two clocks.
+"""The two clocks of a bus.
 
-The wall clock gives timestamps, which the tail of a topic holds back where one bus is
-behind another. Leases run by the observer's own clock, from when it first saw the head
-of the stage as it is now; so clocks of several buses need not agree, and a bus that was
-started later only waits longer.
+The wall clock gives timestamps; the tail of a topic keeps them from going back when the
+clock of one bus is behind another. A lease runs by the observer's own clock, from the moment
+it first saw the current head of the stage. So the clocks of several buses need not agree, and
+a bus that starts later only waits longer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Senses:
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def expired(self, subject: str, sequence: int, lease_s: float) -> bool:
-        """Whether the head has been the one of this sequence for so long."""
+        """Return whether the head has had this sequence for `lease_s`."""
         since_s = self.saw(subject, sequence)
         return self.clock_s() - since_s >= lease_s
 
     def saw(self, subject: str, sequence: int) -> float:
-        """Since when the head has been this one."""
+        """Return the time at which this bus first saw the head with this sequence."""
         known = self._seen.get(subject)
         if known is None or known[0] != sequence:
             known = self._seen[subject] = sequence, self.clock_s()

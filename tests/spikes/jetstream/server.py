@@ -14,7 +14,7 @@ from typing import Self
 START_TIMEOUT_S = 20.0
 POLL_S = 0.01
 
-# By default the server syncs every two minutes, and a power cut loses what it acknowledged.
+# By default the server syncs every two minutes, and a power cut loses acknowledged messages.
 CONFIG = """\
 listen: "127.0.0.1:{port}"
 jetstream {{

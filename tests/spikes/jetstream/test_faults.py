@@ -1,4 +1,4 @@
-"""What survives a lost answer and a killed server."""
+"""Acknowledged commits survive a lost answer and a killed server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_after_a_lost_answer_the_same_stamp_gets_the_first_result(relay, cut, ot
     assert bodies(other.read(topic.number, 0, 0)) == [b"once"]
 
 
-def test_a_bus_learns_from_its_diary_what_the_lost_answer_said(relay, cut, other):
+def test_the_diary_replaces_a_lost_answer(relay, cut, other):
     topic = cut.create("t", 1, {})
     put(cut, append(topic, 0, b"before"))
     relay.lose_answers()

@@ -1,4 +1,4 @@
-"""What the server's default limits mean for the contract."""
+"""The store's contract under the server's default limits."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_appends_to_one_shard_are_one_message_however_many(one):
     assert one.bounds(topic.number).next_id == 4097
 
 
-def test_what_does_not_fit_into_a_batch_goes_by_stages_and_a_small_one(one):
+def test_stages_publish_more_than_fits_into_a_batch(one):
     topic, blocks = one.create("t", 1, {}), 12
     stage = one.open_stage()
-    for number in range(blocks):  # 9 MB, nine times what a message may be
+    for number in range(blocks):  # 9 MB, nine times the limit of a message
         one.stage(stage, [append(topic, 0, b"%x" % number * 750_000)]).result()
     before = one.link.last_sequence()
     one.commit(Commit(stages=(stage,))).result()

@@ -1,4 +1,4 @@
-"""Topics on JetStream: their tails, and what is left of a name when they are dropped."""
+"""Topics on JetStream: their tails, and the record that a dropped topic leaves for its name."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ STEPS = st.tuples(
 
 @given(st.lists(STEPS, max_size=80))
 def test_every_message_is_delivered_pending_or_counted_as_lost(steps: list[tuple[int, str, bytes]]):
-    """Whatever happens, what was handed out is what arrived, what is owed and what was dropped."""
+    """Each message that was handed out arrived, is pending, or is counted as dropped."""
     limits = Limits(
         outbox_high_water_bytes=MARK, outbox_max_bytes=50 * MARK, slow_consumer_timeout_s=1.0
     )

@@ -186,7 +186,7 @@ def test_blocked_publisher_that_leaves_is_forgotten(bus: MemoryBus):
 
 
 def test_waiters_that_end_each_other_do_not_nest(bus: MemoryBus):
-    """Each is full and waits for the one before; each breaks the protocol once it goes on."""
+    """Each is full, waits for the one before, and breaks the protocol when it resumes."""
     chain = [full_reader(bus, b"t0")]
     for number in range(1, 250):
         pipe = full_reader(bus, b"t%d" % number)
@@ -245,7 +245,7 @@ def test_each_window_of_a_slow_reader_is_measured_separately(bus: MemoryBus):
     reader.eat(int(RATE * TIMEOUT_S) + 400)  # more than enough, once
     bus.pass_time(TIMEOUT_S)
     assert not reader.aborted
-    bus.pass_time(TIMEOUT_S)  # nothing more: what it took before does not help
+    bus.pass_time(TIMEOUT_S)  # an earlier read does not count in a new window
     assert reader.aborted
 
 
@@ -348,7 +348,7 @@ def test_reader_over_outbox_max_bytes_is_cut_at_once():
 
 
 def test_client_that_overflows_its_own_outbox_is_cut():
-    """Its number in the fan-out is free then: what it sent behind must not act under it."""
+    """Its number in the fan-out is free then; its later frames must not act under that number."""
     bus = MemoryBus(Limits(outbox_high_water_bytes=MARK, outbox_max_bytes=MARK))
     pipe = reader_of(bus, b"t", appetite=0)
     pipe.deliver(publish(b"t", BIG) * 2 + subscribe(b"u") + publish(b"u", b"x"))

@@ -26,7 +26,7 @@ from tests.rig.memory_pipe import MemoryPipe
 from tests.rig.rqueue_client import publish, subscribe
 
 MAX_UNCOMMITTED = 10_000
-MUCH = publish(b"t", bytes(1000)) * 10  # with what each weighs beside its body, over the bound
+MUCH = publish(b"t", bytes(1000)) * 10  # over the bound with the overhead of each message
 LIMITS = Limits(max_uncommitted_bytes=MAX_UNCOMMITTED, outbox_high_water_bytes=1000)
 
 

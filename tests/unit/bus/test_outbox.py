@@ -1,4 +1,4 @@
-"""An outbox alone: its states, its bounds, and what it writes in which call."""
+"""An outbox alone: its states, its bounds, and the bytes of each write call."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Bench:
     def __init__(self, appetite: int | None = None) -> None:
         self.soon: list[Callable[[], None]] = []
         self.pipe = MemoryPipe(appetite=appetite)
-        self.told = RecordingOwner()
-        self.box = Outbox(self.pipe, LoopTurn(self.soon.append), self.told, HIGH_WATER, MAX_BYTES)
+        self.owner = RecordingOwner()
+        self.box = Outbox(self.pipe, LoopTurn(self.soon.append), self.owner, HIGH_WATER, MAX_BYTES)
         self.pipe.attach(Wire(self.box))
 
     def end_turn(self) -> None:
@@ -106,7 +106,7 @@ def test_two_outboxes_of_one_turn_are_both_flushed():
     bench = Bench()
     turn = LoopTurn(bench.soon.append)
     pipes = [MemoryPipe() for _ in range(2)]
-    boxes = [Outbox(pipe, turn, bench.told, HIGH_WATER, MAX_BYTES) for pipe in pipes]
+    boxes = [Outbox(pipe, turn, bench.owner, HIGH_WATER, MAX_BYTES) for pipe in pipes]
     for box in boxes * 2:
         box.push(b"x")
     bench.end_turn()
@@ -158,11 +158,11 @@ def test_outbox_is_full_one_byte_over_its_high_water_mark(way: str):
         bench.box.push(bytes(HIGH_WATER - 1))
     else:
         bench.box.push(bytes(HIGH_WATER))
-    assert bench.told.words == []
+    assert bench.owner.words == []
     bench.box.push(b"x")
-    assert bench.told.words == ["filled"]
+    assert bench.owner.words == ["filled"]
     bench.box.push(b"x")
-    assert bench.told.words == ["filled"]
+    assert bench.owner.words == ["filled"]
     assert bench.box.full
 
 
@@ -172,7 +172,7 @@ def test_outbox_is_never_full_while_the_socket_accepts_output():
     bench.box.push(bytes(MAX_BYTES * 30))
     bench.end_turn()
     assert not bench.box.full
-    assert bench.told.words == []
+    assert bench.owner.words == []
 
 
 @pytest.mark.parametrize(("left", "full"), [(HIGH_WATER // 2, False), (HIGH_WATER // 2 + 1, True)])
@@ -180,10 +180,10 @@ def test_outbox_has_room_again_at_half_the_high_water_mark(left: int, full: bool
     bench = Bench(appetite=0)
     bench.box.push(b"a")
     bench.box.push(bytes(HIGH_WATER))  # held
-    bench.pipe.eat(1 + HIGH_WATER - left)  # the first write, then most of what was held
+    bench.pipe.eat(1 + HIGH_WATER - left)  # the first write, then most of the held bytes
     assert bench.box.backlog() == left
     assert bench.box.full is full
-    assert bench.told.words == (["filled"] if full else ["filled", "has_room"])
+    assert bench.owner.words == (["filled"] if full else ["filled", "has_room"])
 
 
 def test_outbox_can_become_full_again():
@@ -192,7 +192,7 @@ def test_outbox_can_become_full_again():
         bench.box.push(bytes(HIGH_WATER + 1))
         bench.pipe.eat(HIGH_WATER + 1)
         bench.end_turn()
-    assert bench.told.words == ["filled", "has_room"] * 3
+    assert bench.owner.words == ["filled", "has_room"] * 3
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_outbox_can_become_full_again():
 def test_output_over_max_bytes_calls_on_overflow(size: int, words: list[str]):
     bench = Bench(appetite=0)
     bench.box.push(bytes(size))
-    assert bench.told.words == words
+    assert bench.owner.words == words
 
 
 def test_close_sends_held_output():
@@ -242,7 +242,7 @@ def test_closed_outbox_accepts_and_reports_nothing(send_held: bool):
     bench.pipe.eat()
     bench.end_turn()
     assert bench.pipe.taken == bytes(HIGH_WATER + 1)
-    assert bench.told.words == ["filled"]
+    assert bench.owner.words == ["filled"]
 
 
 def test_unsent_returns_chunks_with_their_sent_bytes():
@@ -314,4 +314,4 @@ def test_every_byte_is_written_once_and_in_order(
     bench.end_turn()
     assert bench.pipe.taken == pushed
     assert not bench.box.full
-    assert bench.told.words == ["filled", "has_room"] * (len(bench.told.words) // 2)
+    assert bench.owner.words == ["filled", "has_room"] * (len(bench.owner.words) // 2)

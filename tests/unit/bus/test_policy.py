@@ -41,7 +41,7 @@ def policy(*lines: str, **options: object) -> Policy:
 def may(
     one: Policy, who: Identity, verb: str, topic: bytes = b"t", creator: Identity | None = None
 ) -> bool:
-    """Both ways to ask agree, and the words say what the verdict is based on."""
+    """Return the verdict. Both queries must agree, and the reason must quote the deciding rule."""
     verdict = one.decide(who, verb, topic, creator)
     assert verdict.allowed is one.allows(who, verb, topic, creator)
     assert (verdict.by is not None) == verdict.why.startswith('rule "')
@@ -142,7 +142,7 @@ def test_no_rule_denies_root_and_the_bus_user_admin():
     assert may(one, ROOT, "admin", b"")
     assert may(one, BOB, "admin", b"")
     assert not may(one, ALICE, "admin", b"")
-    assert not may(one, Identity(0, key="k"), "admin", b"")  # who shows a key is that key
+    assert not may(one, Identity(0, key="k"), "admin", b"")  # a key replaces the uid
 
 
 def test_admin_rule_on_a_bare_star_covers_the_whole_bus():
@@ -297,11 +297,11 @@ def test_overflow_class_gets_every_deny_and_no_allow(monkeypatch: pytest.MonkeyP
 
 
 def test_watchers_are_called_after_a_change():
-    one, told = Policy(), []
-    one.on_change(lambda: told.append(len(one.rules)))
+    one, calls = Policy(), []
+    one.on_change(lambda: calls.append(len(one.rules)))
     one.replace(placed("deny user:1 produce x"))
     one.replace([])
-    assert told == [1, 0]
+    assert calls == [1, 0]
     assert not one.has_rules_for("produce")
 
 
@@ -458,10 +458,10 @@ def test_revoked_freud_subscription_ends_and_answers_its_waiter():
     topics.create(BOB, b"t")
     readers = [topics.subscribe(who, b"t") for who in (ALICE, BOB)]
     alice, bob = (reader for reader in readers if isinstance(reader, PullReader))
-    told: list[bool] = []
-    alice.wait(lambda: told.append(alice.gone))
+    calls: list[bool] = []
+    alice.wait(lambda: calls.append(alice.gone))
     bus.broker.policy.replace(placed("deny user:1 subscribe t"))
-    assert told == [True]
+    assert calls == [True]
     assert topics.readers.find(ALICE, alice.id) is None
     assert topics.readers.find(BOB, bob.id) is bob
     assert bus.stats("refused") == {"subscription_revoked": 1}

@@ -48,7 +48,7 @@ def reader_of(bus: MemoryBus, topic: bytes = b"t", appetite: int | None = None) 
 
 
 def bodies(pipe: MemoryPipe) -> list[bytes]:
-    """Of the notifications that the far end has received whole."""
+    """Return the bodies of the complete notifications that the far end has received."""
     found, data = [], bytes(pipe.taken)
     while len(data) >= 5:
         size, kind = struct.unpack_from(">IB", data)
@@ -61,7 +61,7 @@ def bodies(pipe: MemoryPipe) -> list[bytes]:
 
 
 def full_reader(bus: MemoryBus, writer: MemoryPipe) -> MemoryPipe:
-    """Over its mark, and so behind as soon as there is more."""
+    """Return a reader over its high-water mark, so that it lags at the next message."""
     reader = reader_of(bus, appetite=0)
     writer.deliver(publish(b"t", BIG) * 2)
     bus.settle()
@@ -459,7 +459,7 @@ STEPS = st.lists(
 
 
 class World:
-    """Readers that come and go; what each must have got, as a list of bodies."""
+    """Readers that come and go, and the bodies that each must have received."""
 
     def __init__(self) -> None:
         self.bus = MemoryBus(Limits(outbox_high_water_bytes=500), durable=True)

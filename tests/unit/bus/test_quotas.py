@@ -1,4 +1,4 @@
-"""Quotas: exact to the last byte, per account, and said in the log."""
+"""Quotas: exact to the byte, per account, and logged when reached."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_accounts_and_quotas_are_independent():
     assert not quotas.charge(ALICE, TOPICS)
     assert quotas.charge(BOB, TOPICS)
     assert quotas.charge(ALICE, SUBSCRIPTIONS, 2)
-    assert quotas.charge(KEYED, TOPICS)  # who shows a key has an account of its own
+    assert quotas.charge(KEYED, TOPICS)  # a caller with a key has an account of its own
 
 
 def test_anonymous_callers_share_one_account():

@@ -36,7 +36,7 @@ def counted(bus: MemoryBus) -> tuple[int, int]:
 
 
 def heard(bus: MemoryBus, pipe: MemoryPipe, topic: bytes) -> int:
-    """How many copies of one message on the topic reach the pipe."""
+    """Publish a message. Returns the number of copies that reach the pipe."""
     before = len(pipe.taken)
     bus.connect().deliver(publish(topic, b"!"))
     bus.turn()
@@ -223,7 +223,7 @@ def test_denied_publish_is_ignored_and_counted(monkeypatch: pytest.MonkeyPatch):
 
 
 VERBS = st.tuples(
-    st.integers(0, 2),  # who
+    st.integers(0, 2),  # client
     st.sampled_from(["subscribe", "subscribe", "subscribe", "remove", "deregister", "leave"]),
     st.one_of(st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f"]), st.integers(0, 20).map(probe)),
 )

@@ -14,7 +14,7 @@ from polybus.store.contract import Store
 from polybus.store.engine_registry import open_store
 from polybus.testing.conformance.sample_blocks import block, messages
 
-# Opens the store, says so, and holds it until its input ends.
+# Opens the store, prints a line, and holds the store until its input ends.
 HOLDER = """
 import sys
 from polybus.store.engine_registry import open_store
@@ -48,7 +48,7 @@ def make_store(folder: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, list[bytes]]:
-    """All bodies of a store, by topic, in the order of ids."""
+    """Return all bodies of a store, by topic, in the order of ids."""
     with open_store(f"lmdb:{folder}", read_only=True) as store:
         return {topic.name: _bodies(store, topic.number) for topic in store.topics()}
 
@@ -58,7 +58,7 @@ def _bodies(store: Store, topic: int) -> list[bytes]:
 
 
 def damage(folder: Path, needle: bytes) -> None:
-    """Changes one byte of a stored message, as a failing disk would."""
+    """Change one byte of a stored message, as a failing disk would."""
     for path in (path for path in folder.rglob("data.mdb")):
         data = bytearray(path.read_bytes())
         at = data.find(needle)
@@ -70,7 +70,7 @@ def damage(folder: Path, needle: bytes) -> None:
 
 
 def spoil_format(folder: Path) -> None:
-    """As if a later version had written it."""
+    """Change the format number, as if a later version had written the store."""
     current = folder / "CURRENT"
     title, generation = current.read_text().splitlines()
     current.write_text(f"{title.rpartition(' ')[0]} 99\n{generation}\n")
@@ -78,7 +78,7 @@ def spoil_format(folder: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[int]:
-    """The store is open in another process; its pid."""
+    """Hold the store open in another process. Yields its pid."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, f"lmdb:{folder}"],
         stdin=subprocess.PIPE,

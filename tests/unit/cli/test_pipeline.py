@@ -27,9 +27,9 @@ def count_words(spark: SparkSession, topic: str, *, once: bool = False, tell=Non
 
 
 def help_of(*args):
-    told = CliRunner().invoke(build(["pipeline"]), ["pipeline", *args, "--help"])
-    assert told.exit_code == 0
-    return told.output
+    result = CliRunner().invoke(build(["pipeline"]), ["pipeline", *args, "--help"])
+    assert result.exit_code == 0
+    return result.output
 
 
 def test_all_six_pipelines_are_listed():
@@ -39,9 +39,9 @@ def test_all_six_pipelines_are_listed():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_pipelines_have_once_and_master_options(name):
-    told = help_of(name)
+    text = help_of(name)
     for option in ("--once", "--master", "--checkpoint", "--bus"):
-        assert option in told
+        assert option in text
 
 
 def test_pipeline_file_becomes_a_command(tmp_path, monkeypatch):
@@ -53,11 +53,11 @@ def test_pipeline_file_becomes_a_command(tmp_path, monkeypatch):
     assert "part" not in found
     root = typer.Typer()
     root.command()(command_of("count-words", found["count_words"]))
-    told = CliRunner().invoke(root, ["--help"]).output
-    assert "{topic}" in told.lower()
-    assert "--once" in told
-    assert "--tell" not in told
-    assert "--spark " not in told
+    text = CliRunner().invoke(root, ["--help"]).output
+    assert "{topic}" in text.lower()
+    assert "--once" in text
+    assert "--tell" not in text
+    assert "--spark " not in text
 
 
 def test_pipeline_functions_are_importable():

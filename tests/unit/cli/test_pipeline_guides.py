@@ -26,9 +26,9 @@ def shown() -> list[tuple[str, str]]:
 
 
 def words(line: str) -> list[str]:
-    told = shlex.split(line, comments=True)
-    start = next(n for n, word in enumerate(told) if word.endswith("polybus"))
-    return [word for word in told[start + 2 :] if word != "&"]
+    arguments = shlex.split(line, comments=True)
+    start = next(n for n, word in enumerate(arguments) if word.endswith("polybus"))
+    return [word for word in arguments[start + 2 :] if word != "&"]
 
 
 def test_guides_show_every_pipeline():

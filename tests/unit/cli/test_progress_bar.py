@@ -22,10 +22,10 @@ print("done")
 
 def test_progress_lines_in_a_pipe(capsys):
     now_s = [0.0]
-    told = _lines("copying", clock=lambda: now_s[0])
+    progress = _lines("copying", clock=lambda: now_s[0])
     for second in range(12):
         now_s[0] = float(second)
-        told(second * 1_000_000, 12_000_000)
+        progress(second * 1_000_000, 12_000_000)
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == ["copying: 5.0 MB of 12.0 MB", "copying: 10.0 MB of 12.0 MB"]

@@ -1,6 +1,6 @@
-"""`polybus store` on real stores: what each command does, says and answers.
+"""`polybus store` on real stores: the effect, output and exit code of each command.
 
-Commands run within the test's process, as `polybus` runs them; one is run as its own.
+Commands run in the test's process, as `polybus` runs them; one test starts a process.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def call(*args: str | Path) -> Done:
 
 
 def polybus(*args: str | Path, code: int = 0) -> str:
-    """What the command says on stdout; on stderr there is nothing."""
+    """Return the command's stdout. Its stderr must be empty."""
     done = call(*args)
     assert (done.code, done.stderr) == (code, ""), done
     return done.stdout
 
 
 def complaint(*args: str | Path) -> str:
-    """The one line that a command ends with which cannot be done."""
+    """Return the one error line of a command that fails."""
     done = call(*args)
     assert (done.code, done.stdout) == (2, ""), done
     assert done.stderr.startswith("polybus: ")

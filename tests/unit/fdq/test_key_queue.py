@@ -150,7 +150,7 @@ class Executors(RuleBasedStateMachine):
             self.patch.undo()
 
     def end(self):
-        """Without further failures everything finishes, in one range."""
+        """Finish all messages without further failures; the acks must form one range."""
         everything = set(range(len(self.keys)))
         for _ in range(4 * len(self.keys) + 4):
             if self.acked | self.dead == everything:

@@ -221,8 +221,8 @@ def test_linger_timeout_sends_messages_after_a_submitted_batch(
 def test_caller_that_fills_a_batch_must_send(bus: Slow, merging: BatchOptions) -> None:
     merger = MessageBatcher(merging, bus.send)
     started(merger, bus)
-    told = [merger.add("t", None, b"x" * 50, None)[1] for _ in range(3)]
-    assert told == [False, False, True]
+    must_send = [merger.add("t", None, b"x" * 50, None)[1] for _ in range(3)]
+    assert must_send == [False, False, True]
     merger.send_pending()
     assert [len(one) for one in bus.bodies()] == [1, 3]
     bus.answer()

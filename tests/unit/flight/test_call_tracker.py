@@ -14,7 +14,7 @@ def test_call_counts_until_it_ends():
         assert calls.count == 1
     with calls.begin_call():
         assert calls.count == 1
-    assert calls.count == 1  # a call that began goes on
+    assert calls.count == 1  # a begun call continues
     calls.end_call()
     assert calls.count == 0
 

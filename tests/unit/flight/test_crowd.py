@@ -1,4 +1,4 @@
-"""Calls are counted from their first byte on: also those that never say what they want."""
+"""The limit of calls counts a call from its first byte, also one that sends no request."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_calls_without_data_count(port):
         with silent_calls(server.port) as begin_one:
 
             def is_full() -> bool:
-                begin_one()  # one that came while we asked may have been refused itself
+                begin_one()  # an earlier one may have been refused during the check
                 return not is_open(client)
 
             until(is_full, "there are as many calls as there may be")

@@ -33,12 +33,12 @@ from tests.rig.relay import Relay
 
 SCHEMA = pa.schema([("shard_key", pa.utf8()), ("body", pa.binary())])
 MAX_BATCH_BYTES = 50_000
-ZSTD = b"\x28\xb5\x2f\xfd"  # what begins a frame of it
+ZSTD = b"\x28\xb5\x2f\xfd"  # the magic number of a frame
 
 
 @dataclass
 class Handler:
-    """What the port calls. Every batch waits in `handed` for its outcome."""
+    """The handler of the port. Every batch is pending in `handed` until the test resolves it."""
 
     handed: list[tuple[bytes, Future[Any]]] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)

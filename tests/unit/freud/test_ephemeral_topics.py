@@ -1,6 +1,7 @@
-"""Ephemeral topics: how messages are kept, which account is charged, what is logged.
+"""Ephemeral topics: how messages are kept, which account is charged, which events are logged.
 
-States and verbs are in tests/property/bus, against a model; here is what no answer shows.
+States and verbs are tested against a model in tests/property/bus. The tests here check the
+effects that no answer shows.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def test_single_messages_share_a_chunk_and_batches_have_their_own():
     assert len(batch) == WORTH_A_CHUNK
     large = write(writer, 3 + WORTH_A_CHUNK, [bytes(GATHERED_BYTES)])
     assert large.chunk is not first.chunk
-    after = write(writer, 4 + WORTH_A_CHUNK, [b"d"])  # ids are not in a row any more
+    after = write(writer, 4 + WORTH_A_CHUNK, [b"d"])  # ids are not consecutive
     assert after.chunk is not first.chunk
 
 

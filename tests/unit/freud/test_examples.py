@@ -1,4 +1,4 @@
-"""The examples do what they say."""
+"""Run the examples of Freud, and check their output."""
 
 from __future__ import annotations
 

@@ -529,7 +529,7 @@ def test_expired_member_does_not_wait(world, me, waiting, end, error):
 
 
 def test_revoked_right_ends_a_waiting_fetch(world, waiting):
-    world.rules("deny user:9 subscribe t")  # of another user: the wait goes on
+    world.rules("deny user:9 subscribe t")  # of another user: the wait continues
     assert not waiting.done()
     world.rules("deny user:4242 subscribe t")
     with pytest.raises(Denied):

@@ -17,7 +17,7 @@ from tests.vectors.freud import MAX_FRAME_BYTES, vectors
 
 
 def streams() -> list[bytes]:
-    """Every vector alone, and where requests are alike, a run of them."""
+    """Return every vector alone, and every third one as a run of three."""
     frames = [one.frame for one in (*vectors("client"), *vectors("server"))]
     return [*frames, *(frame * 3 for frame in frames[::3])]
 

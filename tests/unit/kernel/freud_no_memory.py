@@ -1,7 +1,7 @@
 """Lets one allocation fail, the first, the second, and so on, in everything Freud's kernel does.
 
-Each must end in MemoryError or not at all, and leave nothing broken behind. A mistake
-here is a crash, so test_freud_memory.py runs this as a process of its own.
+Each call must raise MemoryError or succeed, and leave its objects usable. A mistake here is a
+crash, so test_freud_memory.py runs this as a process of its own.
 """
 
 from __future__ import annotations

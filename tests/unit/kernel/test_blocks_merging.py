@@ -42,7 +42,7 @@ def test_merge_equals_concat(blocks: list[bytes], before: bytes) -> None:
     wanted = concat(map(Layout, blocks))
     assert merged.size_bytes == len(wanted)
     assert merged.write(before) == before + wanted
-    assert merged.write(b"") == wanted  # as often as one likes
+    assert merged.write(b"") == wanted  # a second write gives the same bytes
 
 
 def test_merge_of_large_blocks_equals_concat() -> None:

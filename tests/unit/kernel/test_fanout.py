@@ -264,7 +264,7 @@ def test_window_outside_the_buffer_is_rejected(start: int, end: int) -> None:
 
 
 def test_frames_outside_the_window_are_not_read() -> None:
-    """Also when the rest of a half frame lies right behind the end."""
+    """Also when the rest of a half frame follows the window."""
     fanout = fanout_of(("a", OWN, "x"))
     frame = publish(b"x", b"12345")
     buffer = frame * 3
@@ -306,7 +306,7 @@ def test_buffers_are_released() -> None:
     offsets.clear()
 
 
-# --- what is not there -------------------------------------------------------
+# --- invalid and empty arguments ---------------------------------------------
 
 
 @pytest.mark.parametrize("nothing", [None, object()], ids=["None", "object"])

@@ -38,7 +38,7 @@ def test_the_parts_of_a_rule():
         ("deny user:bob produce _private", "deny user:bob produce _private"),
     ],
 )
-def test_what_is_printed(text: str, again: str):
+def test_rule_is_printed_in_its_canonical_form(text: str, again: str):
     rule = Rule.parse(text)
     assert str(rule) == again
     assert Rule.parse(str(rule)) == rule
@@ -72,7 +72,7 @@ def test_what_is_printed(text: str, again: str):
         ("allow service:" + "x" * 4097 + " produce x", "longer than 4096 bytes"),
     ],
 )
-def test_what_is_no_rule_is_told_in_one_line(text: str, says: str):
+def test_invalid_rule_is_refused_with_one_line(text: str, says: str):
     with pytest.raises(InvalidRule) as caught:
         Rule.parse(text)
     assert says in str(caught.value)
@@ -158,7 +158,7 @@ def test_patterns(pattern: str, name: bytes, matches: bool):
 @given(
     st.text("ab*", max_size=8), st.binary(max_size=10).map(lambda b: bytes(97 + x % 3 for x in b))
 )
-def test_patterns_match_what_a_regular_expression_would(pattern: str, name: bytes):
+def test_patterns_match_like_a_regular_expression(pattern: str, name: bytes):
     oracle = ".*".join(map(re.escape, pattern.split("*"))).encode()
     assert Pattern(pattern).matches(name) is bool(re.fullmatch(oracle, name, re.DOTALL))
 
@@ -202,5 +202,5 @@ def test_names_and_accounts():
         (Identity(5), Identity(5, key="k"), False),
     ],
 )
-def test_who_owns_what(caller: Identity, creator: Identity | None, owns: bool):
+def test_ownership_of_a_topic(caller: Identity, creator: Identity | None, owns: bool):
     assert caller.owns(creator) is owns

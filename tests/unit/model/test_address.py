@@ -71,7 +71,7 @@ def test_other_spellings_are_taken():
         ("unix:/" + "é" * 60, "at most 107 bytes, this one 121"),
     ],
 )
-def test_what_is_wrong_is_said(text, says):
+def test_invalid_address_is_refused_with_its_reason(text, says):
     with pytest.raises(AddressError) as caught:
         Address.parse(text)
     assert says in str(caught.value)
@@ -101,7 +101,7 @@ def test_longest_path_fits():
         ("tcp://127.1:1", False),  # maybe it is, but the text does not say so for sure
     ],
 )
-def test_loopback_is_only_what_surely_is(text, loopback):
+def test_only_unambiguous_addresses_are_loopback(text, loopback):
     assert Address.parse(text).is_loopback is loopback
 
 

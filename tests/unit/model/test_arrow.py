@@ -83,7 +83,7 @@ def test_names_of_a_map_s_fields_do_not_matter():
     assert block_of(produced(headers=pa.array(HEADERS, kind)), NOW) == EXPECTED
 
 
-def test_what_nulls_hide_is_left_out():
+def test_bytes_hidden_by_nulls_are_left_out():
     offsets = struct.pack("<5i", 0, 1, 6, 8, 9)
     keys = pa.Array.from_buffers(
         pa.utf8(),
@@ -235,7 +235,7 @@ def test_a_batch_refers_to_the_memory_of_its_rows():
     assert address == pa.py_buffer(rows.bodies).address
 
 
-def test_what_was_read_can_be_produced_again():
+def test_read_rows_can_be_produced_again():
     read = batch_of(rows_of(EXPECTED)).select(PRODUCE_SCHEMA.names)
     again = block_of(read, 0)
     assert contents(again) == contents(EXPECTED)

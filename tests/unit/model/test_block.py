@@ -27,7 +27,7 @@ def offsets(*values: int) -> bytes:
     return struct.pack(f"<{len(values)}i", *values)
 
 
-def test_what_went_in_comes_out():
+def test_block_returns_its_messages():
     assert contents(MIXED) == [
         (1, "k", b"a", None),
         (-2, None, b"bcd", (("h", b"v"), ("h", b""))),
@@ -53,7 +53,7 @@ def test_a_slice_has_the_form_of_its_own_messages():
     assert MIXED.slice(0, 1) == block(b"a", keys=["k"], insertion_ms=1)
 
 
-def test_what_no_message_has_costs_nothing():
+def test_absent_columns_take_no_bytes():
     plain = block(b"a", b"b")
     assert block(b"a", b"b", keys=[None, None], headers=[None, None]) == plain
     assert plain.size_bytes == kernel.HEADER_BYTES + 2 * 8 + 16 + 8

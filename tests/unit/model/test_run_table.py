@@ -26,7 +26,7 @@ def test_a_table_stands_for_its_messages():
     assert run_table.count_messages(TABLE) == len(PLAIN)
 
 
-def test_what_continues_is_one_run():
+def test_consecutive_runs_are_joined():
     assert run_table.join_tables(
         run_table.make_table(1, 7, 2), run_table.make_table(3, 7, 4)
     ) == run_table.make_table(1, 7, 6)

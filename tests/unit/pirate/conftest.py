@@ -26,14 +26,14 @@ Opening = Callable[..., BlockingClient]
 
 @pytest.fixture(scope="session")
 def endpoint() -> Iterator[str]:
-    """Of a bus that other tests use too."""
+    """The endpoint of a bus that the tests share."""
     with PirateBus() as bus:
         yield bus.endpoint
 
 
 @pytest.fixture
 def gate(endpoint: str) -> Iterator[Gate]:
-    """A way to that bus on which messages can be lost."""
+    """A gate to that bus that can drop messages."""
     with Gate(endpoint) as one:
         yield one
 
@@ -48,7 +48,7 @@ def in_memory() -> Iterator[Path]:
 
 @contextmanager
 def losing(gate: Gate, client: BlockingClient, kind: str = "replies") -> Iterator[None]:
-    """Everything of a kind is lost; and the client gives up soon."""
+    """Drop all messages of a kind, and shorten the client's timeouts."""
     lane = client._async._require_opened()._counted_channel
     kept, lane._options = lane._options, replace(lane._options, timeout_s=0.15, tries=2)
     setattr(gate, f"lose_{kind}", ALL)
@@ -67,7 +67,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def opening(endpoint: str, tmp_path: Path) -> Iterator[Opening]:
-    """Opens clients, each with a folder of its name, and closes them."""
+    """Open clients, each with a folder of its name, and close them at the end."""
     with ExitStack() as stack:
 
         def open_one(name: str = "client", server: str = endpoint, **more: Any) -> BlockingClient:

@@ -25,7 +25,7 @@ Frames = list[bytes]
 
 
 class Puppet:
-    """A server that answers HELLO, and all else as the test says."""
+    """A server that answers HELLO itself; `answer` of the test handles all other requests."""
 
     def __init__(self) -> None:
         self.answer: Callable[[ClientRequest], Frames | None] = lambda _: None
@@ -154,7 +154,7 @@ def test_refused_hello_opens_no_client(puppet, opening, monkeypatch):
 
 
 def test_reply_to_another_request_is_dropped(puppet, opening):
-    """The number before the empty frame is what counts, not the order."""
+    """The client matches replies by the number before the empty frame, not by order."""
     client = opening("client", puppet.endpoint, timeout_s=0.2, tries=1)
     honest = puppet._socket.send_multipart
 

@@ -211,7 +211,7 @@ def test_cancelled_put_stays_pending_and_is_executed(gate, keeper, topic, tmp_pa
 
 
 def cancelled_after(step, work):
-    """Cancelled after so many fifths of a millisecond: what it returned, if it did."""
+    """Cancel the work after `step` fifths of a millisecond. Returns its result or exception."""
 
     async def run():
         task = asyncio.ensure_future(work)

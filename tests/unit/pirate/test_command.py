@@ -76,7 +76,7 @@ class Terminal:
         os.write(self._descriptor, text.encode())
 
     def wait_for(self, text: str) -> str:
-        """All that came up to this text, which is then behind us."""
+        """Wait for a text and consume it. Returns the output before it."""
         until(lambda: text in self._read(), f"{text!r} on the terminal", PATIENCE_S)
         before, _, self.seen = self.seen.partition(text)
         return before

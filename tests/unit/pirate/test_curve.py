@@ -84,7 +84,7 @@ def allowed(bus, name) -> Path:
 
 
 def noticed(bus, change: Callable[[], object]) -> None:
-    """Until the bus has read its keys again."""
+    """Make a change, and wait until the bus has reloaded its keys."""
     before = bus.process.log().count("reloaded")
     change()
     until(lambda: bus.process.log().count("reloaded") > before, "the bus sees it")

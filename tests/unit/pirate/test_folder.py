@@ -176,7 +176,7 @@ def test_folder_killed_at_every_point_has_all_confirmed_events(tmp_path, point):
     for passings in (3,) if point in ("rewritten", "renamed") else (2, 47):
         folder = tmp_path / str(passings)
         assert child(folder, **killed_at(point, passings)) == -signal.SIGKILL, passings
-        found = ClientFolder(folder, b"me")  # the lock went with the process
+        found = ClientFolder(folder, b"me")  # the lock ended with the process
         check(found.state, confirmed(Path(f"{folder}.confirmed").read_text()), passings)
         found.close()
 

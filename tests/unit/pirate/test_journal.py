@@ -61,7 +61,7 @@ def tmp_path():
 
 
 def lived(folder: Path, events: tuple[Event, ...] = LIFE) -> list[tuple[int, JournalState]]:
-    """A journal of these events; where each ends, and what was known then."""
+    """Write a journal of these events. Returns the end of each event and the state after it."""
     made = client_journal.create_journal(folder, b"me")
     steps = [(made._end, _copy(made.state))]
     for event in events:
@@ -99,7 +99,7 @@ def test_journal_cut_at_any_byte_has_all_earlier_events(tmp_path):
     for length in range(steps[0][0], len(data) + 1):
         known = [state for end, state in steps if end <= length][-1]
         assert reopened(tmp_path, data[:length]) == known, length
-        # What was torn is gone from the file: the next event begins there.
+        # Opening truncates the torn event, so that the next one begins there.
         assert (tmp_path / NAME).stat().st_size == max(end for end, _ in steps if end <= length)
 
 
@@ -165,7 +165,7 @@ def test_unknown_event_kind_is_not_skipped(tmp_path):
 
 @pytest.fixture(scope="module")
 def whole():
-    """A folder, the bytes of its journal, and what they say."""
+    """A folder, the bytes of its journal, and their state."""
     with in_memory() as folder:
         known = lived(folder, LIFE[:4])[-1][1]
         yield folder, (folder / NAME).read_bytes(), known

@@ -1,7 +1,7 @@
 """A client that is killed at every point of its work, and started again, counts and reads once.
 
-One client goes through many lives: each is killed at the next point, the last one ends. What
-it puts is its counter, so that the topic itself says whether each was put once.
+One client is started many times. Each run is killed at the next point, and the last one ends.
+The body of each PUT is its counter, so that the topic shows whether each was put once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PUTS = 20
 
 
 class Lives:
-    """The lives of one client, and the diary that all of them write."""
+    """The runs of one client, and the diary that all of them write."""
 
     def __init__(self, endpoint: str, folder: Path, topic: str, order: Order) -> None:
         self.diary = folder / "diary"

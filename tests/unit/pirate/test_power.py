@@ -1,8 +1,8 @@
 """Power cuts: every disk that a client's writes and syncs may leave has all confirmed events.
 
-A child changes its state folder under a recorder of writes and syncs; of its record images
-are made, cut at random places, with whatever was not synced lost, kept, reordered or torn.
-kill -9 cannot see a missing sync: the system writes on after a process is dead. This can.
+A child changes its state folder under a recorder of writes and syncs. Images of the disk are
+made from the record, cut at random places, with unsynced writes lost, kept, reordered or torn.
+Unlike kill -9, after which the kernel still writes dirty pages, this detects a missing sync.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tests.unit.pirate.conftest import losing
 
 
 class Spoken:
-    """A shell, and what it has answered."""
+    """A shell that records its answers."""
 
     def __init__(self, client, order=Order.DELIVER_THEN_RECORD):
         self.answers = []

@@ -107,7 +107,7 @@ def test_lost_counter_means_restored_bus_and_counters_continue():
     assert state.is_restored_bus(EpochOpened(6, 2))
     state.apply(EpochOpened(6, 2))
     assert (state.counter, state.known, state.doubted) == (3, 2, {"news"})
-    assert not state.is_restored_bus(EpochOpened(7, 2))  # said once
+    assert not state.is_restored_bus(EpochOpened(7, 2))  # reported once
 
 
 def test_newer_epoch_and_counter_raise_no_doubt():
@@ -163,7 +163,7 @@ EVENTS = st.lists(
 
 
 def sensible(events: list[Event]) -> list[Event]:
-    """Without second requests, and without answers to none."""
+    """Remove requests while one is pending, and answers while none is."""
     kept: list[Event] = []
     pending = False
     for event in events:

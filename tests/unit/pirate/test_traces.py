@@ -12,7 +12,7 @@ from tests.unit.pirate.conftest import losing
 
 
 def requests(gate, op):
-    """Those of a kind, as they came by."""
+    """Return the requests with this op that passed the gate."""
     parsed = [codec.parse_request(frames) for frames in gate.requests]
     return [one for one in parsed if isinstance(one, ClientRequest) and one.op == op]
 

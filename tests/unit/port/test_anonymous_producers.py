@@ -38,7 +38,7 @@ class Bus:
         self.start()
 
     def start(self) -> None:
-        """Once all that was handed over is done."""
+        """Start a registry after all submitted commits are done."""
         self.store.commit(Commit()).result()
         self.owners = ProducerRegistry(
             self.store,
@@ -57,7 +57,7 @@ class Bus:
         return self.store.open_producer(name, ProducerOptions()).epoch
 
     def is_there(self, name: str) -> bool:
-        """Also for the store itself."""
+        """Return whether the producer exists. Registry and store must agree."""
         try:
             self.owners.check(ALICE, name)
             return True
@@ -148,7 +148,7 @@ def test_close_deletes_the_record_of_last_use(bus: Bus) -> None:
 
 
 def test_interrupted_expiry_is_completed_by_the_next_scan(bus: Bus) -> None:
-    """Killed after the producer went, before its records did."""
+    """The bus is killed after the producer was closed and before its records are removed."""
     epoch = bus.open(FIRST)
     bus.store.close_producer(FIRST, epoch)
     bus.pass_time(9 * DAY_S)

@@ -39,7 +39,7 @@ def test_first_opener_owns_the_producer(owners):
 
 def test_cached_owner_is_dropped_with_the_producer(owners):
     owners.claim(ALICE, "p")
-    owners.check(ALICE, "p")  # remembered from now on
+    owners.check(ALICE, "p")  # now cached
     owners.release("p")
     with pytest.raises(UnknownProducer):
         owners.check(ALICE, "p")

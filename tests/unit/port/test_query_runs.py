@@ -1,4 +1,4 @@
-"""Runs of queries: who may publish as a producer, and what a repeat is."""
+"""Runs of queries: which run may publish as a producer, and which publish is a repeat."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALICE, BOB = Identity(uid=4242), Identity(uid=4343)
 
 
 class Sink:
-    """One topic, and what runs publish into it."""
+    """One topic, and the bodies that runs publish into it."""
 
     def __init__(self, durable: DurableTopics) -> None:
         self.durable = durable
@@ -87,7 +87,7 @@ def test_epoch_beyond_kept_results_is_stale(sink):
 
 def test_new_query_is_refused_with_advice(sink):
     sink.publish("first", 1, b"a")
-    for counter in (1, 2):  # a replay by its number, and what would be the next
+    for counter in (1, 2):  # the counter of a replay, and the next one
         with pytest.raises(Conflict, match="onNewCheckpoint=continue"):
             sink.publish("second", counter, b"b")
     sink.publish("first", 2, b"c")

@@ -1,4 +1,4 @@
-"""How names become durable topics, and who may do what with them; on the reference engine."""
+"""Names of durable topics: creation, rights and quotas, on the reference engine."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_name_is_reserved_created_and_found(world):
     assert mine
     assert world.binding.is_durable(b"t")
     assert world.binding.reserve(BOB, "t") == (found, False)
-    told = []
-    world.binding.on_bound.append(told.append)
+    calls = []
+    world.binding.on_bound.append(calls.append)
     topic = world.store.create("t", 1, {})
     world.binding.complete(found, topic, 1)
     assert found.outcome.result(0) == topic
-    assert told == [topic]
+    assert calls == [topic]
     assert world.binding.reserve(BOB, "t") == (topic, False)
 
 
@@ -141,10 +141,10 @@ def test_quotas_names_and_kinds_are_checked(world):
 
 def test_listeners_are_called_for_dropped_topics(world):
     topic, _ = world.access.find_or_create(ALICE, "t", 1, {})
-    told = []
-    world.access.add_drop_listener(told.append)
+    calls = []
+    world.access.add_drop_listener(calls.append)
     world.access.drop(ALICE, "t")
-    assert told == [topic]
+    assert calls == [topic]
 
 
 def test_rule_change_increments_the_generation(world):

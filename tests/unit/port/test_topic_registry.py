@@ -73,5 +73,5 @@ def test_max_bytes_counts_bytes_in_flight(store, monkeypatch):
     with pytest.raises(LimitReached):
         durable.produce(topic, block(b"x" * 100))
     durable._in_flight_bytes.clear()
-    durable.produce(topic, block(b"x" * 100)).result(10)  # what was trimmed has made room
+    durable.produce(topic, block(b"x" * 100)).result(10)  # trimming has made room
     assert durable._in_flight_bytes == {}

@@ -1,4 +1,4 @@
-"""What `topic.stats` makes of what the store, groups and queries tell."""
+"""`topic.stats` combines the counts of the store, of groups and of queries."""
 
 from __future__ import annotations
 

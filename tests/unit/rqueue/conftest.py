@@ -1,8 +1,8 @@
 """Fixtures of the client tests.
 
-Each runs against two servers, the obvious one of tests.rig.oracle and the
-real one, both in a process of their own: what passes on both is the protocol,
-not a habit of one of them. Coroutine tests run on asyncio's loop and on uvloop.
+Each test runs against two servers, the plain one of tests.rig.oracle and the real one, both
+in a process of their own, so that no test depends on details of one server. Coroutine tests
+run on asyncio's loop and on uvloop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def address(shared: BusProcess) -> str:
 
 @pytest.fixture
 def start(kind: str) -> Iterator[Start]:
-    """Starts servers of a test's own, which it may stop."""
+    """Start servers of a test's own, which it may stop."""
     running: list[BusProcess] = []
 
     def start(*args: str, port: int = 0) -> BusProcess:

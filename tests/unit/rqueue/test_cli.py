@@ -1,4 +1,4 @@
-"""`polybus rqueue sink` and `pusher`, as processes: what they print and how they end."""
+"""`polybus rqueue sink` and `pusher` as processes: their output and exit codes."""
 
 from __future__ import annotations
 

@@ -396,7 +396,7 @@ class TestTelling:
         oracle = OracleServer()
 
         async def narrow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            """Closes a connection that subscribes to more than two topics, the probe included."""
+            """Close a connection that subscribes to more than two topics, the probe included."""
             try:
                 while sum(writer in members for members in oracle.subscribers.values()) <= 2:
                     await oracle._obey(writer, *await oracle._read_frame(reader))

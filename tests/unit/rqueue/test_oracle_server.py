@@ -1,4 +1,4 @@
-"""The oracle server's rules, against the golden vectors of what clients send."""
+"""The oracle server's rules, against the golden vectors of clients' frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changing and testing rules: who may, what is kept, and what a reload does."""
+"""Changing and testing rules: the right to do so, storage, and reload."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Bench:
         self.log = RecordedLog()
         self.policy = Policy((0, 500))
         self.quotas = Quotas(QuotaLimits(), Counters(), self.log)
-        # No topic has a star in its name; should one get through, it is no pattern all the same.
+        # Topic names have no star. If one had, a rule must still not use it as a pattern.
         self.creators = {b"hers": ALICE, b"her*": ALICE}
         path = self.path if keeps else None
         self.acl = AclAdmin(self.policy, self.quotas, self.creators.get, path, self.log)
@@ -175,7 +175,7 @@ def test_concurrent_changes_are_all_stored(bench, tmp_path):
     assert sorted(Bench(tmp_path).start().rules) == sorted(rules)
 
 
-# --- who may
+# --- rights
 
 
 HERS = "deny user:1001 produce hers"
@@ -214,7 +214,7 @@ def test_creator_cannot_remove_an_admins_rule(bench):
     assert bench.add(HERS, ALICE)["changed"] is False
     bench.rm(HERS)
     bench.add(HERS, ALICE)
-    bench.add(HERS, ROOT)  # from now on it is the admin's
+    bench.add(HERS, ROOT)  # it now belongs to the admin
     assert wrong(bench.rm, HERS, ALICE)[0] == "denied"
 
 

@@ -1,4 +1,4 @@
-"""Asking a bus: where it is looked for, and what becomes of each answer."""
+"""The admin client: the default path of the socket, and the handling of each answer."""
 
 from __future__ import annotations
 

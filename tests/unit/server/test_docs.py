@@ -1,4 +1,4 @@
-"""The pages on configuration and running say what the code does."""
+"""The pages on configuration and running agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was freed is given back: once it is much, and not all the time."""
+"""Freed memory goes back to the system above a threshold, and not too often."""
 
 from __future__ import annotations
 

@@ -132,9 +132,9 @@ def test_key_commands(tmp_path, capsys):
     assert run(["keys", "allow", text, "--name", "bob", "--data", data]) == 0
     capsys.readouterr()
     assert run(["keys", "ls", "--json", "--data", data]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in told["allowed"]] == ["bob", "laptop"]
-    assert told["allowed"][0]["key"] == text
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in listed["allowed"]] == ["bob", "laptop"]
+    assert listed["allowed"][0]["key"] == text
     assert run(["keys", "revoke", "bob", "--data", data]) == 0
     assert run(["keys", "revoke", "bob", "--data", data]) != 0
     assert "polybus keys ls" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The timer of the bus goes on, whatever its steps do."""
+"""The timer of the bus continues after a step that fails."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def test_closed_pipe_loses_lines_only(sink):
 
 
 def test_lines_lost_on_a_full_disk_are_counted_and_reported(sink, monkeypatch):
-    """Of what was written together the front may have got through: it is not lost."""
+    """Lines that were written before the error, in the same write, are not lost."""
     full, taken = threading.Event(), threading.Event()
     full.set()
     write = os.write

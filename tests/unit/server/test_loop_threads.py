@@ -61,11 +61,11 @@ def test_steps_run_in_order_and_results_arrive_on_the_loop():
         readers(lambda: 1 // 0, lambda outcome: found.append(type(outcome.exception())))
         await asyncio.sleep(0)
 
-        def told(outcome: Future[int]) -> None:
+        def on_done(outcome: Future[int]) -> None:
             found.append(outcome.result())
             done.set()
 
-        readers(threading.get_ident, told)
+        readers(threading.get_ident, on_done)
         await done.wait()
         readers.close()
         return found

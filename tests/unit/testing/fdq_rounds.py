@@ -2,8 +2,8 @@
 
 A `Round` is a small model of producers, a sharded log, a group's record and consumers. It
 writes the history that clients of such a bus could have: answers get lost, consumers die,
-others go on with shards that they have lost, transactions are refused, messages are given
-up. Whatever it does, there is nothing to object to.
+others continue with shards that they have lost, transactions are refused, messages become dead
+letters. The checker must find no anomaly in any of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_DELIVER = 2
 
 @dataclass
 class Held:
-    """What a consumer believes of a shard; it may be a thing of the past."""
+    """A consumer's view of a shard, which may be out of date."""
 
     consumer: str
     shard: int
@@ -72,7 +72,7 @@ class Round:
             self._random.choice(acts)()
         return self._settle()
 
-    # --- what may happen
+    # --- events
 
     def produce(self, outcome: str = "") -> None:
         messages = tuple(self._message() for _ in range(self._random.randint(1, 3)))

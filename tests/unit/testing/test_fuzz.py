@@ -1,7 +1,7 @@
 """The fuzz driver finds planted bugs that blind chance would not.
 
-Each bug sits behind four bytes, tested one inside the other: a blind fuzzer needs
-some four thousand million tries, one that sees branches a few thousand.
+Four nested tests of a byte guard each bug. A blind fuzzer needs about four thousand million
+tries, one that observes branches a few thousand.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RUNS = 100_000
 
 
 def plant(folder: Path, bug: str, flags: str = FLAGS) -> Path:
-    """A target whose compiled code has the given statement behind the magic bytes."""
+    """Write a target whose compiled code runs the given statement after the magic bytes."""
     source, library, target = folder / "planted.c", folder / "planted.so", folder / "planted.py"
     source.write_text(PLANTED.replace("BUG", bug))
     command = ["gcc", "-O1", "-shared", "-fPIC", *flags.split(), "-o", str(library), str(source)]

@@ -21,7 +21,7 @@ def quick(endpoint: str, name: str) -> Bare:
 
 
 class RepeatsAreDone(Model):
-    """As with stamps off: a counter that was used is no matter."""
+    """A model that executes repeated requests again, as with stamps off."""
 
     def _once(self, client, counter, request, name):
         return self._do(name, counter, *request)

@@ -53,11 +53,11 @@ def disks(*record: Record) -> list[Any]:
 NAMED = [opened(9, "", os.O_RDONLY), opened(1, "a"), *sync(9)]
 
 
-def test_what_was_synced_is_on_every_disk():
+def test_synced_writes_are_on_every_disk():
     assert disks(*NAMED, written(1, 0, b"ab"), *sync(1)) == [{"a": b"ab"}]
 
 
-def test_what_was_not_may_be_there_or_not():
+def test_unsynced_writes_may_be_on_disk_or_not():
     found = disks(*NAMED, written(1, 0, b"ab"), *sync(1), written(1, 1, b"c"))
     assert sorted(tree["a"] for tree in found) == [b"ab", b"ac"]
 
@@ -72,7 +72,7 @@ def test_a_write_is_torn_at_pages():
     assert {"a": bytes(PAGE) + b"b" * PAGE} in found
 
 
-def test_a_sync_covers_what_came_before_it_began():
+def test_a_sync_covers_writes_before_its_start():
     begun, ended = sync(1)
     found = disks(*NAMED, written(1, 0, b"a"), begun, written(1, 1, b"b"), ended)
     assert sorted(tree["a"] for tree in found) == [b"a", b"ab"]
@@ -158,7 +158,7 @@ def record_of(library: Path, tmp_path: Path, act: str, *args: object) -> tuple[P
     return watched, log
 
 
-def test_the_record_ends_in_what_is_on_disk(library, tmp_path):
+def test_the_replayed_record_equals_the_disk(library, tmp_path):
     watched, log = record_of(library, tmp_path, "shuffle_files")
     disk = Disk(watched)
     for record in recorder.records(log):
@@ -179,7 +179,7 @@ def on_disk(folder: Path) -> Tree:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_lmdb_keeps_what_it_acknowledged_unless_it_does_not_sync(library, tmp_path, sync):
+def test_lmdb_keeps_acknowledged_commits_only_with_sync(library, tmp_path, sync):
     watched, log = record_of(library, tmp_path, "write", COMMITS, sync)
     choices, lost, at_risk = random.Random(7), 0, 0
     with ChildServer("tests.rig.power.plain_lmdb") as server:

@@ -1,4 +1,4 @@
-"""The check of stores sees what it is there to see."""
+"""The checker of stores reports each kind of fault."""
 
 from __future__ import annotations
 

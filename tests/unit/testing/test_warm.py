@@ -32,7 +32,7 @@ def test_it_is_forked_and_ends_as_the_command_does(monkeypatch):
         assert "stopped" in bus.log()
 
 
-def test_a_kill_is_told_and_takes_nobody_else_along():
+def test_a_kill_is_reported_and_ends_no_other_bus():
     with serve() as one, serve() as other:
         one.signal(signal.SIGKILL)
         assert one.wait() == -signal.SIGKILL
@@ -56,10 +56,10 @@ def test_a_command_answers_as_a_program_does(words):
         forked = bus.run(*words)
         with warm_bus.cold():
             program = bus.run(*words)
-    assert told(forked) == told(program)
+    assert outcome_of(forked) == outcome_of(program)
 
 
-def told(ended: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
+def outcome_of(ended: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
@@ -68,19 +68,19 @@ def test_a_command_that_takes_too_long_is_ended():
         run("rqueue", "--port", "0", timeout_s=0.2)
 
 
-def test_what_keeps_it_from_starting_is_said():
+def test_a_failed_start_is_reported():
     with pytest.raises(StartFailed) as caught:
         serve(listen=("rqueue=nonsense",))
     assert caught.value.code == 2
 
 
 @pytest.mark.parametrize("env", [{"PYTHONPATH": "/nowhere"}, {"LC_ALL": "POSIX"}])
-def test_what_changes_the_code_or_its_interpreter_is_a_program_of_its_own(env):
+def test_variables_of_the_interpreter_need_a_process_of_their_own(env):
     with rqueue(env=env) as bus:
         assert isinstance(bus.process, subprocess.Popen)
 
 
-def test_and_so_is_all_where_the_start_is_tested():
+def test_cold_starts_need_a_process_of_their_own():
     with warm_bus.cold(), rqueue() as bus:
         assert isinstance(bus.process, subprocess.Popen)
     with rqueue() as bus:

@@ -27,7 +27,7 @@ class Recorder:
         self.pipe = pipe
         self.events: list[str] = []
         self.data = bytearray()
-        self.lost = 0  # bytes that never went out
+        self.lost = 0  # bytes that were never sent
         self.take: Callable[[bytes], int] = len
 
     def receive(self, buffer: Buffer, start: int, end: int) -> int:
@@ -205,7 +205,7 @@ def test_paused_session_receives_nothing_until_it_resumes():
             assert session.data == b"a"
             session.take = len
             session.pipe.resume_reading()
-            assert session.data == b"abc"  # what was held comes at once
+            assert session.data == b"abc"  # held bytes arrive at once
             await eventually(lambda: session.data == b"abcdef", "and then what came since")
 
     run(test)

@@ -20,7 +20,7 @@ def framed(body: bytes) -> bytes:
 
 
 class Frames:
-    """A session that takes whole frames; with `budget` it stops after so many, as if blocked."""
+    """A session that takes whole frames, and stops after `budget` of them as if blocked."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []

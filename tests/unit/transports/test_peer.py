@@ -229,7 +229,7 @@ def test_owner_is_the_uid_in_the_socket_table(table, host: str, far_host: str):
 
 @pytest.mark.parametrize(("host", "far_host"), [(V4, V4), (V6, V6), ("::", MAPPED)])
 def test_closed_peer_is_in_doubt_and_not_root(table, host: str, far_host: str):
-    """The table says uid 0 of a socket that no process holds."""
+    """The kernel's table has uid 0 for a socket that no process holds."""
     with connected(host, far_host) as (near, far):
         far.close()
         assert identify_peer(near) == IN_DOUBT
@@ -353,7 +353,7 @@ def test_unconnected_socket_is_in_doubt():
 
 
 def question(sequence: int, far: SocketEnd, near: SocketEnd) -> bytes:
-    """As linux/netlink.h and linux/inet_diag.h have it."""
+    """Encode a request by linux/netlink.h and linux/inet_diag.h."""
     ends = struct.pack("!HH16s16s", far.port, near.port, far.ip, near.ip)
     any_state, any_cookie = 0xFFFFFFFF, struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
     asked = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, any_state)

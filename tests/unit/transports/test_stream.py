@@ -88,7 +88,7 @@ class Puppet:
             yield puppet
 
     async def send(self, *records: bytes) -> None:
-        """All of them in one packet."""
+        """Send all records in one packet."""
         for record in records:
             self._tls.write(record)
         await self.send_raw(self._outgoing.read())
@@ -97,7 +97,7 @@ class Puppet:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
     async def to_the_end(self) -> bytes:
-        """Everything until the server says goodbye; an end without one is an error."""
+        """Read until the server's close_notify. Raises if the stream ends without one."""
         data = bytearray()
         while True:
             try:
@@ -130,7 +130,7 @@ class Puppet:
 class House:
     """A gate with sessions and clients. Leaving the block closes all of them.
 
-    Whatever a test leaves open would keep its loop from closing, and hang the run.
+    A connection that a test leaves open would keep its loop from closing, and hang the run.
     """
 
     def __init__(self, places: int = 100, context: ssl.SSLContext | None = None) -> None:
@@ -461,7 +461,7 @@ def test_tls_connection_without_handshake_is_counted(certificate: Certificate):
     async def test() -> None:
         async with House(places=1, context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
-            await house.call(listener)  # and says nothing
+            await house.call(listener)  # without a handshake
             await until(lambda: house.gate.open == 1)
             reader, _writer = await house.call(listener)
             assert await reader.read() == b""
@@ -547,7 +547,7 @@ def test_tls_invalid_record_ends_the_connection(certificate: Certificate):
 
 
 def test_tls_session_may_pause_within_received_bytes(certificate: Certificate):
-    """Several records in one read: those behind the pause wait, and come when it is over."""
+    """Several records in one read: those after the pause are delivered when it ends."""
 
     async def test() -> None:
         async with House(context=certificate[0]) as house:

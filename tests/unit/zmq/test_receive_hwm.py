@@ -12,7 +12,7 @@ from tests.rig.pirate.zmtp import RawPeer, message
 MIB = 1 << 20
 LARGE = message(bytes(8 * MIB))
 STUCK_S = 0.5
-# What the system holds for a connection is less than two of them.
+# The kernel's buffers of a connection hold less than two large messages.
 MOST, MANY = router_listener.RECEIVE_HWM + 2, router_listener.RECEIVE_HWM + 5
 
 

@@ -73,7 +73,7 @@ def pair() -> Iterator[Pair]:
 
 
 def on_wire(message: list[bytes]) -> int:
-    """As ZMTP has it; the routing id is the socket's own addition."""
+    """Return the size of a message in ZMTP, without the routing id that the socket adds."""
     return sum(len(frame) + (2 if len(frame) < 256 else 9) for frame in message[1:])
 
 

@@ -58,7 +58,7 @@ def backup_environment(environment: Environment, target: Path, progress: Progres
         fresh.mkdir()
         written = copy(environment, fresh, progress)
         store_files.switch_generation(target, fresh.rename(target / "0001"))
-        # The name of the target itself.
+        # Make the name of the target itself durable.
         store_files.sync_folder(target.absolute().parent)
         return written
 

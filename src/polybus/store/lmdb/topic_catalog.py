@@ -77,7 +77,7 @@ def trim(writer: WriterState, topic: int, before: Mapping[int, int]) -> None:
     }
     for number, offset in before.items():
         shard = shards[number]
-        # An offset after the end trims everything that is there, and not what comes later.
+        # An offset after the end trims all present messages, and none that are appended later.
         start = min(offset, shard.end)
         # A trim never moves the start back: the messages may be removed already.
         if start > shard.start:

@@ -98,7 +98,7 @@ class WriteTxn:
             self._files.reopen()
             return Damaged(f"LMDB gave up the environment; it was reopened: {error}")
         if os.strerror(errno.EIO) in str(error):
-            # The file can grow by what the disk has left and by what RLIMIT_FSIZE allows.
+            # Both the free space of the disk and RLIMIT_FSIZE limit the growth of the file.
             path = self._files.current.path
             disk = os.statvfs(path)
             room = disk.f_bavail * disk.f_frsize

@@ -240,7 +240,7 @@ class MemoryStore(Store):
         for token in self._watching:
             self._space.listeners.pop(token, None)
 
-    # --- threads
+    # --- running work in the writer's thread or under the lock
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():

@@ -183,7 +183,7 @@ def test_ephemeral_topic_is_denied_and_the_denial_stored(world):
     assert isinstance(world.ask(put), WrongKind)
     world.ephemeral.clear()
     assert isinstance(world.ask(put), WrongKind)
-    assert client.unsub("t").__class__.__name__ == "Stale"  # its counter is behind 9
+    assert client.unsub("t").__class__.__name__ == "Stale"  # its counter is less than 9
 
 
 def test_policy_denials_are_stored(world):

@@ -1,4 +1,4 @@
-"""A file that may not grow: refusals that change nothing, and work that goes on afterwards."""
+"""A file that may not grow: refused commits change nothing, and later commits work."""
 
 from __future__ import annotations
 

@@ -38,10 +38,10 @@ def store(tmp_path):
 
 def test_backup_is_a_snapshot_of_the_store(store, tmp_path):
     before = contents(store)
-    told = []
-    size = store.backup(tmp_path / "backup", lambda done, total: told.append((done, total)))
+    progress = []
+    size = store.backup(tmp_path / "backup", lambda done, total: progress.append((done, total)))
     put(store, store.topics()[0], 0, b"later")
-    assert told[-1] == (size, size)
+    assert progress[-1] == (size, size)
     with LmdbStore(tmp_path / "backup") as copy:
         assert contents(copy) == before
         assert put(copy, copy.topics()[0], 0, b"x").spans[0].first_id == 49
@@ -84,10 +84,10 @@ def test_compaction_frees_space_and_readers_follow(store, tmp_path):
 
 
 def test_intact_store_verifies(store):
-    told = []
-    report = verification.verify(store.path, lambda done, total: told.append(done))
+    progress = []
+    report = verification.verify(store.path, lambda done, total: progress.append(done))
     assert (report.fault_count, report.topics, report.shards, report.messages) == (0, 1, 2, 48)
-    assert told[-1] > 0
+    assert progress[-1] > 0
 
 
 def test_salvage_of_an_intact_store_is_complete(store, tmp_path):

@@ -1,4 +1,4 @@
-"""Where a raw file says different things of an offset, the later one is right."""
+"""If a raw file has several entries for an offset, salvage takes the latest."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class FreudSession(FastSession):
             return end - start  # the rest is discarded
         if end - at > MAX_UNSCANNED_BYTES:
             self.pipe.pause_reading()
-            # Without reading, only this tells that the client hung up.
+            # While reading is paused, only this callback reports that the client hung up.
             self.pipe.watch_hangup(self.on_hangup)
         return at - start
 
@@ -271,7 +271,7 @@ class FreudSession(FastSession):
         self._change_phase(PhaseEvent.ENDED)
         self.answers.discard()
         self._broker.end_stall(self._connection)
-        # The commits go on, but there is no connection to answer them on.
+        # Submitted commits continue, but there is no connection for their answers.
         self._slots.clear()
         self.uncommitted = 0
         self._stop_waiting()

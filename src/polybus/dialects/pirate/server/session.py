@@ -135,7 +135,7 @@ class PirateSession:
         peer.send(envelope, codec.encode_error(code, text))
 
 
-# The first row that matches.
+# Error class → code on the wire; the first matching row applies.
 _CODES: Final[tuple[tuple[type[PolybusError], str], ...]] = (
     (UnknownProducer, codec.FENCED),
     (Fenced, codec.FENCED),
