@@ -82,7 +82,7 @@ def cells(text: str) -> list[list[str]]:
 
 def test_groups_are_listed(polybus, topic, member):
     assert polybus("group", "ls", "no.such.*") == "no groups\n"
-    heading, row = told(polybus("group", "ls", topic))
+    heading, row = cells(polybus("group", "ls", topic))
     assert heading == ["topic", "group", "members", "shards", "acked", "lag", "paused"]
     assert row == [topic, "billing", "1", "2", "3", "4", "-"]
     (one,) = json.loads(polybus("group", "ls", topic, "--json"))
