@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from polybus.errors import ConnectionLost
 from polybus.model.address import Address
 from polybus.server.admin_client import ask
 from tests.rig import rqueue_client
@@ -57,6 +58,7 @@ class Bystander:
 
     publish: Delays
     stats: Delays
+    refused: int  # requests for `stats` whose connection the bus closed at once
 
     def __init__(self, bus: BusProcess) -> None:
         command = [sys.executable, "-m", __name__, str(bus.address("rqueue")), str(bus.admin_path)]
@@ -70,12 +72,14 @@ class Bystander:
     def check_served(self) -> None:
         assert self.publish.number, "the bystander could not publish"
         assert self.stats.number, "the bystander got no stats"
+        assert not self.refused, "the admin socket closed connections of the bystander"
 
     def figures(self) -> dict[str, float]:
         """Return the delays for the record of a soak run; `_max` names are not summed."""
         return {
             "bystander_publishes": self.publish.number,
             "bystander_stats": self.stats.number,
+            "bystander_refused": self.refused,
             "publish_p99_ms_max": self.publish.p99_ms,
             "publish_ms_max": self.publish.max_ms,
             "stats_p99_ms_max": self.stats.p99_ms,
@@ -99,13 +103,14 @@ class Bystander:
             raise AssertionError("the bystander was not served") from None
         if error is None:
             assert self._child.returncode == 0, "the bystander failed"
-            publish, stats = json.loads(output)
+            publish, stats, self.refused = json.loads(output)
             self.publish, self.stats = Delays(*publish), Delays(*stats)
 
 
 def _serve_itself(address: Address, admin_path: Path) -> None:
     publishes: list[float] = []
     stats: list[float] = []
+    refused = 0
     with rqueue_client.connect(address) as client:
         client.settle()
         ask(admin_path, "stats")
@@ -115,10 +120,14 @@ def _serve_itself(address: Address, admin_path: Path) -> None:
             started = time.perf_counter()
             client.settle()
             published = time.perf_counter()
-            ask(admin_path, "stats")
             publishes.append(published - started)
-            stats.append(time.perf_counter() - published)
-    sys.stdout.write(json.dumps([Delays.of(publishes), Delays.of(stats)]))
+            try:
+                ask(admin_path, "stats")
+            except ConnectionLost:
+                refused += 1
+            else:
+                stats.append(time.perf_counter() - published)
+    sys.stdout.write(json.dumps([Delays.of(publishes), Delays.of(stats), refused]))
 
 
 if __name__ == "__main__":

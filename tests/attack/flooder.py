@@ -180,18 +180,6 @@ def _flood_clients(addresses: Addresses) -> Iterator[None]:
         yield
 
 
-def _flood_pirate_subscriptions(addresses: Addresses) -> Iterator[None]:
-    address = addresses["pirate"]
-    name = f"{os.getuid()}-reader".encode()
-    with Bare(f"tcp://{address.host}:{address.port}", name) as client:
-        client.hello()
-        for number in count():
-            answer = client.sub(f"{os.getuid()}-{number}")
-            if answer[0] != "OK":
-                raise Refused(str(answer))
-            yield
-
-
 def _flood_connections(addresses: Addresses) -> Iterator[None]:
     while True:
         client = rqueue_client.connect(addresses["rqueue"])
@@ -252,7 +240,6 @@ TABLES: dict[str, Callable[[Addresses], Iterator[None]]] = {
     "groups": _by_action("group.join", topic="flooded", group="{}", consumer="c", dead_ms=60_000),
     "topics": _by_action("topic.create", topic="{}", shards=1),
     "pirate clients": _flood_clients,
-    "pirate subscriptions": _flood_pirate_subscriptions,
     "connections": _flood_connections,
     "subscribed topics": _flood_subscriptions,
     "admin connections": _flood_admin,
