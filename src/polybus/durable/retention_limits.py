@@ -26,8 +26,8 @@ MAX_LIMIT: Final = 2**53  # exact in the JSON of every language
 NO_LIMIT: Final = "none"
 
 NS_PER_MS: Final = 1_000_000
-# Blocks that one search by size looks at: a millisecond or two of work.
-MAX_BLOCKS: Final = 256
+# Blocks that one search by size looks at: about a millisecond of work for the interpreter.
+MAX_BLOCKS: Final = 128
 
 
 def parse_limit(text: str, parse: Callable[[str], int]) -> int | None:
