@@ -121,10 +121,10 @@ def publish_to_freud(bus: HostileBus) -> None:
         pass  # the command has not subscribed yet
 
 
-def left_subscription(bus: HostileBus) -> str:
+def left_subscription(bus: HostileBus, body: bytes = ATTACK) -> str:
     """Return the id of a detached subscription that has a hostile message."""
     key = bus.freud_client.subscribe("freud" + NAME).detach()
-    assert bus.freud_client.produce("freud" + NAME, ATTACK) is not None
+    assert bus.freud_client.produce("freud" + NAME, body) is not None
     return key.hex()
 
 
@@ -172,8 +172,8 @@ PRINTS_PEER_TEXT: dict[str, list[Arguments]] = {
             bus.freud,
         ],
         lambda bus: [
-            *("freud", "subscription", "read", left_subscription(bus), "--json"),
-            *("--socket", bus.freud),
+            *("freud", "subscription", "read", left_subscription(bus, ATTACK_TEXT.encode())),
+            *("--json", "--socket", bus.freud),
         ],
     ],
     "freud subscription ls": [
