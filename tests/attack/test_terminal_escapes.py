@@ -69,6 +69,9 @@ class HostileBus:
         client.act("group.join", **member, max_deliver=3, heartbeat_ms=60_000, dead_ms=3_600_000)
         self.freud_client = stack.enter_context(freud.blocking.connect(f"unix:{self.freud}"))
         self.freud_client.create_topic("freud" + NAME)
+        # Of its own, because `publish_to_freud` waits for the first subscriber of the other.
+        self.freud_client.create_topic("left" + NAME)
+        self.freud_client.subscribe("left" + NAME).detach()
         service = stack.enter_context(gsb.blocking.connect(self.gsb))
         service.register(SERVICE, lambda call: ATTACK_TEXT)
         reader = pirate.blocking.connect(self.pirate, state=folder / "pirate")
@@ -121,10 +124,10 @@ def publish_to_freud(bus: HostileBus) -> None:
         pass  # the command has not subscribed yet
 
 
-def left_subscription(bus: HostileBus) -> str:
+def left_subscription(bus: HostileBus, body: bytes = ATTACK) -> str:
     """Return the id of a detached subscription that has a hostile message."""
-    key = bus.freud_client.subscribe("freud" + NAME).detach()
-    assert bus.freud_client.produce("freud" + NAME, ATTACK) is not None
+    key = bus.freud_client.subscribe("left" + NAME).detach()
+    assert bus.freud_client.produce("left" + NAME, body) is not None
     return key.hex()
 
 
@@ -172,8 +175,8 @@ PRINTS_PEER_TEXT: dict[str, list[Arguments]] = {
             bus.freud,
         ],
         lambda bus: [
-            *("freud", "subscription", "read", left_subscription(bus), "--json"),
-            *("--socket", bus.freud),
+            *("freud", "subscription", "read", left_subscription(bus, ATTACK_TEXT.encode())),
+            *("--json", "--socket", bus.freud),
         ],
     ],
     "freud subscription ls": [
