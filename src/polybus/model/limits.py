@@ -112,7 +112,7 @@ class NativeLimits:
     # Open stages: some 500 bytes of memory each, and any number of staged bytes on disk.
     max_stages: int = 65_536
     # Messages that are not due yet, of all topics: on disk, some 200 bytes each besides their
-    # content. At the start the bus reads them once, about a second per half million batches.
+    # content. The bus reads them once at its start, some seconds per million batches.
     max_delayed: int = 16_000_000
     # The same of one topic.
     max_topic_delayed: int = 8_000_000
