@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from polybus.bus.outbox import Outbox
@@ -56,13 +56,6 @@ class ConnectionIO(Protocol):
 
     def abort(self) -> None:
         """End the connection at once."""
-
-
-class UnfinishedFrame(NamedTuple):
-    """A frame of which a part has arrived. `missing_bytes` is None if the session cannot know."""
-
-    missing_bytes: int | None
-    likely_cause: str
 
 
 @dataclass(eq=False, slots=True)

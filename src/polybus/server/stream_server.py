@@ -29,8 +29,8 @@ from polybus.transports.unfinished_frames import UnfinishedFrames
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
-    from polybus.bus.connection import UnfinishedFrame
     from polybus.model.address import Address
+    from polybus.model.unfinished_frame import UnfinishedFrame
     from polybus.server.listener_plan import ListenerSpec
     from polybus.server.settings import Settings
     from polybus.transports.stream_connection import StreamConnection

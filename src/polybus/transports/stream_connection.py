@@ -17,8 +17,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
-from polybus.bus.connection import UnfinishedFrame
 from polybus.kernel.stream_io import SharedBuffer, StreamIO
+from polybus.model.unfinished_frame import UnfinishedFrame
 from polybus.transports.peer_identity import describe_peer, identify_peer, keep_alive, unsent_bytes
 
 if TYPE_CHECKING:

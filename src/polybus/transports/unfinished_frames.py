@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polybus.bus.connection import UnfinishedFrame
+    from polybus.model.unfinished_frame import UnfinishedFrame
     from polybus.transports.stream_connection import StreamConnection
 
 LOOK_EVERY_S = 1.0

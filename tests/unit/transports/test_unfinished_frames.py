@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polybus.bus.connection import UnfinishedFrame
+from polybus.model.unfinished_frame import UnfinishedFrame
 from polybus.transports.unfinished_frames import UnfinishedFrames
 
 FRAME = UnfinishedFrame(3, "it stopped")

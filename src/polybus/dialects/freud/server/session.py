@@ -20,7 +20,6 @@ from enum import Enum, IntEnum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from polybus.bus.connection import UnfinishedFrame
 from polybus.bus.request_outcome import NO, OutcomeKind, RequestOutcome
 from polybus.dialects.freud.codec import HEADER, MALFORMED_TEXTS, Code
 from polybus.dialects.freud.server.answer_encoder import encode_answers, encode_produced
@@ -55,6 +54,7 @@ from polybus.dialects.freud.server.request_scanner import (
 )
 from polybus.kernel.framing import Encoding
 from polybus.model import topic_name
+from polybus.model.unfinished_frame import UnfinishedFrame
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
