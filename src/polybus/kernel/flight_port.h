@@ -224,23 +224,21 @@ class CallGate {
       return was_cut ? kReset : kCut;
     }
     if (is_reset) return kReset;
-    int most_beginning = connection.beginning < kFewBeginning ? kMaxBeginning : kCrowdBeginning;
-    if (calls_ >= max_calls_ || beginning_ >= most_beginning) {
+    bool is_suspect = connection.resets > 0;
+    if (calls_ >= max_calls_ || (is_suspect && beginning_ >= kMaxBeginning)) {
       refused_calls_++;
       return kTooMany;
     }
     calls_++;
     beginning_++;
-    connection.beginning++;
     connection.calls.insert(&context);
     return kAdmitted;
   }
 
   // Notes that Python has identified the caller of an admitted call, or refused it.
-  void Begin(const std::string& peer) {
+  void Begin() {
     Guard guard(mutex_);
     beginning_--;
-    connections_.find(peer)->second.beginning--;
   }
 
   // Forgets an admitted call. `peer` is that of its context.
@@ -273,14 +271,14 @@ class CallGate {
   static constexpr double kLookInterval = 0.02;
   static constexpr int64_t kAlone = 10;
   // Calls whose caller Python has not identified yet: each is a thread that waits for the
-  // interpreter's lock. Connections that have some of them get no more beyond kCrowdBeginning,
-  // which is more than the streams of one connection (`max_streams`), others beyond kMaxBeginning.
-  static constexpr int kFewBeginning = 2, kCrowdBeginning = 48, kMaxBeginning = 64;
+  // interpreter's lock. Beyond this a connection that has cancelled calls gets no more. Others do,
+  // because hundreds of clients may call in one moment.
+  static constexpr int kMaxBeginning = 48;
 
   struct Connection {
     std::set<const Context*> calls;
     double since_s = 0, look_s = 0;
-    int resets = 0, lingering = 0, beginning = 0;
+    int resets = 0, lingering = 0;
     bool is_cut = false;
 
     void Advance(double now_s) {
@@ -723,7 +721,7 @@ class CallLimiter : public arrow::flight::ServerMiddlewareFactory {
     Refusal refusal;
     FlightCall call(context, queue_);
     void* caller = hooks_.begin_call(hooks_.python, &call, &refusal);
-    queue_->gate.Begin(context.peer());
+    queue_->gate.Begin();
     if (caller == nullptr) {
       queue_->gate.Leave(&context, context.peer(), context.is_cancelled());
       return refusal.ToStatus();
