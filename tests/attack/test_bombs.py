@@ -281,7 +281,7 @@ def test_bombs_for_a_minute(bus):
         flight_data(message_of("record batch", zeroes(900 * MIB), compression=name))
         for name in ("zstd", "lz4")
     ]
-    attacks = [(schema, bomb) for bomb in packed]
+    attacks: list[tuple[bytes, ...]] = [(schema, bomb) for bomb in packed]
     attacks += [(schema, flight_data(lie)) for lie in lying_sizes()]
     attacks += [(field(1, DESCRIPTOR) + packed[0],)]
     end_s = time.monotonic() + LONG_S
