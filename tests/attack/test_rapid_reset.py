@@ -86,7 +86,7 @@ def test_streams_of_a_connection_are_bounded(bus):
         assert client.settings[MAX_CONCURRENT_STREAMS] == NativeLimits().max_streams
 
 
-@pytest.mark.sabotage("grpc-unbounded", expects="(threads|MiB) above an idle bus")
+@pytest.mark.sabotage("grpc-unbounded", expects="(threads|MiB) above an idle bus", tries=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rapid_reset_costs_neither_threads_nor_memory(bus, kind):
     """Reset puts, reset actions that are complete, and headers of actions that never follow."""
