@@ -18,5 +18,5 @@ def parse_duration_ms(text: str) -> int:
         raise UsageError(f"duration must be a number with ms, s, m, h or d (1.5h), got {text!r}")
     whole, part, unit = match.groups()
     digits = part or ""
-    scaled = int(whole + digits) * UNIT_MS[unit]
-    return -(-scaled // int(10 ** len(digits)))
+    scale: int = 10 ** len(digits)
+    return -(-int(whole + digits) * UNIT_MS[unit] // scale)
