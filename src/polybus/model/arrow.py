@@ -90,7 +90,10 @@ def take_rows(rows: Rows, indexes: Sequence[int]) -> Rows:
         return EMPTY
     batch = batch_of(rows).take(pa.array(indexes, pa.int64()))
     ids, shards, offsets, times, insertions, keys, bodies, headers = batch.columns
-    fixed = [_bytes(column.buffers()[1]) for column in (ids, shards, offsets, times, insertions)]
+    fixed = [
+        _bytes(column.buffers()[1])[: column.type.bit_width // 8 * len(indexes)]
+        for column in (ids, shards, offsets, times, insertions)
+    ]
     _, body_offsets, body_data = _string_buffers(bodies)
     optional: list[Column | None] = [None] * 3
     if keys.null_count < len(keys):

@@ -1,4 +1,4 @@
-"""Sabotages of FDQ's consumer."""
+"""Sabotages of FDQ: its consumer, and delayed messages."""
 
 from __future__ import annotations
 
