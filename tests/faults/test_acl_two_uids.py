@@ -360,7 +360,9 @@ def test_each_user_has_its_own_connection_quota(folder, bob):
         assert [is_served(alice, bus) for _ in range(4)] == [True, True, False, False]
         assert [is_served(bob, bus) for _ in range(4)] == [True, True, True, False]
         assert count(bus, "refused", "quota_connections") == 3
-        (line, *_) = log_lines(bus, event="quota reached", quota="quota_connections")
+        reached = {"event": "quota reached", "quota": "quota_connections"}
+        until(lambda: bool(log_lines(bus, **reached)), "the refusal is logged")
+        line = log_lines(bus, **reached)[0]
         assert (line["user"], line["limit"]) == (f"uid:{ALICE}", 2)
         alice.ask("close", 0)
         until(lambda: len(connections(bus)) == 4, "the place is free again")
