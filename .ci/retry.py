@@ -42,10 +42,16 @@ def main(log: Path, arguments: list[str]) -> int:
     if not failed:
         sys.stderr.write("polybus: pytest failed without a failed test\n")
         return 1
-    for _ in range(RUNS):
-        command = [sys.executable, "-m", "pytest", "-q", *arguments, *failed]
-        if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
-            return code
+    # The log lists the sampled sabotages. Their names end in the one of the sabotage, in brackets,
+    # which `--sabotage` adds to a test.
+    sampled = {test for test in failed if f"sabotage {test}\n" in output}
+    sabotaged = sorted({test.rpartition("[")[0] for test in sampled})
+    plain = [test for test in failed if test not in sampled]
+    for options, tests in ((["--sabotage"], sabotaged), ([], plain)):
+        command = [sys.executable, "-m", "pytest", "-q", *arguments, *options, *tests]
+        for _ in range(RUNS if tests else 0):
+            if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
+                return code
     for test in failed:
         known = ", known" if test in known_tests() else ""
         sys.stdout.write(f"FLAKY {test} (seed: {seed_of(test, output)}{known})\n")

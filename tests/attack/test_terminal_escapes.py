@@ -202,6 +202,10 @@ SPARK = "prints tables (text_table) and Spark's errors (stderr_filter); needs Sp
 SAME_FILTER = "prints through the same filter; its text is of this host or of the operator"
 OTHERS: dict[str, str] = {
     **dict.fromkeys(("pub", "fdq produce", "topic create", "topic rm", "topic trim"), OWN_INPUT),
+    **dict.fromkeys(("topic configure", "topic pause", "topic resume"), OWN_INPUT),
+    **dict.fromkeys(("group pause", "group resume"), OWN_INPUT),
+    # Names of groups may be of others; `group ls` shows the filter.
+    "topic reshard": "prints through the same filter, which is tested with `group ls`",
     **dict.fromkeys(("freud topic create", "freud topic delete", "freud subcount"), OWN_INPUT),
     **dict.fromkeys(("freud subscription create", "freud subscription rm"), OWN_INPUT),
     **dict.fromkeys(("freud topic publish", "group rm", "group reset", "gsb ping"), OWN_INPUT),

@@ -186,6 +186,8 @@ class DurableTopics:
         # The caller may hold the topic from before a reshard.
         shards = self._by_number.get(topic.number, topic).open_shards
         turn = self._next_run
+        if len(shards) == 1:
+            return (Append(topic.number, shards[0], block),)
         # Two threads may read the same value, which makes the spread a little less even.
         self._next_run = turn + (1 if in_order else count_runs(block))
         if in_order:

@@ -39,11 +39,19 @@ def test_an_idle_bus_counts_nothing():
         "messages": {"received": 0, "received_bytes": 0, "delivered": 0, "delivered_bytes": 0},
         "topics": 0,
         "subscriptions": 0,
-        "connections": {"open": 0, "accepted": 0, "waiting": 0, "closed": {}, "in_doubt": {}},
+        "connections": {
+            "open": 0,
+            "accepted": 0,
+            "waiting": 0,
+            "closed": {},
+            "in_doubt": {},
+            "unfinished_frames": {},
+        },
         "dropped": {},
         "refused": {},
         "faults": {},
         "alarms": [],
+        "freud": {"subscriptions": 0, "detached": 0, "evicted": 0, "expired": 0},
         "gsb": {
             "connections": 0,
             "services": 0,
@@ -151,6 +159,7 @@ def test_bad_frame_is_logged_once_with_peer_and_reason():
         "waiting": 0,
         "closed": {"unknown_type": 1},
         "in_doubt": {},
+        "unfinished_frames": {},
     }
 
 
