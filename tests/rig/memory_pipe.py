@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 class MemoryPipe:
     is_unix = False
+    certificate_digest = b""
 
     def __init__(
         self, peer: str = "memory", appetite: int | None = None, identity: Identity = ANONYMOUS

@@ -24,6 +24,10 @@ class ConnectionIO(Protocol):
     def is_unix(self) -> bool:
         """Return True for a Unix socket."""
 
+    @property
+    def certificate_digest(self) -> bytes:
+        """Return the SHA-256 of the certificate of the end that was dialled; empty without TLS."""
+
     def write(self, data: bytes) -> None: ...
     def write_many(self, chunks: list[bytes]) -> None: ...
     def backlog_bytes(self) -> int:

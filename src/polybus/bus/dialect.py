@@ -82,15 +82,38 @@ class RunOnLoop(Protocol):
     def __call__(self, function: Callable[..., T], /, *args: Any) -> T: ...
 
 
+class StreamDialler(Protocol):
+    """Opens connections to other machines, for sessions of a dialect."""
+
+    async def dial(self, address: Address) -> ConnectionIO:
+        """Connect. Raises OSError. The session is opened when the TLS handshake is done."""
+
+    async def wait_ended(self) -> None:
+        """Wait until all its connections have ended."""
+
+    async def drain(self, timeout_s: float) -> None: ...
+
+
+class StreamServer(DialectServer, Protocol):
+    """A `DialectServer` whose sessions read a byte stream."""
+
+    def dialler(self, open_session: Callable[[Any], Any]) -> StreamDialler: ...
+
+
 class ServeStreams(Protocol):
     """Serves a dialect whose sessions read a byte stream (TCP, TLS or Unix).
 
-    `charge_user` charges each connection to its user's quota_connections.
+    `charge_user` charges each connection to its user's quota_connections. Encrypted listeners
+    use `certificate` and its key, both PEM, if [tls] has none.
     """
 
     def __call__(
-        self, open_session: Callable[[ConnectionIO], Any], *, charge_user: bool = False
-    ) -> DialectServer: ...
+        self,
+        open_session: Callable[[ConnectionIO], Any],
+        *,
+        charge_user: bool = False,
+        certificate: tuple[bytes, bytes] | None = None,
+    ) -> StreamServer: ...
 
 
 class TlsFiles(Protocol):
@@ -132,6 +155,16 @@ class Command:
     help_line: str
 
 
+@dataclass(frozen=True, slots=True)
+class ServeFlag:
+    """A repeatable flag of `polybus serve` that sets one key of the dialect's section."""
+
+    name: str  # as in --link
+    key: str
+    metavar: str
+    help_line: str
+
+
 # Why two settings contradict each other: the key in the dialect's section, the rule for it,
 # its value, and the bound that the rule names.
 Contradiction = tuple[str, str, int, int]
@@ -149,6 +182,8 @@ class Dialect:
     listen_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # The class of the section `[name]` of the settings, and the bounds of its keys.
     limits: type | None = None
+    # Flags of `polybus serve` for keys of that section.
+    serve_flags: tuple[ServeFlag, ...] = ()
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     # The client's import path, for people who look for it.
     client: str = ""
@@ -163,6 +198,8 @@ class Dialect:
     check_files: Callable[[Any, Path], None] | None = None
     # Encryption that is not a scheme of the address: is it on, and how to turn it on.
     is_encrypted: Callable[[Any], bool] | None = None
+    # Its encrypted listeners have a certificate of their own if [tls] has none.
+    makes_certificate: bool = False
     encryption_hint: str = "use a tls scheme"
     # The subscribers of a durable topic that this dialect has stored, for `topic.stats`.
     read_subscribers: Callable[[Store, Topic, Bounds], Sequence[Mapping[str, Any]]] | None = None

@@ -16,7 +16,8 @@ For a caller, a verb and a topic, the first line that applies decides:
    10  nothing speaks of it                              the default of the verb
 
 By default any caller may create, produce, subscribe and call; delete and admin are limited
-to the callers of lines 3, 5 and 6.
+to the callers of lines 3, 5 and 6. A node of the network may do nothing by default, and no
+`allow everyone` names it, only `allow node:…`; a `deny everyone` does.
 
 Reserved topics are written by the bus itself; dialects declare them (`Dialect`).
 
@@ -53,6 +54,7 @@ from polybus.model import access_rule as rules
 from polybus.model import topic_name
 from polybus.model.access_rule import ADMIN, CALL, CREATE, DELETE, PRODUCE, SUBSCRIBE, Principal
 from polybus.model.identity import Identity
+from polybus.model.name_pattern import STAR
 
 MAX_CLASSES = 65_536  # the fan-out keeps one byte per class and topic
 OVERFLOW = 0
@@ -68,6 +70,7 @@ class RuleMatch(NamedTuple):
     surely: int
     possibly: int
     is_admin: bool = False  # root, or the bus's own user
+    is_node: bool = False  # a bus on another machine
 
 
 NO_MATCH = RuleMatch(0, 0)
@@ -119,6 +122,7 @@ _RESERVED_LETTER_VERBS = {**_RESERVED_VERBS, PRODUCE: _DEAD_LETTERS}
 _NO_VERBS: Mapping[str, Decision] = {}
 _NAMED = "rule {rule} names the caller"
 _MAY_NAME = "rule {rule} may name the caller, which is in doubt"
+_NODE = Decision(False, "no rule allows it to this node of the network")
 _CLOSED = "rule {rule} names others, and no rule names this caller"
 _DEFAULTS = {
     verb: Decision(True, f"no rule speaks of it, and any caller may {verb}")
@@ -217,7 +221,7 @@ class Policy:
         as_admin: bool = False,
     ) -> bool:
         """Return True if the policy allows it. `as_admin`: admin rights count here."""
-        if not self.can_deny(verb, topic):
+        if not identity.node and not self.can_deny(verb, topic):
             return True
         named, is_creator = self._match_of(identity), identity.owns(creator)
         return self._decide(named, verb, topic, is_creator, as_admin).allowed
@@ -252,16 +256,17 @@ class Policy:
 
     def _match_of(self, identity: Identity) -> RuleMatch:
         if not self._whos:
-            return NO_MATCH._replace(is_admin=self.is_born_admin(identity))
+            is_node = bool(identity.node)
+            return NO_MATCH._replace(is_admin=self.is_born_admin(identity), is_node=is_node)
         one = identity
         # The fields that rules use.
-        key = (one.uid, one.gid, one.groups, one.service, one.key, one.is_in_doubt)
+        key = (one.uid, one.gid, one.groups, one.service, one.key, one.is_in_doubt, one.node)
         found = self._remembered.get(key)
         if found is None:
             found = self._match_rules(identity)
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
-            if found.surely == found.possibly or one.is_in_doubt:
+            if found.surely == found.possibly or one.is_in_doubt or one.node:
                 self._remembered[key] = found
         return found
 
@@ -274,9 +279,11 @@ class Policy:
             else:
                 is_member = groups is None and who.kind == rules.GROUP
                 is_user = identity.is_in_doubt and _may_name_local(who, number)
-                if is_member or is_user:
+                is_every_node = bool(identity.node) and who.kind == rules.EVERYONE
+                if is_member or is_user or is_every_node:
                     possibly |= bit
-        return RuleMatch(surely, surely | possibly, self.is_born_admin(identity))
+        is_admin, is_node = self.is_born_admin(identity), bool(identity.node)
+        return RuleMatch(surely, surely | possibly, is_admin, is_node)
 
     def _groups(self, identity: Identity) -> frozenset[int] | None:
         """Return all groups of a caller, None if they are not known yet."""
@@ -316,7 +323,7 @@ class Policy:
         if verb == DELETE and as_admin and self._decide(named, ADMIN, topic).allowed:
             return _ADMIN
         if restriction is None:
-            return by_rule or _DEFAULTS[verb]
+            return by_rule or (_NODE if named.is_node else _DEFAULTS[verb])
         if by_rule and by_rule.allowed and by_rule.by and by_rule.by.is_for(topic):
             return by_rule
         is_admin = self._decide(named, ADMIN, topic).allowed
@@ -348,6 +355,9 @@ class Policy:
 
 
 def _names(who: Principal, number: int | None, identity: Identity, groups: frozenset[int]) -> bool:
+    if identity.node or who.kind == rules.NODE:
+        is_named = who.name in (identity.node, STAR)
+        return bool(identity.node) and who.kind == rules.NODE and is_named
     if who.kind == rules.EVERYONE:
         return True
     if who.kind == rules.ANONYMOUS:

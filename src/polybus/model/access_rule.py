@@ -5,13 +5,14 @@
     EFFECT WHO VERBS PATTERN
 
 WHO is `user:NAME` or `user:UID`, `group:NAME` or `group:GID`, `service:UNIT` or
-`service:/PATH/OF/EXECUTABLE`, `key:KEY`, `anonymous`, or `everyone`. A word with a space
-must be quoted as in a shell. `bus.policy` decides by all rules together; the host resolves
-names of users and groups.
+`service:/PATH/OF/EXECUTABLE`, `key:KEY`, `node:ID` or `node:*` (a bus of the network),
+`anonymous`, or `everyone`. A word with a space must be quoted as in a shell. `bus.policy`
+decides by all rules together; the host resolves names of users and groups.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import unicodedata
 from dataclasses import dataclass
@@ -25,11 +26,12 @@ CREATE, PRODUCE, SUBSCRIBE = "create", "produce", "subscribe"
 DELETE, CALL, ADMIN = "delete", "call", "admin"
 VERBS = (CREATE, PRODUCE, SUBSCRIBE, DELETE, CALL, ADMIN)
 
-USER, GROUP, SERVICE, KEY = "user", "group", "service", "key"
+USER, GROUP, SERVICE, KEY, NODE = "user", "group", "service", "key", "node"
 ANONYMOUS, EVERYONE = "anonymous", "everyone"
-NAMED = (USER, GROUP, SERVICE, KEY)  # kinds with a name
+NAMED = (USER, GROUP, SERVICE, KEY, NODE)  # kinds with a name
 NUMBERED = (USER, GROUP)  # kinds for which a number is allowed
 
+_NODE_ID = re.compile("0x[0-9a-f]{40}")
 MAX_WHO_BYTES = 4096  # PATH_MAX: the longest path of an executable
 MAX_NUMBER = 2**32 - 2  # largest uid or gid; 2**32 - 1 means "no change" in Linux
 WORDS = "EFFECT WHO VERBS PATTERN, as in: allow user:alice produce,subscribe orders.*"
@@ -51,6 +53,8 @@ class Principal:
             kinds = ", ".join(f"{one}:NAME" for one in NAMED)
             raise InvalidRule(f"who is {text!r}? write {kinds}, {ANONYMOUS} or {EVERYONE}")
         _check_text(name, "the name", MAX_WHO_BYTES)
+        if kind == NODE and name != STAR and not _NODE_ID.fullmatch(name):
+            raise InvalidRule(f"node must be 0x and 40 hex digits, or *, got {_short(name)}")
         if kind in NUMBERED and name.isascii() and name.isdigit():
             name = _number(text, name)
         return cls(kind, name)

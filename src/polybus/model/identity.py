@@ -8,6 +8,8 @@ A caller of this machine whose user the kernel does not know, because it has hun
 is *in doubt*. It may be any user, so the policy applies every deny rule to it and no allow
 rule (bus/policy.py). It is not anonymous: else any user could escape the rules that name it.
 
+A caller may also be a node of the network: a bus on another machine that has proved its key.
+
 Callers that are anonymous or in doubt share one account, and none of them owns anything.
 """
 
@@ -31,15 +33,17 @@ class Identity:
     key: str = ""
     # A local caller of an unknown user: no other field is set.
     is_in_doubt: bool = False
+    # The id of a bus on another machine: no other field is set.
+    node: str = ""
 
     @property
     def is_anonymous(self) -> bool:
-        return self.uid is None and not self.key and not self.is_in_doubt
+        return self.uid is None and not self.key and not self.is_in_doubt and not self.node
 
     @property
     def account(self) -> int | str | None:
         """Return the account that quotas charge: the key, else the uid, else the shared one."""
-        return self.key or self.uid
+        return self.key or self.node or self.uid
 
     @property
     def name(self) -> str:
@@ -47,6 +51,8 @@ class Identity:
             return f"key:{self.key}"
         if self.is_in_doubt:
             return "in-doubt"
+        if self.node:
+            return f"node:{self.node}"
         return "anonymous" if self.uid is None else f"uid:{self.uid}"
 
     @property

@@ -8,11 +8,37 @@ their certificate.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import ssl
 from pathlib import Path
 
 from polybus.errors import ConfigError
 from polybus.server.settings import TlsSettings
+from polybus.transports.tls_connection import CertificateContext
+
+BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+
+
+def digest_of(pem: str) -> bytes:
+    """Return the SHA-256 of the first certificate of a PEM text."""
+    begin, end = pem.index(BEGIN), pem.index(END) + len(END)
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem[begin:end])).digest()
+
+
+def own_context(certificate: bytes, key: bytes) -> ssl.SSLContext:
+    """Return the context of a certificate that is not in a file."""
+    context = CertificateContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # `ssl` reads certificates only from files; this one exists only in memory.
+    descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, certificate + key)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+    context.certificate_digest = digest_of(certificate.decode())
+    return context
 
 
 class Certificates:
@@ -40,11 +66,12 @@ class Certificates:
         connection.context = self._current
 
     def _load(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = CertificateContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2  # older ones are broken
         try:
             # An empty password: a key that has one would stop the bus to ask for it.
             context.load_cert_chain(self._certificate, self._key, password="")
+            context.certificate_digest = digest_of(self._certificate.read_text())
         except ssl.SSLError as error:
             reason = error.reason or "not a certificate with its key in PEM form"
             raise ConfigError(f"[tls] {self._certificate} and {self._key}: {reason}") from None

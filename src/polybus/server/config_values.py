@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import tomllib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, NewType, Union, get_args, get_origin
@@ -47,6 +47,8 @@ def from_toml(value: Any, kind: Any, base: Path) -> Any:
         return tuple(map(_rule, value)) if kind == RULES else tuple(value)
     if kind == UserQuotas:
         return _user_quotas(value)
+    if get_origin(kind) is Mapping:
+        return _texts(value)
     if kind is Path:
         return _path(value, base)
     if kind in QUANTITIES:
@@ -67,6 +69,8 @@ def from_text(text: str, kind: Any) -> Any:
         return from_toml(items, kind, Path())
     if kind == UserQuotas:
         return _user_quotas(_toml_value(text))
+    if get_origin(kind) is Mapping:
+        return {item.strip(): item.strip() for item in text.split(",") if item.strip()}
     if kind is bool:
         if text.lower() not in WORDS:
             raise InvalidValue("true or false")
@@ -126,6 +130,12 @@ def _user_quotas(value: Any) -> UserQuotas:
                 raise InvalidValue(f"for {user} only {', '.join(sorted(known))}")
             if type(amount) is not int or amount < 0:
                 raise InvalidValue(f"for {user} {quota} = a whole number of at least 0")
+    return value
+
+
+def _texts(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise InvalidValue("a table of strings")
     return value
 
 

@@ -133,7 +133,8 @@ def _check(one: ListenerSpec, settings: Settings) -> None:
         raise ConfigError(
             f"{one.dialect} cannot listen on {address}: its schemes are {', '.join(schemes)}"
         )
-    if address.is_encrypted and settings.tls.certificate is None:
+    has_certificate = settings.tls.certificate is not None
+    if address.is_encrypted and not has_certificate and not (dialect and dialect.makes_certificate):
         raise ConfigError(
             f"{one.dialect} on {address} needs a certificate: set certificate and key in [tls]"
         )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.quotas import ConnectionQuota
 from polybus.kernel.stream_io import SharedBuffer
 from polybus.server import folders
-from polybus.server.certificates import Certificates
+from polybus.server.certificates import Certificates, own_context
 from polybus.server.connection_shares import ConnectionPlaces, ConnectionShares
 from polybus.transports.hangup_monitor import HangupMonitor
 from polybus.transports.peer_identity import socket_table
@@ -22,6 +23,7 @@ from polybus.transports.stream_listener import (
     ConnectionLimit,
     ListenOptions,
     OpenSession,
+    StreamDialler,
     StreamListener,
     listen,
 )
@@ -55,6 +57,12 @@ class StreamListeners:
         listener = await listen(address, self._open_session, self._options)
         self._unfinished.add(self._dialect, listener.connections)
         return listener
+
+    def dialler(self, open_session: OpenSession) -> StreamDialler:
+        """Return an object that dials, for sessions that `open_session` opens."""
+        dialler = StreamDialler(open_session, self._options)
+        self._unfinished.add(self._dialect, dialler.connections)
+        return dialler
 
     async def reload(self) -> None:
         """Do nothing: the certificate is shared, `StreamServer` reads it again."""
@@ -101,19 +109,30 @@ class StreamServer:
             settings.server.max_admin_connections, self._refusal_handler("max_admin_connections")
         )
         encrypted = any(wanted.address.is_encrypted for wanted in listeners)
-        self._certificates = Certificates(settings.tls) if encrypted else None
+        has_files = settings.tls.certificate is not None
+        self._certificates = Certificates(settings.tls) if encrypted and has_files else None
         self.shared = SharedBuffer()
         self._hangups = HangupMonitor()
         self._unfinished = UnfinishedFrames(settings.limits.unfinished_frame_s, self._on_unfinished)
         broker.on_tick.append(self._unfinished.tick)
 
     def serve(
-        self, dialect: str, open_session: OpenSession, *, charge_user: bool = False
+        self,
+        dialect: str,
+        open_session: OpenSession,
+        *,
+        charge_user: bool = False,
+        certificate: tuple[bytes, bytes] | None = None,
     ) -> StreamListeners:
-        """Return the listeners of a dialect; `charge_user` applies quota_connections."""
+        """Return the listeners of a dialect; `charge_user` applies quota_connections.
+
+        Encrypted ones use `certificate` and its key, in PEM, if [tls] has none.
+        """
         quota = ConnectionQuota(self._broker.quotas) if charge_user else None
         shares = ConnectionShares(self._shares, quota, self._log)
         options = self._options(self._limit, shares)
+        if options.tls is None and certificate is not None:
+            options = replace(options, tls=own_context(*certificate))
         return StreamListeners(dialect, open_session, options, self._unfinished)
 
     def serve_admin(self, open_session: OpenSession) -> StreamListeners:

@@ -122,6 +122,11 @@ class StreamConnection(StreamIO, asyncio.BufferedProtocol):
 
     # --- called by the session (bus.connection.ConnectionIO)
 
+    @property
+    def certificate_digest(self) -> bytes:
+        """The SHA-256 of the certificate of the end that was dialled; empty without TLS."""
+        return b""
+
     def write_many(self, chunks: list[bytes]) -> None:
         self._transport.writelines(chunks)
 

@@ -124,25 +124,54 @@ class StreamListener:
     async def _open(self, address: Address) -> None:
         loop = asyncio.get_running_loop()
         options = self._options
-        common = (self._open_session, options.shared, self._admit, self._lost, options.hangups)
-        make: Callable[[], StreamConnection] = partial(StreamConnection, *common)
+        if address.is_encrypted and options.tls is None:
+            raise AddressError(
+                f"{address}: a TLS listener must have a certificate;"
+                " set certificate and key in [tls]"
+            )
+        make = self._connection_maker(options.tls if address.is_encrypted else None)
         if address.is_unix:
             sock = _bind_unix(address, options.unix_mode)
             self._server = await loop.create_unix_server(make, sock=sock, backlog=BACKLOG)
             self.address = address
             return
-        if address.is_encrypted:
-            if options.tls is None:
-                raise AddressError(
-                    f"{address}: a TLS listener must have a certificate;"
-                    " set certificate and key in [tls]"
-                )
-            sealed = SharedBuffer(SEALED_BYTES)
-            make = partial(TlsConnection, *common, options.tls, sealed, options.on_handshake_failed)
         sock = await _bind_tcp(address)
         self._server = await loop.create_server(make, sock=sock, backlog=BACKLOG)
         # Port 0 asks the kernel for a free one.
         self.address = address.with_port(sock.getsockname()[1])
+
+    def _connection_maker(self, tls: ssl.SSLContext | None) -> Callable[[], StreamConnection]:
+        options = self._options
+        common = (self._open_session, options.shared, self._admit, self._lost, options.hangups)
+        if tls is None:
+            return partial(StreamConnection, *common)
+        sealed = SharedBuffer(SEALED_BYTES)
+        return partial(TlsConnection, *common, tls, sealed, options.on_handshake_failed)
+
+
+class StreamDialler(StreamListener):
+    """Opens connections of the same kind to other machines. It counts and drains them, too."""
+
+    def close(self) -> None:
+        """Do nothing: there is no socket that listens."""
+
+    async def wait_ended(self) -> None:
+        """Wait until all connections have ended."""
+        await self._empty.wait()
+
+    async def dial(self, address: Address) -> StreamConnection:
+        """Connect. Raises OSError. The session exists after the TLS handshake, or never."""
+        tls = None
+        if address.is_encrypted:
+            # Sessions check the peer themselves, by its certificate's digest.
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            tls.check_hostname = False
+            tls.verify_mode = ssl.CERT_NONE
+            tls.minimum_version = ssl.TLSVersion.TLSv1_3
+        make = self._connection_maker(tls)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(make, address.host, address.port)
+        return connection
 
 
 async def listen(

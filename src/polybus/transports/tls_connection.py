@@ -9,11 +9,14 @@ buffers in memory:
     socket ←── transport ←── _outgoing ←── encrypt ←── session
 
 The session exists only after the handshake. The listener is notified of a failed one.
+
+With a client's context the connection is the one that dials.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -28,6 +31,12 @@ if TYPE_CHECKING:
 HANDSHAKE_TIMEOUT_S = 10.0  # bounds how long an unfinished handshake holds a descriptor
 # States in which the session accepts decrypted bytes.
 DELIVERING = frozenset({State.READING, State.REDELIVERING})
+
+
+class CertificateContext(ssl.SSLContext):
+    """The context of a listener, with the SHA-256 of its certificate."""
+
+    certificate_digest = b""
 
 
 class TlsConnection(StreamConnection):
@@ -49,10 +58,19 @@ class TlsConnection(StreamConnection):
         self._failed = failed  # called with peer and reason of a failed handshake
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._is_server = context.protocol == ssl.PROTOCOL_TLS_SERVER
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=self._is_server)
         self._handshake_timer: asyncio.TimerHandle | None = None
 
     # --- called by the session
+
+    @property
+    def certificate_digest(self) -> bytes:
+        """The SHA-256 of the certificate of the end that was dialled."""
+        if not self._is_server:
+            return hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
+        context = self._tls.context  # the current one, after a reload
+        return context.certificate_digest if isinstance(context, CertificateContext) else b""
 
     def write(self, data: bytes) -> None:
         if self._state not in OPEN_STATES:
@@ -95,6 +113,9 @@ class TlsConnection(StreamConnection):
         if self._identify_and_admit(transport):
             loop = asyncio.get_running_loop()
             self._handshake_timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._on_handshake_timeout)
+            if not self._is_server:
+                self._apply(Event.BEGIN_HANDSHAKE)
+                self._shake_hands()
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
         return self._encrypted.view
@@ -104,6 +125,10 @@ class TlsConnection(StreamConnection):
         if self._state is not State.HANDSHAKE and self._state not in OPEN_STATES:
             return
         self._incoming.write(self._encrypted.view[:nbytes])
+        self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        """Continue the handshake, if it is not done, and deliver decrypted bytes."""
         try:
             if self._state is State.HANDSHAKE:
                 self._tls.do_handshake()

@@ -10,13 +10,15 @@ import datetime
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polybus.cli.flags import Raw
+from polybus.cli.flags import Admin, Raw
 from polybus.cli.terminal import print_raw
+from polybus.cli.text_table import print_table
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ Exit codes:
   130 Ctrl-C; 143 SIGTERM
 """
 
-SYS_SERVICES = "sys/services"
+SYS_SERVICES, SYS_NODES = "sys/services", "sys/nodes"
+PUBLIC_PING = "public/gsb/ping"
 TERMINATED = 128 + signal.SIGTERM
 MS = 1000.0
 
@@ -57,11 +60,22 @@ def group() -> typer.Typer:
     commands: tuple[tuple[str, Callable[..., Any], str], ...] = (
         ("call", call, "Call a service and print its replies."),
         ("ls", ls, "List the services of the bus."),
-        ("ping", ping, "Measure the round trip to the bus."),
+        ("ping", ping, "Measure the round trip to the bus, or to another node."),
+        ("id", node_id, "Print the id of the bus's node."),
+        ("nodes", nodes, "List the nodes of the network that the bus can reach."),
         ("serve", serve, "Serve with a program: request on stdin, one item per output line."),
     )
     for name, command, help_line in commands:
         gsb.command(name, help=help_line, epilog=EXIT_CODES)(command)
+    link = typer.Typer()
+    link_commands: tuple[tuple[str, Callable[..., Any], str], ...] = (
+        ("add", link_add, "Link the bus to another one, until it stops."),
+        ("rm", link_rm, "End a link, and dial it no longer."),
+        ("ls", link_ls, "List the links of the bus."),
+    )
+    for name, command, help_line in link_commands:
+        link.command(name, help=help_line)(command)
+    gsb.add_typer(link, name="link", help="Links to other buses: add, rm, ls.")
     return gsb
 
 
@@ -100,33 +114,92 @@ def ls(as_json: Json = False, at: Where = None) -> None:
         elif not services:
             _print_notice("no services")
         else:
-            columns = ("id", "since", "calls", "pending")
             rows = []
             for service in services:
                 moment = datetime.datetime.fromtimestamp(service["since_ms"] / MS, datetime.UTC)
                 since = moment.strftime("%Y-%m-%d %H:%M:%SZ")
-                rows.append(
-                    (str(service["id"]), since, str(service["calls"]), str(service["pending"]))
-                )
-            widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-            for row in [columns, *rows]:
-                cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-                print("  ".join(cells).rstrip())
+                rows.append((service["id"], since, service["calls"], service["pending"]))
+            print_table(("id", "since", "calls", "pending"), rows)
 
     _with_bus(at, work)
 
 
 def ping(
+    node: Annotated[
+        str | None,
+        typer.Argument(metavar="[NODE]", help="Another node: its id, or /net/ and its id."),
+    ] = None,
     count: Annotated[
         int, typer.Option("-n", "--count", metavar="COUNT", min=1, help="Number of pings.")
     ] = 1,
     at: Where = None,
 ) -> None:
+    target = None if node is None else f"/net/{node.removeprefix('/net/').rstrip('/')}"
+
     async def work(bus: Client) -> None:
         for _ in range(count):
-            print(f"{bus.address}: {await bus.ping():.3f} ms", flush=True)
+            if target is None:
+                print(f"{bus.address}: {await bus.ping():.3f} ms", flush=True)
+                continue
+            began_s = time.perf_counter()
+            await bus.call(f"{target}/{PUBLIC_PING}")
+            print(f"{target}: {(time.perf_counter() - began_s) * MS:.3f} ms", flush=True)
 
     _with_bus(at, work)
+
+
+def node_id(at: Where = None) -> None:
+    async def work(bus: Client) -> None:
+        print((await bus.call(SYS_NODES))["id"])
+
+    _with_bus(at, work)
+
+
+def nodes(as_json: Json = False, at: Where = None) -> None:
+    async def work(bus: Client) -> None:
+        found: dict[str, Any] = await bus.call(SYS_NODES)
+        if as_json:
+            print(json.dumps(found, indent=2))
+        elif not found["nodes"]:
+            _print_notice("no other nodes")
+        else:
+            columns = ("id", "hops", "link_ms", "via")
+            print_table(columns, [[one[column] for column in columns] for one in found["nodes"]])
+
+    _with_bus(at, work)
+
+
+# --- links, by the admin socket
+
+
+LinkAddress = Annotated[
+    str, typer.Argument(metavar="ADDRESS", help="tls+tcp://HOST:PORT, or with #NODE_ID.")
+]
+
+
+def link_add(address: LinkAddress, admin: Admin = None) -> None:
+    from polybus.cli.admin_request import ask_admin
+
+    ask_admin("gsb_link_add", admin, address=address)
+
+
+def link_rm(address: LinkAddress, admin: Admin = None) -> None:
+    from polybus.cli.admin_request import ask_admin
+
+    ask_admin("gsb_link_rm", admin, address=address)
+
+
+def link_ls(as_json: Json = False, admin: Admin = None) -> None:
+    from polybus.cli.admin_request import ask_admin
+
+    links = ask_admin("gsb_links", admin)["links"]
+    if as_json:
+        print(json.dumps(links, indent=2))
+    elif not links:
+        _print_notice("no links")
+    else:
+        columns = ("address", "node", "state", "peer", "error")
+        print_table(columns, [tuple(one[column] or "-" for column in columns) for one in links])
 
 
 def serve(

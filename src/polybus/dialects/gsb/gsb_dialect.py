@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.bus.dialect import RUNTIME, Command, Dialect
+from polybus.bus.dialect import RUNTIME, Command, Dialect, ServeFlag
 from polybus.dialects.gsb.limits import BOUNDS, CALL_LOG_TOPIC, GsbLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from polybus.bus.admin_verb import AdminVerb
     from polybus.bus.dialect import DialectServer, ServerContext
 
 
@@ -15,13 +18,26 @@ async def open_server(context: ServerContext) -> DialectServer:
     import asyncio
     import os
 
+    from polybus.dialects.gsb.network.link_dialler import LinkDialler
+    from polybus.dialects.gsb.network.node_key import NodeKey
     from polybus.dialects.gsb.server.session import GsbServer
     from polybus.model.identity import Identity
 
     # The topic of logged calls belongs to the user that the bus runs as.
     owner = Identity(uid=os.geteuid())
     loop = asyncio.get_running_loop()
-    return context.serve_streams(GsbServer(context.broker, context.section, loop, owner))
+    key = NodeKey.generate() if context.data is None else NodeKey.load(context.data)
+    server = GsbServer(context.broker, context.section, loop, owner, key)
+    streams = context.serve_streams(server, certificate=key.certificate)
+    server.dialler = LinkDialler(server, streams, context.section.links, context.log)
+    context.attached = server
+    return streams
+
+
+def admin_verbs(context: ServerContext) -> Mapping[str, AdminVerb]:
+    from polybus.dialects.gsb.network.link_admin import LinkAdmin
+
+    return LinkAdmin(context).verbs()
 
 
 DIALECT = Dialect(
@@ -29,15 +45,20 @@ DIALECT = Dialect(
     default_addresses=("tcp://127.0.0.1:6569", f"ipc://{RUNTIME}/gsb.sock"),
     schemes=("tcp", "tls+tcp", "ipc"),
     limits=GsbLimits,
+    serve_flags=(
+        ServeFlag("--link", "links", "ADDRESS", "Link to another bus: tls+tcp://HOST:PORT[#ID]."),
+    ),
     bounds=BOUNDS,
     client="polybus.dialects.gsb",
     commands=(
         Command(
             "gsb",
             "polybus.dialects.gsb.cli",
-            "Services that call each other: call, ls, serve, ping.",
+            "Services that call each other: call, ls, serve, ping, id, nodes, link.",
         ),
     ),
     open_server=open_server,
+    makes_certificate=True,
+    admin_verbs=admin_verbs,
     reserved_topics={CALL_LOG_TOPIC: "the log of GSB calls"},
 )

@@ -1,7 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -177,8 +178,86 @@ class Credit(_message.Message):
     replies: int
     def __init__(self, request_id: _Optional[str] = ..., replies: _Optional[int] = ...) -> None: ...
 
+class LinkHello(_message.Message):
+    __slots__ = ("version", "public_key", "nonce", "instance")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    public_key: bytes
+    nonce: bytes
+    instance: int
+    def __init__(self, version: _Optional[int] = ..., public_key: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., instance: _Optional[int] = ...) -> None: ...
+
+class LinkAccept(_message.Message):
+    __slots__ = ("public_key", "nonce", "instance", "signature")
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    public_key: bytes
+    nonce: bytes
+    instance: int
+    signature: bytes
+    def __init__(self, public_key: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., instance: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class LinkProof(_message.Message):
+    __slots__ = ("signature",)
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    signature: bytes
+    def __init__(self, signature: _Optional[bytes] = ...) -> None: ...
+
+class Announcement(_message.Message):
+    __slots__ = ("public_key", "exchange_key", "instance", "sequence", "neighbours", "signature")
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_KEY_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    public_key: bytes
+    exchange_key: bytes
+    instance: int
+    sequence: int
+    neighbours: _containers.RepeatedScalarFieldContainer[bytes]
+    signature: bytes
+    def __init__(self, public_key: _Optional[bytes] = ..., exchange_key: _Optional[bytes] = ..., instance: _Optional[int] = ..., sequence: _Optional[int] = ..., neighbours: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Announce(_message.Message):
+    __slots__ = ("announcements",)
+    ANNOUNCEMENTS_FIELD_NUMBER: _ClassVar[int]
+    announcements: _containers.RepeatedCompositeFieldContainer[Announcement]
+    def __init__(self, announcements: _Optional[_Iterable[_Union[Announcement, _Mapping[str, object]]]] = ...) -> None: ...
+
+class RelayCall(_message.Message):
+    __slots__ = ("request_id", "data", "address", "origin", "target", "hops", "deadline_ms", "counter", "mac", "free_partials", "free_bytes")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
+    FREE_PARTIALS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    data: bytes
+    address: str
+    origin: bytes
+    target: bytes
+    hops: int
+    deadline_ms: int
+    counter: int
+    mac: bytes
+    free_partials: int
+    free_bytes: int
+    def __init__(self, request_id: _Optional[str] = ..., data: _Optional[bytes] = ..., address: _Optional[str] = ..., origin: _Optional[bytes] = ..., target: _Optional[bytes] = ..., hops: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., counter: _Optional[int] = ..., mac: _Optional[bytes] = ..., free_partials: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+
 class Packet(_message.Message):
-    __slots__ = ("hello", "register_request", "register_reply", "unregister_request", "unregister_reply", "service_call_request", "call_reply", "subscribe_request", "subscribe_reply", "unsubscribe_request", "unsubscribe_reply", "broadcast_request", "broadcast_reply", "ping", "pong", "call_request", "cancel", "credit")
+    __slots__ = ("hello", "register_request", "register_reply", "unregister_request", "unregister_reply", "service_call_request", "call_reply", "subscribe_request", "subscribe_reply", "unsubscribe_request", "unsubscribe_reply", "broadcast_request", "broadcast_reply", "ping", "pong", "call_request", "cancel", "credit", "link_hello", "link_accept", "link_proof", "announce", "relay_call")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_REQUEST_FIELD_NUMBER: _ClassVar[int]
     REGISTER_REPLY_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +276,11 @@ class Packet(_message.Message):
     CALL_REQUEST_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
+    LINK_HELLO_FIELD_NUMBER: _ClassVar[int]
+    LINK_ACCEPT_FIELD_NUMBER: _ClassVar[int]
+    LINK_PROOF_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    RELAY_CALL_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register_request: RegisterRequest
     register_reply: RegisterReply
@@ -215,4 +299,9 @@ class Packet(_message.Message):
     call_request: CallRequest
     cancel: Cancel
     credit: Credit
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., register_request: _Optional[_Union[RegisterRequest, _Mapping[str, object]]] = ..., register_reply: _Optional[_Union[RegisterReply, _Mapping[str, object]]] = ..., unregister_request: _Optional[_Union[UnregisterRequest, _Mapping[str, object]]] = ..., unregister_reply: _Optional[_Union[UnregisterReply, _Mapping[str, object]]] = ..., service_call_request: _Optional[_Union[ServiceCallRequest, _Mapping[str, object]]] = ..., call_reply: _Optional[_Union[CallReply, _Mapping[str, object]]] = ..., subscribe_request: _Optional[_Union[SubscribeRequest, _Mapping[str, object]]] = ..., subscribe_reply: _Optional[_Union[SubscribeReply, _Mapping[str, object]]] = ..., unsubscribe_request: _Optional[_Union[UnsubscribeRequest, _Mapping[str, object]]] = ..., unsubscribe_reply: _Optional[_Union[UnsubscribeReply, _Mapping[str, object]]] = ..., broadcast_request: _Optional[_Union[BroadcastRequest, _Mapping[str, object]]] = ..., broadcast_reply: _Optional[_Union[BroadcastReply, _Mapping[str, object]]] = ..., ping: _Optional[_Union[Ping, _Mapping[str, object]]] = ..., pong: _Optional[_Union[Pong, _Mapping[str, object]]] = ..., call_request: _Optional[_Union[CallRequest, _Mapping[str, object]]] = ..., cancel: _Optional[_Union[Cancel, _Mapping[str, object]]] = ..., credit: _Optional[_Union[Credit, _Mapping[str, object]]] = ...) -> None: ...
+    link_hello: LinkHello
+    link_accept: LinkAccept
+    link_proof: LinkProof
+    announce: Announce
+    relay_call: RelayCall
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., register_request: _Optional[_Union[RegisterRequest, _Mapping[str, object]]] = ..., register_reply: _Optional[_Union[RegisterReply, _Mapping[str, object]]] = ..., unregister_request: _Optional[_Union[UnregisterRequest, _Mapping[str, object]]] = ..., unregister_reply: _Optional[_Union[UnregisterReply, _Mapping[str, object]]] = ..., service_call_request: _Optional[_Union[ServiceCallRequest, _Mapping[str, object]]] = ..., call_reply: _Optional[_Union[CallReply, _Mapping[str, object]]] = ..., subscribe_request: _Optional[_Union[SubscribeRequest, _Mapping[str, object]]] = ..., subscribe_reply: _Optional[_Union[SubscribeReply, _Mapping[str, object]]] = ..., unsubscribe_request: _Optional[_Union[UnsubscribeRequest, _Mapping[str, object]]] = ..., unsubscribe_reply: _Optional[_Union[UnsubscribeReply, _Mapping[str, object]]] = ..., broadcast_request: _Optional[_Union[BroadcastRequest, _Mapping[str, object]]] = ..., broadcast_reply: _Optional[_Union[BroadcastReply, _Mapping[str, object]]] = ..., ping: _Optional[_Union[Ping, _Mapping[str, object]]] = ..., pong: _Optional[_Union[Pong, _Mapping[str, object]]] = ..., call_request: _Optional[_Union[CallRequest, _Mapping[str, object]]] = ..., cancel: _Optional[_Union[Cancel, _Mapping[str, object]]] = ..., credit: _Optional[_Union[Credit, _Mapping[str, object]]] = ..., link_hello: _Optional[_Union[LinkHello, _Mapping[str, object]]] = ..., link_accept: _Optional[_Union[LinkAccept, _Mapping[str, object]]] = ..., link_proof: _Optional[_Union[LinkProof, _Mapping[str, object]]] = ..., announce: _Optional[_Union[Announce, _Mapping[str, object]]] = ..., relay_call: _Optional[_Union[RelayCall, _Mapping[str, object]]] = ...) -> None: ...

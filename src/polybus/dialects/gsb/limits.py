@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from polybus.model.limits import KIB, MIB
 
@@ -39,6 +40,12 @@ class GsbLimits:
     stuck_timeout_s: float = 30.0
     # Every call becomes a message of the durable topic gsb.calls.
     audit: bool = False
+    # The buses that this one dials: any name, and tls+tcp://HOST:PORT or ...#NODE_ID.
+    links: Mapping[str, str] = field(default_factory=dict)
+    # Links at a time, dialled and accepted ones.
+    max_links: int = 64
+    # Nodes of the network that are known, some 2 KiB each.
+    max_nodes: int = 1024
 
 
 # (lowest, highest) of each key. A key without a row must be at least 1 (a float: above 0).
@@ -51,4 +58,5 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "outbox_free_bytes": (0, 16 * MIB),
     "free_partials": (1, 65_536),
     "free_bytes": (1, 16 * MIB),
+    "max_nodes": (1, 65_536),
 }

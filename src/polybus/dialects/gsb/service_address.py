@@ -29,6 +29,7 @@ MAX_REQUEST_ID_BYTES = 255  # an id is a key of a table and is sent back with ea
 MAX_LOGGED_ADDRESS_BYTES = 512
 BUILT_IN = "sys"
 RESERVED = frozenset({"local", "net", BUILT_IN})
+RESERVED_PUBLIC = "public/gsb"  # the bus's own services for other nodes
 
 _SEGMENT = r"[A-Za-z0-9_.-]{1,64}"
 _SERVICE = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
@@ -67,6 +68,8 @@ def check_service_name(name: str) -> None:
     first = name.partition("/")[0]
     if first in RESERVED:
         raise MalformedRequest(f"{name!r}: names that begin with {first!r} are reserved")
+    if name == RESERVED_PUBLIC or name.startswith(f"{RESERVED_PUBLIC}/"):
+        raise MalformedRequest(f"{name!r}: names that begin with {RESERVED_PUBLIC!r} are reserved")
     if is_node_id(first):
         raise MalformedRequest(f"{name!r}: names that begin with a node id are reserved")
 

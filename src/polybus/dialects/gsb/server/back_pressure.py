@@ -112,32 +112,52 @@ class BackPressure:
 
     # --- replies
 
+    def has_room(self, peer: GsbSession) -> bool:
+        """Return whether a connection takes packets that cannot wait."""
+        return peer.outbox_bytes <= self._hard_limit_bytes
+
     def can_forward(self, call: OpenCall, *, partial: bool) -> bool:
         """Return True if a reply may go to its caller now.
 
         Replies of a draining service always may, since it cannot wait.
         """
-        if call.endpoint.draining or not call.caller.full:
+        has_credit = call.free_left() > 0 or call.credit > 0
+        if call.endpoint.draining:
             return True
-        if partial and not (
-            call.endpoint.credits and (call.free_left(self.table) or call.credit > 0)
-        ):
+        if partial and call.caller.is_link and not has_credit:
             return False
-        return call.caller.outbox_bytes <= self._hard_limit_bytes
+        if not call.caller.full:
+            return True
+        if partial and not (call.endpoint.credits and has_credit):
+            return False
+        return self.has_room(call.caller)
 
     def on_partial(self, call: OpenCall, size: int) -> None:
         """Count a forwarded PARTIAL and use a credit for it."""
-        if not call.free_left(self.table):
+        if not call.free_left():
             call.credit = max(0, call.credit - 1)
         call.partials += 1
         call.reply_bytes += size
-        if call.endpoint.credits:
+        if call.caller.is_link:
+            if not call.free_left() and not call.credit:
+                call.stop_clock(self._clock())
+        elif call.endpoint.credits:
             self.grant(call)
+
+    def on_credit(self, call: OpenCall, replies: int) -> None:
+        """Take the credit that the caller of a relayed call grants, and pass it on."""
+        call.credit += replies
+        call.resume_clock(self._clock())
+        if call.endpoint.credits:
+            credit = pb.Credit(request_id=call.id.decode(), replies=replies)
+            call.endpoint.send_packet(pb.Packet(credit=credit))
+        if call.endpoint.halted:
+            call.endpoint.schedule_retry()
 
     def grant(self, call: OpenCall) -> None:
         """Refill a call's window of credits if at least half is used."""
         window = call.window(self.table)
-        left = call.free_left(self.table) + call.credit
+        left = call.free_left() + call.credit
         if left > window // 2:
             return
         now_s = self._clock()

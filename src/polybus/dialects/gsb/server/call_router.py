@@ -16,6 +16,7 @@ The bus itself serves the names under `sys/`:
     sys/services   every registered name: {id, since_ms, calls, pending}
     sys/ping       returns its data
     sys/stats      the counters of the bus
+    sys/nodes      the id of this node, and the nodes that it knows
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.timers import Timer, Timers
     from polybus.dialects.gsb.limits import GsbLimits
-    from polybus.dialects.gsb.server.call_table import CallTable
+    from polybus.dialects.gsb.network.network import Network
+    from polybus.dialects.gsb.server.call_table import CallTable, Route
     from polybus.dialects.gsb.server.session import GsbSession
     from polybus.model.identity import Identity
 
@@ -111,7 +113,14 @@ CODES = frozenset(StatusCode)  # any other code of a service is counted as a fai
 
 
 class CallRouter:
-    def __init__(self, broker: Broker, limits: GsbLimits, timers: Timers, owner: Identity) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        limits: GsbLimits,
+        timers: Timers,
+        owner: Identity,
+        network: Network,
+    ) -> None:
         """`owner` is the identity of the bus, which owns the topic of the call log."""
         self._broker = broker
         self._limits = limits
@@ -125,7 +134,8 @@ class CallRouter:
         )
         self.pressure = BackPressure(limits, self.max_outbox_bytes, broker.now_s)
         table = self.table = self.pressure.table
-        self.services = ServiceRegistry(broker, table, limits)
+        self.services = ServiceRegistry(broker, table, limits, network)
+        self.network = network
         self.deadlines = CallDeadlines(self.peers, table, timers, broker.now_s, self._expire)
         self.pings = PingMonitor(broker, limits)
         self._stuck = StuckPeerMonitor(self.pressure, broker, limits)
@@ -134,12 +144,14 @@ class CallRouter:
             "sys/services": lambda _: msgpack.packb(self.services.describe()),
             "sys/ping": lambda data: data,
             "sys/stats": lambda _: msgpack.packb(broker.stats()),
+            "sys/nodes": lambda _: msgpack.packb(network.describe()),
         }
         self.audit = CallLog(broker, table, owner) if limits.audit else None
         self._ended_by_code: Counter[int] = Counter()
         broker.policy.on_change(self._end_denied)
         broker.on_tick += [self.pings.tick, self._stuck.tick]
         broker.overview.sections["gsb"] = self.stats
+        network.start(self)
         if self.audit is not None:
             broker.on_tick.append(self.audit.tick)
 
@@ -168,16 +180,19 @@ class CallRouter:
         self.peers.pop(peer, None)
         self.pings.peers.pop(peer, None)
         self.services.unregister_all(peer)
+        if peer.link is not None:
+            self.network.on_lost(peer.link)
         for call in list(peer.serving.values()):
-            self._fail(call, StatusCode.UNAVAILABLE, "the service went away", cancel=False)
+            lost = "the link to its node is broken" if peer.is_link else "the service went away"
+            self.fail(call, StatusCode.UNAVAILABLE, lost, cancel=False)
         for call in list(peer.calls.values()):
-            self._fail(call, StatusCode.CANCELLED, "the caller went away", cancel=True)
+            self.fail(call, StatusCode.CANCELLED, "the caller went away", cancel=True)
         self.pressure.remove(peer)
 
     def stop(self) -> None:
         """End all open calls, because the bus stops."""
         for call in [call for peer in self.peers for call in peer.calls.values()]:
-            self._fail(call, StatusCode.UNAVAILABLE, "the bus is stopping", cancel=True)
+            self.fail(call, StatusCode.UNAVAILABLE, "the bus is stopping", cancel=True)
 
     # --- requests of callers
 
@@ -187,34 +202,55 @@ class CallRouter:
             return True  # the caller is gone and could not read the reply
         size = len(memoryview(data))
         # Refusals by request id and limit come before those by address.
-        route = self._check_request(caller, request_id) or self.services.route(caller, address)
+        route = self.check_request(caller, request_id) or self.services.route(caller, address)
         if isinstance(route, ServiceStatus):
             self.refuse(caller, request_id, address, size, route)
             return True
         if isinstance(route, str):
-            self._call_built_in(caller, request_id, route, bytes(data))
+            self.call_built_in(caller, request_id, route, bytes(data))
             return True
         service = route.service.endpoint
         if service.full:
             self.pressure.wait(caller, service)
             return False
+        call = self.open_call(caller, route, request_id, size, caller.deadline_s)
+        if service.is_link:
+            self.network.send_call(call, bytes(data))
+        else:
+            self.send_call(call, data, caller.caller_name)
+        return True
+
+    def open_call(
+        self,
+        caller: GsbSession,
+        route: Route,
+        request_id: bytes,
+        request_bytes: int,
+        deadline_s: float,
+    ) -> OpenCall:
+        """Add a call to both tables."""
         now_s = self._clock()
         self.table.opened += 1
-        call = OpenCall(caller, route, request_id, b"%x" % self.table.opened, size, now_s)
-        caller.calls[request_id] = service.serving[call.id] = call
+        call = OpenCall(caller, route, request_id, b"%x" % self.table.opened, request_bytes, now_s)
+        call.deadline_s = deadline_s
+        caller.calls[request_id] = call.endpoint.serving[call.id] = call
         call.service.calls += 1
         call.service.pending += 1
         self.pressure.on_call_open(call)
-        self.deadlines.watch(now_s + caller.deadline_s)
-        service.send(call_request(service.ipc, call.id, data, caller.caller_name, call.address))
-        return True
+        self.deadlines.watch(now_s + deadline_s)
+        return call
+
+    def send_call(self, call: OpenCall, data: Buffer, caller_name: bytes) -> None:
+        """Send a call to the connection of its service."""
+        service = call.endpoint
+        service.send(call_request(service.ipc, call.id, data, caller_name, call.address))
 
     def cancel(self, caller: GsbSession, request_id: bytes) -> None:
         call = caller.calls.get(request_id)
         if call is None:
             self.counters.count("refused", "unknown_cancel")
         else:
-            self._fail(call, StatusCode.CANCELLED, "cancelled by the caller", cancel=True)
+            self.fail(call, StatusCode.CANCELLED, "cancelled by the caller", cancel=True)
 
     def refuse(
         self,
@@ -238,13 +274,13 @@ class CallRouter:
             self._broker.count_refusal(endpoint.connection, "service_revoked", service.id.encode())
             text = "the service may no longer use its name"
             for call in [one for one in endpoint.serving.values() if one.service is service]:
-                self._fail(call, StatusCode.UNAVAILABLE, text, cancel=True)
+                self.fail(call, StatusCode.UNAVAILABLE, text, cancel=True)
         for call in [call for peer in self.peers for call in peer.calls.values()]:
             # It may have ended with an earlier one of the list.
             is_open = call.caller.calls.get(call.request_id) is call
             if is_open and not self.services.may_call(call):
                 self._broker.count_refusal(call.caller.connection, "call_revoked", call.address)
-                self._fail(call, StatusCode.DENIED, "not allowed to call any longer", cancel=True)
+                self.fail(call, StatusCode.DENIED, "not allowed to call any longer", cancel=True)
 
     # --- requests of services
 
@@ -257,6 +293,11 @@ class CallRouter:
             self.counters.count("dropped", "unknown_call")
             return True
         if not self.pressure.can_forward(call, partial=kind == PARTIAL):
+            if service.is_link:
+                # A link must not wait: links that wait for each other would never go on.
+                text = "the caller takes its replies too slowly"
+                self.fail(call, StatusCode.UNAVAILABLE, text, cancel=kind == PARTIAL)
+                return True
             self.pressure.wait(service, call.caller)
             return False
         size = len(memoryview(data))
@@ -277,7 +318,7 @@ class CallRouter:
         if call is None:
             self.counters.count("dropped", "unknown_call")
         else:
-            self._fail(
+            self.fail(
                 call, StatusCode.TOO_LARGE, "a reply is larger than max_packet_bytes", cancel=True
             )
 
@@ -297,11 +338,12 @@ class CallRouter:
             "full": len(self.pressure.full),
             "waiting": sum(peer.halted for peer in self.peers),
             "ended": {str(int(code)): count for code, count in sorted(ended.items())},
+            "network": self.network.stats(),
         }
 
     # --- inside
 
-    def _check_request(self, caller: GsbSession, request_id: bytes) -> ServiceStatus | None:
+    def check_request(self, caller: GsbSession, request_id: bytes) -> ServiceStatus | None:
         """Return the refusal of a call that its caller must not open, whatever its address."""
         if not 0 < len(request_id) <= MAX_REQUEST_ID_BYTES:
             text = f"a request id must have 1 to {MAX_REQUEST_ID_BYTES} bytes"
@@ -315,7 +357,7 @@ class CallRouter:
             )
         return None
 
-    def _call_built_in(self, caller: GsbSession, request_id: bytes, name: str, data: bytes) -> None:
+    def call_built_in(self, caller: GsbSession, request_id: bytes, name: str, data: bytes) -> None:
         handler = self._built_in.get(name)
         if handler is None:
             status = ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
@@ -328,7 +370,7 @@ class CallRouter:
             self.audit.add(caller, name.encode(), len(data), StatusCode.OK, name, len(reply))
         caller.send_reply(request_id, StatusCode.OK, FULL, reply)
 
-    def _fail(self, call: OpenCall, code: StatusCode, message: str, *, cancel: bool) -> None:
+    def fail(self, call: OpenCall, code: StatusCode, message: str, *, cancel: bool) -> None:
         """End a call with a failure of the bus."""
         self._close(call, code)
         # The cancel is sent first because caller and service may be the same connection.
@@ -338,8 +380,8 @@ class CallRouter:
             call.caller.send_failure(call.request_id, code, message)
 
     def _expire(self, call: OpenCall) -> None:
-        text = f"no reply for {call.caller.deadline_s:g} s"
-        self._fail(call, StatusCode.DEADLINE, text, cancel=True)
+        text = f"no reply for {call.deadline_s:g} s"
+        self.fail(call, StatusCode.DEADLINE, text, cancel=True)
 
     def _close(self, call: OpenCall, code: int) -> None:
         """Remove a call from both tables and log it. The caller of this sends its FULL."""
@@ -348,5 +390,7 @@ class CallRouter:
         call.service.pending -= 1
         self._ended_by_code[code if code in CODES else StatusCode.FAILURE] += 1
         self.pressure.on_call_end(call)
+        if call.origin is not None:
+            self.network.on_call_end(call, code)
         if self.table.log is not None:
             self.table.log.append((call, code, self._clock()))

@@ -5,6 +5,7 @@ from typing_extensions import Buffer
 
 # Every CallEndpoint is a GsbSession, its only subclass.
 from polybus.dialects.gsb.server.session import GsbSession
+from polybus.model.identity import Identity
 
 class CallTable:
     generation: int
@@ -61,6 +62,10 @@ class OpenCall:
     reply_bytes: int
     credit: int
     is_out_of_credit: bool
+    deadline_s: float
+    free_partials: int
+    free_bytes: int
+    origin: Identity | None
     def __init__(
         self,
         caller: GsbSession,
@@ -74,7 +79,7 @@ class OpenCall:
     def stop_clock(self, now_s: float) -> None: ...
     def resume_clock(self, now_s: float) -> None: ...
     def due(self, now_s: float) -> float: ...
-    def free_left(self, table: CallTable) -> int: ...
+    def free_left(self) -> int: ...
     def window(self, table: CallTable) -> int: ...
 
 class CallEndpoint:
@@ -93,6 +98,7 @@ class CallEndpoint:
     pinged: bool
     is_open: bool
     is_first: bool
+    is_link: bool
     ipc: bool
     full_calls: int
     deadline_s: float

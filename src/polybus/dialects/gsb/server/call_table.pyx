@@ -130,6 +130,9 @@ cdef class OpenCall:
     # While `is_out_of_credit` the clock is stopped, after it had run for `ran_s`.
     cdef double last_s, unread_before_s, ran_s
     cdef readonly bint is_out_of_credit
+    cdef public double deadline_s
+    cdef public Py_ssize_t free_partials, free_bytes  # of PARTIALs without credit
+    cdef public object origin  # the identity of the calling node; None for a call of this node
 
     def __init__(
         self, CallEndpoint caller not None, Route route not None, bytes request_id not None,
@@ -149,6 +152,9 @@ cdef class OpenCall:
         self.address = route.address
         self.request_bytes = request_bytes
         self.begun_s = now_s
+        self.deadline_s = caller.deadline_s
+        self.free_partials = caller.table.free_partials
+        self.free_bytes = caller.table.free_bytes
         self.restart_clock(now_s)
 
     cpdef void restart_clock(self, double now_s):
@@ -177,18 +183,18 @@ cdef class OpenCall:
         now. A check at that time is therefore never too late.
         """
         cdef double unread_s = self.endpoint.unread_by(now_s) - self.unread_before_s
-        cdef double due_s = self.last_s + self.caller.deadline_s + unread_s
+        cdef double due_s = self.last_s + self.deadline_s + unread_s
         if self.is_out_of_credit:
-            due_s = now_s + self.caller.deadline_s - self.ran_s
+            due_s = now_s + self.deadline_s - self.ran_s
         if self.is_out_of_credit or self.endpoint.halted:
             return max(due_s, now_s + STANDING_S)
         return due_s
 
-    cpdef Py_ssize_t free_left(self, CallTable table):
+    cpdef Py_ssize_t free_left(self):
         """Return the number of PARTIALs that still need no credit."""
-        if self.reply_bytes >= table.free_bytes or self.partials >= table.free_partials:
+        if self.reply_bytes >= self.free_bytes or self.partials >= self.free_partials:
             return 0
-        return table.free_partials - self.partials
+        return self.free_partials - self.partials
 
     cpdef Py_ssize_t window(self, CallTable table):
         """Return how many PARTIALs may be in flight: about as many as fill an outbox."""
@@ -214,6 +220,7 @@ cdef class CallEndpoint:
     cdef public bint full, credits, gone, halted, draining, pinged
     cdef public bint is_open  # greeted, and not skipping an oversized packet
     cdef public bint is_first  # no packet received yet: a hello is allowed
+    cdef public bint is_link  # to another bus: its calls and replies have rules of their own
     cdef public bint ipc
     cdef public Py_ssize_t full_calls
     cdef public double deadline_s, unread_s, halted_since_s, heard_s
@@ -388,7 +395,7 @@ cdef class CallEndpoint:
         cdef OpenCall call
         cdef void* entry
         # After a change of names or rules the slow path resolves the addresses again.
-        if self.draining or self.generation != table.generation:
+        if self.draining or self.is_link or self.generation != table.generation:
             return False
         # The slow path refuses these.
         if not 0 < packet.request_id.size <= MAX_ID or PyDict_Size(self.calls) >= table.max_open_calls:
@@ -403,7 +410,7 @@ cdef class CallEndpoint:
         route = <Route>entry
         endpoint = route.service.endpoint
         # The slow path makes the caller or the service wait (back_pressure.py).
-        if endpoint.full or (self.full and not endpoint.credits):
+        if endpoint.full or endpoint.is_link or (self.full and not endpoint.credits):
             return False
         request_id = packet.request_id.at[:packet.request_id.size]
         if PyDict_GetItem(self.calls, request_id) is not NULL:
@@ -435,8 +442,8 @@ cdef class CallEndpoint:
             return False
         if packet.type == PARTIAL:
             return self.partial(call, packet, now_s)
-        # Other codes are counted one by one, by the slow path.
-        if packet.code and packet.code != FAILURE:
+        # Other codes are counted one by one, by the slow path, and so are calls of other nodes.
+        if (packet.code and packet.code != FAILURE) or call.origin is not None:
             return False
         PyDict_DelItem(call.caller.calls, call.request_id)
         PyDict_DelItem(self.serving, call_id)
@@ -453,8 +460,8 @@ cdef class CallEndpoint:
 
     cdef bint partial(self, OpenCall call, const Packet* packet, double now_s) except -1:
         cdef CallTable table = self.table
-        cdef Py_ssize_t free = call.free_left(table)
-        if self.credits and not free:
+        cdef bint is_relayed = call.caller.is_link
+        if (self.credits or is_relayed) and not call.free_left():
             if call.credit <= 0:
                 return False
             call.credit -= 1
@@ -462,7 +469,13 @@ cdef class CallEndpoint:
         call.partials += 1
         call.reply_bytes += packet.data.size
         call.caller.write_reply(call.request_id, packet)
-        if self.credits and call.free_left(table) + call.credit <= call.window(table) // 2:
+        if is_relayed:  # its credit comes from its own caller
+            if not call.free_left() and call.credit <= 0:
+                call.stop_clock(now_s)
+            return True
+        if not self.credits:
+            return True
+        if call.free_left() + call.credit <= call.window(table) // 2:
             # Gathered output goes first, because `grant` pushes to the service directly.
             table.flush()
             table.grant(call)

@@ -22,12 +22,20 @@ from polybus.model.access_rule import CALL, CREATE
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.dialects.gsb.limits import GsbLimits
+    from polybus.dialects.gsb.network.network import Network
     from polybus.dialects.gsb.server.call_table import CallTable, OpenCall
     from polybus.dialects.gsb.server.session import GsbSession
+    from polybus.model.identity import Identity
 
 MAX_ROUTES = 1024  # cached per caller; the cache is cleared when it is full
 
 NS_PER_MS = 1_000_000
+PUBLIC = "public/"  # names that other nodes may see
+
+
+def remote_name(node: str, name: str) -> bytes:
+    """Return the name by which rules of this node judge calls to another node."""
+    return f"net/{node}/{name}".encode()
 
 
 class ServiceStatus(NamedTuple):
@@ -43,12 +51,15 @@ OK_STATUS = ServiceStatus(StatusCode.OK)
 class ServiceRegistry:
     """All services of a bus, by name."""
 
-    def __init__(self, broker: Broker, table: CallTable, limits: GsbLimits) -> None:
+    def __init__(
+        self, broker: Broker, table: CallTable, limits: GsbLimits, network: Network
+    ) -> None:
         self._broker = broker
         self._table = table
         self._limits = limits
+        self._network = network
         self._by_name: dict[str, Service] = {}
-        broker.policy.on_change(self._invalidate_routes)
+        broker.policy.on_change(self.invalidate_routes)
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -82,7 +93,7 @@ class ServiceRegistry:
             )
         service = Service(name, peer, self._broker.wall_ns() // NS_PER_MS)
         self._by_name[name] = peer.services[name] = service
-        self._invalidate_routes()
+        self.invalidate_routes()
         return OK_STATUS
 
     def unregister(self, peer: GsbSession, name: str) -> ServiceStatus:
@@ -92,7 +103,7 @@ class ServiceRegistry:
                 StatusCode.NOT_FOUND, f"{name[:100]!r} is not registered by this connection"
             )
         del self._by_name[name]
-        self._invalidate_routes()
+        self.invalidate_routes()
         return OK_STATUS
 
     def unregister_all(self, peer: GsbSession) -> None:
@@ -101,7 +112,7 @@ class ServiceRegistry:
             del self._by_name[name]
         if peer.services:
             peer.services.clear()
-            self._invalidate_routes()
+            self.invalidate_routes()
 
     def find_denied(self) -> list[Service]:
         """Return the services whose connections may no longer register their names."""
@@ -114,9 +125,13 @@ class ServiceRegistry:
 
     def may_call(self, call: OpenCall) -> bool:
         """Return whether the rules still allow an open call."""
+        if call.caller.is_link and call.origin is None:
+            return True  # relayed to another node, which decides
         identity, allows = call.caller.connection.pipe.identity, self._broker.policy.allows
+        if call.endpoint.is_link:
+            return allows(identity, CALL, remote_name(call.service.id, call.address.decode()))
         judged = {call.address, call.service.id.encode()}
-        return all(allows(identity, CALL, name) for name in judged)
+        return all(allows(call.origin or identity, CALL, name) for name in judged)
 
     def route(self, peer: GsbSession, address: bytes) -> Route | ServiceStatus | str:
         """Resolve an address: a route, a refusal, or the name of a built-in service."""
@@ -130,8 +145,8 @@ class ServiceRegistry:
             name, node = parse_address(address.decode())
         except (MalformedRequest, UnicodeDecodeError) as error:
             return ServiceStatus(StatusCode.BAD_REQUEST, str(error))
-        if node is not None:
-            return ServiceStatus(StatusCode.NOT_FOUND, f"unknown node {node}")
+        if node is not None and node != self._network.node_id:
+            return self._route_remote(peer, address, node, name)
         is_built_in = name.partition("/")[0] == BUILT_IN
         service = None if is_built_in else resolve_service(self._by_name, name)
         if service is None and not is_built_in:
@@ -144,11 +159,38 @@ class ServiceRegistry:
                 return ServiceStatus(StatusCode.DENIED, f"not allowed to call {name!r}")
         if service is None:
             return name
+        return self._cache_route(peer, address, Route(service, name.encode()))
+
+    def route_network_call(self, origin: Identity, name: str) -> Route | ServiceStatus:
+        """Resolve an address that another node calls. It sees only names under `public/`."""
+        service = resolve_service(self._by_name, name)
+        if service is None or not service.id.startswith(PUBLIC):
+            return ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
+        for judged in {name, service.id}:
+            if not self._broker.policy.allows(origin, CALL, judged.encode()):
+                self._broker.counters.count("refused", "network_call_denied")
+                return ServiceStatus(StatusCode.DENIED, f"not allowed to call {name!r}")
+        return Route(service, name.encode())
+
+    def _route_remote(
+        self, peer: GsbSession, address: bytes, node: str, name: str
+    ) -> Route | ServiceStatus:
+        """Resolve an address of another node: the route is the link towards it."""
+        judged = remote_name(node, name)
+        if not self._broker.policy.allows(peer.connection.pipe.identity, CALL, judged):
+            self._broker.count_refusal(peer.connection, "call_denied", judged)
+            return ServiceStatus(StatusCode.DENIED, f"not allowed to call {address.decode()!r}")
+        link = self._network.route(node)
+        if isinstance(link, ServiceStatus):
+            return link
+        return self._cache_route(peer, address, Route(link, name.encode()))
+
+    def _cache_route(self, peer: GsbSession, address: bytes, route: Route) -> Route:
         if len(peer.routes) >= MAX_ROUTES:
             peer.routes.clear()
-        route = peer.routes[address] = Route(service, name.encode())
+        peer.routes[address] = route
         return route
 
-    def _invalidate_routes(self) -> None:
+    def invalidate_routes(self) -> None:
         """Make every connection resolve its addresses again, at its next call."""
         self._table.generation += 1

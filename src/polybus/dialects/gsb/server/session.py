@@ -27,6 +27,8 @@ from polybus.bus.outbox import Outbox
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.gsb_packets import GsbEncoding, call_reply, frame, read
+from polybus.dialects.gsb.network.network import Network
+from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.dialects.gsb.server.call_router import FULL, PARTIAL, CallRouter
 from polybus.dialects.gsb.server.call_table import CallEndpoint
 from polybus.dialects.gsb.server.control_requests import CONTROL_KINDS, ControlRequests
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from polybus.bus.counters import Counters
     from polybus.bus.timers import Timers
     from polybus.dialects.gsb.limits import GsbLimits
+    from polybus.dialects.gsb.network.link import Link
+    from polybus.dialects.gsb.network.link_dialler import LinkDialler
     from polybus.model.identity import Identity
 
 LENGTH = struct.Struct(">Q")
@@ -53,11 +57,22 @@ MAX_VARINT = 2**64 - 1  # protobuf encodes a negative code modulo 2**64
 class GsbServer:
     """State shared by all GSB connections of a bus. Calling it with a pipe opens a session."""
 
-    def __init__(self, broker: Broker, limits: GsbLimits, timers: Timers, owner: Identity) -> None:
+    dialler: LinkDialler | None = None
+
+    def __init__(
+        self,
+        broker: Broker,
+        limits: GsbLimits,
+        timers: Timers,
+        owner: Identity,
+        key: NodeKey | None = None,
+    ) -> None:
+        """`key` is that of this node; without one it gets a new id."""
         self.broker = broker
         self.limits = limits
         self.timers = timers
-        self.calls = CallRouter(broker, limits, timers, owner)
+        self.network = Network(broker, limits, timers, key or NodeKey.generate())
+        self.calls = CallRouter(broker, limits, timers, owner, self.network)
         numbers = broker.new_encoding_number(), broker.new_encoding_number()
         self.encodings = (GsbEncoding(numbers[0], False), GsbEncoding(numbers[1], True))
         self.senders = SenderTracker.install(broker, self.encodings)
@@ -67,6 +82,9 @@ class GsbServer:
 
     def stop(self) -> None:
         """Answer all open calls, while their connections can still send the answers."""
+        if self.dialler is not None:
+            self.dialler.stop()
+        self.network.stop()
         self.calls.stop()
 
     def close(self) -> None:
@@ -100,11 +118,13 @@ class GsbSession(CallEndpoint):
     """
 
     waiting_for: GsbSession | None = None
+    link: Link | None = None  # of a connection to another bus
 
     def __init__(self, server: GsbServer, pipe: ConnectionIO) -> None:
         broker, limits = server.broker, server.limits
         self.broker = broker
         self._calls = server.calls
+        self._network = server.network
         self.senders = server.senders
         self._call_soon = server.timers.call_soon
         self._pipe = pipe
@@ -244,6 +264,8 @@ class GsbSession(CallEndpoint):
         if hot is None:
             done = self._decode_and_handle(bytes(memoryview(buffer)[start:end]))
         elif hot[0] == SERVICE_CALL:
+            if self.link is not None:
+                raise BadFrame(codec.WRONG_DIRECTION)
             done = self._calls.call(self, *hot[1:])
         else:
             done = self._reply(*hot[1:])
@@ -252,7 +274,11 @@ class GsbSession(CallEndpoint):
 
     def _decode_and_handle(self, payload: bytes) -> bool:
         packet = codec.decode_packet(payload)
-        match packet.WhichOneof("kind"):
+        kind = packet.WhichOneof("kind")
+        if self.link is not None:
+            self.link.receive(kind, packet)
+            return True
+        match kind:
             case "service_call_request":
                 call = packet.service_call_request
                 address, request_id = call.address.encode(), call.request_id.encode()
@@ -262,10 +288,8 @@ class GsbSession(CallEndpoint):
                 return self._reply(reply.request_id.encode(), reply.code, reply.type, reply.data)
             case "cancel":
                 self._calls.cancel(self, packet.cancel.request_id.encode())
-            case "hello":
-                if not self.is_first:
-                    raise BadFrame(codec.SECOND_HELLO)
-                self._calls.on_hello(self, packet.hello)
+            case "hello" | "link_hello":
+                self._on_hello(packet)
             case "ping":
                 self.send_packet(pb.Packet(pong=pb.Pong(token=packet.ping.token)))
             case "pong":
@@ -275,6 +299,14 @@ class GsbSession(CallEndpoint):
             case _:
                 raise BadFrame(codec.WRONG_DIRECTION)
         return True
+
+    def _on_hello(self, packet: pb.Packet) -> None:
+        if not self.is_first:
+            raise BadFrame(codec.SECOND_HELLO)
+        if packet.HasField("link_hello"):
+            self._network.accept(self, packet.link_hello)
+        else:
+            self._calls.on_hello(self, packet.hello)
 
     def _reply(self, call_id: bytes, code: int, kind: int, data: bytes) -> bool:
         if kind not in (FULL, PARTIAL):
@@ -349,6 +381,8 @@ class GsbSession(CallEndpoint):
         self._pipe.redeliver()
 
     def _describe(self) -> dict[str, int | str]:
+        if self.link is not None:
+            return self.link.describe()
         return {
             "services": len(self.services),
             "open_calls": len(self.calls),
