@@ -17,7 +17,8 @@ For a caller, a verb and a topic, the first line that applies decides:
 
 By default any caller may create, produce, subscribe and call; delete and admin are limited
 to the callers of lines 3, 5 and 6. A node of the network may do nothing by default, and no
-`allow everyone` names it, only `allow node:…`; a `deny everyone` does.
+`allow everyone` names it, only `allow node:…`; a `deny everyone` does. An allow rule for nodes
+closes nothing to other callers.
 
 Reserved topics are written by the bus itself; dialects declare them (`Dialect`).
 
@@ -391,7 +392,7 @@ def _find_verdict(table: VerbTable, named: RuleMatch, topic: bytes) -> Decision 
         elif speaking.bit & named.surely:
             if allowing is None or (speaking.names_topic and not allowing.names_topic):
                 allowing = speaking
-        else:
+        elif speaking.placed.who.kind != rules.NODE:  # a rule for nodes closes nothing to others
             closing = closing or speaking
     if allowing:
         return Decision(True, _NAMED, allowing)
