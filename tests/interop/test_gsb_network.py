@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -36,13 +37,13 @@ def line() -> Iterator[GsbNetwork]:
 
 
 @pytest.fixture
-def service(line) -> Iterator[gsb.blocking.Client]:
+def service(line) -> Iterator[Any]:
     with line.client("d") as client:
         yield client
 
 
 @pytest.fixture
-def caller(line) -> Iterator[gsb.blocking.Client]:
+def caller(line) -> Iterator[Any]:
     with line.client("a") as client:
         yield client
 
@@ -232,6 +233,46 @@ def test_rules_decide_by_the_calling_node():
                 ann.call(f"{address}/secret")
             stats = service.call("sys/stats")["gsb"]["network"]["callers"]
             assert stats[net.ids["a"]]["calls"] == 1
+
+
+def test_a_granted_node_changes_the_rules_of_another_node():
+    grant = "allow node:* call public/gsb/acl"
+    with GsbNetwork(acl="allow node:* call public/*") as net:
+        net.start("closed")
+        net.start("b", POLYBUS_ACL=grant, links=["closed"])
+        net.start("a", links=["b"])
+        net.await_nodes(3)
+        with net.client("a") as caller, net.client("b") as service:
+            acl = net.remote("b", "public/gsb/acl")
+
+            @service.service("public/greeter")
+            def greet(call: gsb.Call) -> object:
+                return "hello"
+
+            with pytest.raises(Denied):
+                caller.call(net.remote("b", "public/greeter"))
+            rule = f"allow node:{net.ids['a']} call public/greeter"
+            assert caller.call(acl, {"verb": "add", "rule": rule})["changed"]
+            assert caller.call(net.remote("b", "public/greeter")) == "hello"
+            assert caller.call(acl, {"verb": "ls"}) == [rule]
+            for bad in (
+                "allow everyone call public/greeter",
+                f"allow node:{net.ids['a']} produce public/greeter",
+                f"allow node:{net.ids['a']} call private",
+                "allow node:* call public/gsb/acl",
+                "no rule",
+            ):
+                with pytest.raises(MalformedRequest):
+                    caller.call(acl, {"verb": "add", "rule": bad})
+            with pytest.raises(MalformedRequest, match="a map with a verb"):
+                caller.call(acl, "ls")
+            assert caller.call(acl, {"verb": "rm", "rule": rule})["changed"]
+            with pytest.raises(Denied):
+                caller.call(net.remote("b", "public/greeter"))
+            with pytest.raises(DoesNotExist):
+                caller.call(acl, {"verb": "rm", "rule": rule})
+            with pytest.raises(Denied):  # public/* does not grant it
+                caller.call(net.remote("closed", "public/gsb/acl"), {"verb": "ls"})
 
 
 def test_a_broken_link_ends_its_calls_at_once_and_another_way_is_found():

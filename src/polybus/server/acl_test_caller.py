@@ -3,7 +3,7 @@
 user:alice                           alice, with the groups that the host gives her
 user:alice,service:backup.service    the same, running as that unit
 group:staff                          a member of staff that no rule names
-service:/usr/bin/x  key:K  anonymous
+service:/usr/bin/x  key:K  node:0x…  anonymous
 in-doubt                             a local TCP peer that has hung up: any user
 """
 
@@ -17,6 +17,7 @@ from polybus.model.access_rule import (
     GROUP,
     KEY,
     MAX_NUMBER,
+    NODE,
     SERVICE,
     USER,
     VERBS,
@@ -37,8 +38,10 @@ def parse_caller(text: str) -> Identity:
     kinds = [part.kind for part in parts]
     if kinds == [ANONYMOUS_KIND]:
         return ANONYMOUS
+    if kinds == [NODE]:
+        return Identity(node=parts[0].name)
     once = [kind for kind in kinds if kind != GROUP]
-    if {ANONYMOUS_KIND, EVERYONE}.intersection(kinds) or len(set(once)) < len(once):
+    if {ANONYMOUS_KIND, EVERYONE, NODE}.intersection(kinds) or len(set(once)) < len(once):
         raise AdminError(
             "bad_request", f"caller must name one identity, such as user:alice, got {text!r}"
         )

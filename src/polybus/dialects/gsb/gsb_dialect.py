@@ -20,6 +20,7 @@ async def open_server(context: ServerContext) -> DialectServer:
 
     from polybus.dialects.gsb.network.link_dialler import LinkDialler
     from polybus.dialects.gsb.network.node_key import NodeKey
+    from polybus.dialects.gsb.network.node_rules import NodeRules
     from polybus.dialects.gsb.server.session import GsbServer
     from polybus.model.identity import Identity
 
@@ -30,6 +31,7 @@ async def open_server(context: ServerContext) -> DialectServer:
     server = GsbServer(context.broker, context.section, loop, owner, key)
     streams = context.serve_streams(server, certificate=key.certificate)
     server.dialler = LinkDialler(server, streams, context.section.links, context.log)
+    server.network.rules = NodeRules(context.broker.policy, context.rule_verbs, owner)
     context.attached = server
     return streams
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.network import node_rules
 from polybus.dialects.gsb.network.announcement import MAX_NEIGHBOURS, Announcement
 from polybus.dialects.gsb.network.call_signer import CallSigner
 from polybus.dialects.gsb.network.link import Link
@@ -27,7 +28,7 @@ from polybus.dialects.gsb.network.node_key import ID_BYTES, node_id_of
 from polybus.dialects.gsb.network.topology import MAX_HOPS, REFRESH_S, Novelty, Topology
 from polybus.dialects.gsb.server.call_table import Route
 from polybus.dialects.gsb.server.service_registry import ServiceStatus
-from polybus.dialects.gsb.service_address import StatusCode, parse_address
+from polybus.dialects.gsb.service_address import RESERVED_PUBLIC, StatusCode, parse_address
 from polybus.errors import BadFrame, MalformedRequest
 from polybus.model.identity import Identity
 
@@ -59,9 +60,10 @@ ANNOUNCEMENT_FLOOD = "announcement_flood"
 BAD_RELAY = "bad_relay"
 LINK_TIMEOUT = "link_timeout"
 ALARM = "duplicate_node"
+CLEAR_S = 60.0  # nodes dial again after 10 s at most
 # The service that every node has for all others: it returns its data.
-PUBLIC_PING = "public/gsb/ping"
-PING = ServiceStatus(StatusCode.OK)
+PUBLIC_PING = f"{RESERVED_PUBLIC}/ping"
+FULL = 0
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class NodeAccount:
 
 class Network:
     calls: CallRouter
+    rules: node_rules.NodeRules | None = None  # of a bus whose rules can be changed
 
     def __init__(self, broker: Broker, limits: GsbLimits, timers: Timers, key: NodeKey) -> None:
         self._broker = broker
@@ -90,6 +93,7 @@ class Network:
         self._sequence = broker.wall_ns() // 1_000_000  # above that of an earlier run
         self.links: dict[str, Link] = {}
         self._unproved: dict[Link, None] = {}
+        self._duplicates: dict[str, float] = {}  # nodes with the alarm, and when it was last seen
         self._accounts: dict[str, NodeAccount] = {}
         self._to_flood: dict[str, Link | None] = {}  # nodes, and the link that announced each
         self._is_flood_scheduled = False
@@ -168,6 +172,9 @@ class Network:
                 link.ping()
         if now_s - self._announced_s >= REFRESH_S:
             self.announce()
+        for node in [one for one, at_s in self._duplicates.items() if now_s - at_s > CLEAR_S]:
+            del self._duplicates[node]
+            self._broker.alarms.clear_alarm(ALARM, node)
         for node in self.topology.expire(now_s):
             self._signer.forget(node)
             self._on_paths_changed()
@@ -194,6 +201,7 @@ class Network:
     def _raise_duplicate(self, node: str, peers: str) -> None:
         text = f"two nodes have the id {node}: {peers}; give one of them a new key"
         self._broker.alarms.raise_alarm(ALARM, node, text)
+        self._duplicates[node] = self.now_s()
 
     # --- announcements
 
@@ -308,8 +316,8 @@ class Network:
         address, size = message.address.encode(), len(message.data)
         refusal = self.calls.check_request(session, request_id)
         route = refusal or self._find_route(link, message)
-        if route is PING:
-            session.send_reply(request_id, StatusCode.OK, 0, message.data)
+        if isinstance(route, str):
+            self._call_built_in(session, route, message)
             return
         if isinstance(route, ServiceStatus):
             self.calls.refuse(session, request_id, address, size, route)
@@ -324,6 +332,19 @@ class Network:
             node = f"0x{message.origin.hex()}"
             call.origin = Identity(node=node)
             self.calls.send_call(call, message.data, node.encode())
+
+    def _call_built_in(self, session: GsbSession, name: str, message: pb.RelayCall) -> None:
+        """Answer a call of another node to a service of the bus itself."""
+        request_id, refusal = message.request_id.encode(), None
+        if name == PUBLIC_PING:
+            session.send_reply(request_id, StatusCode.OK, FULL, message.data)
+        elif self.rules is not None:
+            origin = Identity(node=f"0x{message.origin.hex()}")
+            refusal = self.rules.call(session, request_id, origin, message.data)
+        else:
+            refusal = ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
+        if refusal is not None:
+            self.calls.refuse(session, request_id, name.encode(), len(message.data), refusal)
 
     def on_call_end(self, call: OpenCall, code: int) -> None:
         """Account for a call of another node to a service of this one."""
@@ -349,7 +370,8 @@ class Network:
         if not has_form:
             raise BadFrame(BAD_RELAY)
 
-    def _find_route(self, link: Link, message: pb.RelayCall) -> Route | ServiceStatus:
+    def _find_route(self, link: Link, message: pb.RelayCall) -> Route | ServiceStatus | str:
+        """Return the way of a call, its refusal, or the name of a service of the bus itself."""
         target = f"0x{message.target.hex()}"
         try:
             name, node = parse_address(message.address)
@@ -363,8 +385,8 @@ class Network:
             if announced is None or not self._signer.check(message, announced):
                 self._broker.counters.count("refused", "forged_call")
                 return ServiceStatus(StatusCode.DENIED, "the call is not signed by its node")
-            if name == PUBLIC_PING:
-                return PING
+            if name in (PUBLIC_PING, node_rules.SERVICE):
+                return name
             found = self.calls.services.route_network_call(Identity(node=origin), name)
         elif message.hops >= MAX_HOPS:
             return ServiceStatus(StatusCode.UNAVAILABLE, f"node {target} is too far away")

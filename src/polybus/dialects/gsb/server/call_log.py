@@ -146,7 +146,7 @@ class CallLog:
             self._table.log = []
             self._pending += [
                 EndedCall(
-                    call.caller.caller_name.decode(),
+                    call.origin.node if call.origin else call.caller.caller_name.decode(),
                     call.address.decode(),
                     call.service.id,
                     call.request_bytes,
