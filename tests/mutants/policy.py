@@ -54,7 +54,7 @@ POLICY = mutants(
     ("doubt allows", "speaking.bit & named.surely", "speaking.bit & named.possibly"),
     (
         "doubt is remembered",
-        "if found.surely == found.possibly or one.is_in_doubt:",
+        "if found.surely == found.possibly or one.is_in_doubt or one.node:",
         "if True:",
     ),
     (

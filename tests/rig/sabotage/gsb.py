@@ -7,9 +7,7 @@ from tests.rig.patching import Edit, Patch
 CALLS = "dialects/gsb/server/call_router.py"
 TABLE = "        table = self.table = self.pressure.table\n"
 SLOW = Edit(CALLS, TABLE, TABLE + "        table.fast_path_enabled = False\n")
-FAIL_SERVED = (
-    '            self._fail(call, StatusCode.UNAVAILABLE, "the service went away", cancel=False)\n'
-)
+FAIL_SERVED = "            self.fail(call, StatusCode.UNAVAILABLE, lost, cancel=False)\n"
 
 SABOTAGES = [
     # Calls of a service that went away are dropped without an answer.
@@ -81,5 +79,34 @@ SABOTAGES = [
         "dialects/gsb/server/session.py",
         "        self.calls.stop()\n",
         "        pass\n",
+    ),
+    # The origin of a call from another node is believed.
+    Patch(
+        "signature-off",
+        "dialects/gsb/network/call_signer.py",
+        "        if not hmac.compare_digest(_mac(peer.secret, call, peer.instance), call.mac):\n",
+        "        if False:\n",
+    ),
+    # A call from another node may be repeated.
+    Patch(
+        "replays-off",
+        "dialects/gsb/network/call_signer.py",
+        "        return peer.window.accept(call.counter)\n",
+        "        return True\n",
+    ),
+    # Calls are relayed without end.
+    Patch(
+        "hops-off",
+        "dialects/gsb/network/network.py",
+        "        elif message.hops >= MAX_HOPS:\n",
+        "        elif False:\n",
+    ),
+    # PARTIALs of relayed calls need no credit.
+    Patch(
+        "credits-off",
+        "dialects/gsb/server/back_pressure.py",
+        "        if partial and call.caller.is_link and not has_credit:\n",
+        "        if False:\n",
+        (SLOW,),
     ),
 ]

@@ -1,0 +1,270 @@
+"""Links with nodes that lie: forged and repeated calls, false announcements, loops, bad packets."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from polybus import gsb
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.network.announcement import Announcement
+from polybus.dialects.gsb.network.call_signer import CallSigner
+from polybus.dialects.gsb.network.node_key import NodeKey
+from polybus.testing.bus_process import BusProcess
+from tests.faults.gsb_live import check_no_state_left, serving, tables
+from tests.rig.gsb_link_peer import LinkPeer, pack
+from tests.rig.gsb_peer import HungUp, connect
+from tests.rig.gsb_wire import read_failure
+from tests.rig.observer import check_unharmed, count, until
+
+HOSTILE, HONEST, FAR = NodeKey(b"h" * 32), NodeKey(b"n" * 32), NodeKey(b"f" * 32)
+FUZZED = 400
+ACL = {"POLYBUS_ACL": "allow node:* call public/*"}
+
+
+@pytest.fixture
+def bus() -> Iterator[BusProcess]:
+    with serving(ACL) as running:
+        yield running
+        check_no_state_left(running)
+
+
+@pytest.fixture
+def peer(bus) -> Iterator[LinkPeer]:
+    with LinkPeer(bus.address("gsb"), HOSTILE) as linked:
+        linked.announce()
+        linked.settle()
+        yield linked
+
+
+@pytest.fixture
+def service(bus) -> Iterator[list[str]]:
+    """A service of the bus. Yields the callers that it has seen."""
+    callers: list[str] = []
+    with gsb.blocking.connect(str(bus.address("gsb"))) as client:
+
+        @client.service("public/greeter")
+        def greet(call: gsb.Call) -> object:
+            callers.append(call.caller)
+            return "hello"
+
+        yield callers
+
+
+def refusal(peer: LinkPeer) -> int:
+    """Return the code of the failure with which a call has ended."""
+    reply = peer.wait_for("call_reply")
+    assert (reply.code, reply.type) == (500, 0), reply
+    return read_failure(reply.data).code
+
+
+def test_an_honest_call_is_answered(peer, service):
+    peer.send_call(peer.call("public/greeter"))
+    reply = peer.wait_for("call_reply")
+    assert (reply.request_id, reply.code, reply.data) == ("1", 0, b"\xa5hello")
+    assert service == [HOSTILE.node_id]
+
+
+@pytest.mark.sabotage("signature-off", expects="a forged call was executed")
+def test_a_call_in_the_name_of_another_node_is_refused(bus, peer, service):
+    """The other node exists, and is linked to the hostile one."""
+    peer.announce(
+        peer.announcement(HOSTILE, [peer.bus_id, HONEST.node_id]),
+        peer.announcement(HONEST, [HOSTILE.node_id]),
+    )
+    forged = peer.call("public/greeter")
+    CallSigner(HOSTILE, peer.instance).sign(forged, peer.heard[peer.bus_id])
+    forged.origin = bytes.fromhex(HONEST.node_id[2:])
+    peer.send_call(forged)
+    reply = peer.wait_for("call_reply")
+    assert reply.code == 500, "a forged call was executed"
+    assert read_failure(reply.data).code == 403
+    assert service == []
+    assert count(bus, "refused", "forged_call") == 1
+
+
+@pytest.mark.sabotage("replays-off", expects="a repeated call was executed")
+def test_a_call_is_executed_once(bus, peer, service):
+    call = peer.call("public/greeter")
+    peer.send_call(call)
+    assert peer.wait_for("call_reply").code == 0
+    call.request_id = "again"
+    peer.send_call(call)
+    assert peer.wait_for("call_reply").code == 500, "a repeated call was executed"
+    assert len(service) == 1
+
+
+def test_a_call_with_changed_data_is_refused(peer, service):
+    call = peer.call("public/greeter", data=b"\x01")
+    call.data = b"\x02"
+    peer.send_call(call)
+    assert refusal(peer) == 403
+    assert service == []
+
+
+@pytest.mark.sabotage("hops-off", expects="a call went on beyond the last hop")
+def test_a_call_ends_at_the_last_hop(bus, peer):
+    """A call for a node behind another link that has made all its hops already."""
+    with LinkPeer(bus.address("gsb"), HONEST) as other:
+        other.announce()
+        other.settle()
+        peer.send_call(peer.call("public/x", HONEST.node_id, hops=7))
+        relayed = other.wait_for("relay_call")
+        assert relayed.hops == 8
+        peer.send_call(peer.call("public/x", HONEST.node_id, hops=8))
+        answers = peer.peer.ping()
+        assert "relay_call" not in kinds(other.peer.ping()), "a call went on beyond the last hop"
+        (reply,) = [one.call_reply for one in answers if one.HasField("call_reply")]
+        assert read_failure(reply.data).code == 503
+
+
+def kinds(packets: list[pb.Packet]) -> list[str | None]:
+    return [packet.WhichOneof("kind") for packet in packets]
+
+
+def test_a_call_does_not_go_back_where_it_came_from(peer):
+    peer.announce(
+        peer.announcement(HOSTILE, [peer.bus_id, FAR.node_id]),
+        peer.announcement(FAR, [HOSTILE.node_id]),
+    )
+    peer.settle()
+    peer.send_call(peer.call("public/x", FAR.node_id))
+    assert refusal(peer) == 503
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hops": 0},
+        {"hops": 9},
+        {"origin": b"short"},
+        {"target": b""},
+        {"deadline_ms": 0},
+        {"free_partials": 0},
+        {"free_bytes": 1 << 30},
+    ],
+)
+def test_fields_out_of_their_bounds_end_the_link(bus, peer, fields):
+    peer.send_call(peer.call("public/x", **fields))
+    with pytest.raises(HungUp):
+        peer.wait_for("call_reply")
+    assert count(bus, "connections", "closed", "bad_relay") == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "code"), [("", 400), ("/x", 400), ("private", 404), ("public/none", 404)]
+)
+def test_addresses_are_checked(peer, address, code):
+    peer.send_call(peer.call(address))
+    assert refusal(peer) == code
+    peer.send_call(peer.call("public/x", request_id=""))
+    assert refusal(peer) == 400
+
+
+def test_false_announcements_end_the_link(bus, peer):
+    message = peer.announcement(HONEST, [HOSTILE.node_id]).encode()
+    message.signature = peer.announcement(HOSTILE, [HONEST.node_id]).signature
+    peer.peer.send(pack(announce=pb.Announce(announcements=[message])))
+    with pytest.raises(HungUp):
+        peer.wait_for("call_reply")
+    assert count(bus, "connections", "closed", "bad_announcement") == 1
+
+
+def test_a_link_that_only_one_end_announces_is_not_used(bus, peer):
+    """The hostile node claims to be linked to a node that does not say so."""
+    peer.announce(peer.announcement(HOSTILE, [peer.bus_id, FAR.node_id]))
+    peer.announce(peer.announcement(FAR, []))
+    peer.settle()
+    with connect(bus.address("gsb")) as caller:
+        address = f"/net/{FAR.node_id}/public/x"
+        caller.send(
+            pack(service_call_request=pb.ServiceCallRequest(address=address, request_id="1"))
+        )
+        assert read_failure(caller.reply().data).code == 503
+
+
+def test_announcements_are_bounded_in_number_and_rate(bus, peer):
+    """A flood of nodes that exist only in the announcements of one peer."""
+    keys = [NodeKey(os.urandom(32)) for _ in range(64)]
+    flood = [peer.announcement(key, []) for _ in range(100) for key in keys]
+
+    def announce_all() -> None:
+        for at in range(0, len(flood), len(keys)):
+            peer.announce(*flood[at : at + len(keys)])
+        peer.settle()
+
+    with pytest.raises((HungUp, OSError)):
+        announce_all()
+    assert count(bus, "connections", "closed", "announcement_flood") == 1
+    assert tables(bus)["network"]["nodes"] == 0
+
+
+def test_a_second_process_with_the_key_of_a_linked_node_is_refused(bus, peer):
+    with pytest.raises(HungUp), LinkPeer(bus.address("gsb"), HOSTILE, instance=8) as second:
+        second.settle()
+    assert count(bus, "connections", "closed", "duplicate_node") == 1
+    peer.settle()
+
+
+def test_packets_of_clients_are_refused_on_a_link(bus, peer):
+    peer.peer.send(pack(register_request=pb.RegisterRequest(service_id="x")))
+    with pytest.raises(HungUp):
+        peer.settle()
+    assert count(bus, "connections", "closed", "wrong_direction") == 1
+
+
+def test_a_stranger_without_the_key_of_its_hello_gets_no_link(bus):
+    with connect(bus.address("gsb")) as stranger:
+        hello = pb.LinkHello(version=1, public_key=HONEST.public, nonce=bytes(32), instance=1)
+        stranger.send(pack(link_hello=hello))
+        stranger.next("link_accept")
+        stranger.send(pack(link_proof=pb.LinkProof(signature=bytes(64))))
+        stranger.wait_for_end()
+    assert count(bus, "connections", "closed", "bad_link_handshake") == 1
+    assert tables(bus)["network"]["links"] == 0
+
+
+def test_mutated_packets_of_a_link_harm_nothing(bus, service):
+    """Packets of every kind with random changes; each ends the link, or has no effect."""
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    address = bus.address("gsb")
+    sent = 0
+    while sent < FUZZED:
+        with LinkPeer(address, NodeKey(chance.randbytes(32))) as peer:
+            peer.announce()
+            peer.settle()
+            samples = [
+                pack(relay_call=peer.call("public/greeter", data=b"\x01")),
+                pack(announce=pb.Announce(announcements=[_announced(peer)])),
+                pack(call_reply=pb.CallReply(request_id="1", type=1, data=b"x")),
+                pack(credit=pb.Credit(request_id="1", replies=5)),
+                pack(cancel=pb.Cancel(request_id="1")),
+                pack(ping=pb.Ping(token=b"12345678")),
+                pack(link_proof=pb.LinkProof(signature=bytes(64))),
+            ]
+            try:
+                for _ in range(40):
+                    packet = bytearray(chance.choice(samples))
+                    for _ in range(chance.randint(1, 4)):
+                        packet[chance.randrange(len(packet))] = chance.randrange(256)
+                    peer.peer.send(bytes(packet))
+                    sent += 1
+                peer.settle()
+            except (HungUp, OSError, AssertionError):
+                continue
+    with LinkPeer(address, HONEST) as peer:
+        peer.announce()
+        peer.settle()
+        peer.send_call(peer.call("public/greeter"))
+        assert peer.wait_for("call_reply").code == 0, f"seed {seed}"
+    until(lambda: tables(bus)["network"]["links"] == 0, "the links have ended")
+    check_unharmed(bus)
+
+
+def _announced(peer: LinkPeer) -> pb.Announcement:
+    made: Announcement = peer.announcement(peer.key, [peer.bus_id])
+    return made.encode()
