@@ -16,7 +16,7 @@ from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.testing.bus_process import BusProcess
 from tests.faults.gsb_live import check_no_state_left, serving, tables
 from tests.rig.gsb_link_peer import LinkPeer, pack
-from tests.rig.gsb_peer import HungUp, connect
+from tests.rig.gsb_peer import HungUp, connect, partial
 from tests.rig.gsb_wire import read_failure
 from tests.rig.observer import check_unharmed, count, until
 
@@ -135,6 +135,26 @@ def test_a_call_does_not_go_back_where_it_came_from(peer):
     assert refusal(peer) == 503
 
 
+@pytest.mark.sabotage("credits-off", expects="items were sent without credit")
+def test_a_stream_stops_without_credit_and_goes_on_with_it(bus, peer):
+    """The service is one that knows no credits: the bus stops reading from it."""
+    with connect(bus.address("gsb")) as service:
+        assert service.register("public/items") == 0
+        peer.send_call(peer.call("public/items", free_partials=10))
+        request = service.call()
+        service.send(*(partial(request.request_id, b"%d" % n) for n in range(100)))
+        for number in range(10):
+            assert peer.wait_for("call_reply").data == b"%d" % number
+        more = kinds(peer.peer.ping()).count("call_reply")
+        assert not more, f"{more} items were sent without credit"
+        peer.peer.send(pack(credit=pb.Credit(request_id="1", replies=25)))
+        for number in range(10, 35):
+            assert peer.wait_for("call_reply").data == b"%d" % number
+        assert "call_reply" not in kinds(peer.peer.ping())
+        peer.peer.send(pack(cancel=pb.Cancel(request_id="1")))
+        assert refusal(peer) == 499
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -240,7 +260,7 @@ def test_mutated_packets_of_a_link_harm_nothing(bus, service):
             samples = [
                 pack(relay_call=peer.call("public/greeter", data=b"\x01")),
                 pack(announce=pb.Announce(announcements=[_announced(peer)])),
-                pack(call_reply=pb.CallReply(request_id="1", type=1, data=b"x")),
+                pack(call_reply=pb.CallReply(request_id="1", type="PARTIAL", data=b"x")),
                 pack(credit=pb.Credit(request_id="1", replies=5)),
                 pack(cancel=pb.Cancel(request_id="1")),
                 pack(ping=pb.Ping(token=b"12345678")),

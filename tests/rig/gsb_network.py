@@ -55,6 +55,9 @@ class GsbNetwork:
     def link_address(self, name: str, pinned: bool = True) -> str:
         return f"{self._places[name][1]}#{self.ids[name]}" if pinned else self._places[name][1]
 
+    def link_port(self, name: str) -> int:
+        return Address.parse(self._places[name][1]).port
+
     def client_address(self, name: str) -> Address:
         return Address.parse(self._places[name][0])
 

@@ -81,8 +81,8 @@ class CallSigner:
         """
         peer = self._peer(target)
         call.origin, call.target = self._own, bytes.fromhex(target.node_id[2:])
-        call.counter = next(peer.counters)
-        call.mac = _mac(peer.secret, call, self._instance)
+        call.instance, call.counter = self._instance, next(peer.counters)
+        call.mac = _mac(peer.secret, call)
 
     def check(self, call: pb.RelayCall, origin: Announcement) -> bool:
         """Return whether the origin made this call, for this node, and it is no repetition."""
@@ -90,7 +90,9 @@ class CallSigner:
             peer = self._peer(origin)
         except ValueError:
             return False
-        if not hmac.compare_digest(_mac(peer.secret, call, peer.instance), call.mac):
+        if call.instance != peer.instance:
+            return False
+        if not hmac.compare_digest(_mac(peer.secret, call), call.mac):
             return False
         return peer.window.accept(call.counter)
 
@@ -110,13 +112,13 @@ class CallSigner:
         return peer
 
 
-def _mac(secret: bytes, call: pb.RelayCall, instance: int) -> bytes:
+def _mac(secret: bytes, call: pb.RelayCall) -> bytes:
     digest = hashlib.blake2b(key=secret, digest_size=MAC_BYTES, person=b"polybus call")
     address = call.address.encode()
     head = b"%b%b%b%b%b" % (
         call.origin,
         call.target,
-        instance.to_bytes(8, "big"),
+        call.instance.to_bytes(8, "big"),
         call.counter.to_bytes(8, "big"),
         len(address).to_bytes(2, "big"),
     )

@@ -382,7 +382,11 @@ class Network:
         if target == self.node_id:
             origin = f"0x{message.origin.hex()}"
             announced = self.topology.get(origin)
-            if announced is None or not self._signer.check(message, announced):
+            if announced is None or announced.instance != message.instance:
+                # A call may overtake the announcement of a node that has just started.
+                text = f"the announcement of node {origin} has not arrived"
+                return ServiceStatus(StatusCode.UNAVAILABLE, text)
+            if not self._signer.check(message, announced):
                 self._broker.counters.count("refused", "forged_call")
                 return ServiceStatus(StatusCode.DENIED, "the call is not signed by its node")
             if name in (PUBLIC_PING, node_rules.SERVICE):
