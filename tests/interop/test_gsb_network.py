@@ -314,7 +314,7 @@ def test_a_broken_link_ends_its_calls_at_once_and_another_way_is_found():
             assert isinstance(outcome[0], ServiceGone)
             until(lambda: net.reachable("a").get("c") == 2, "another way is found")
             assert caller.call(net.remote("c", "public/quick"), 7) == 7
-            with pytest.raises(ServiceGone, match="cannot be reached"):
+            with pytest.raises(ServiceGone):
                 caller.call(net.remote(first, "public/x"))
 
 

@@ -19,6 +19,7 @@ import typer
 from polybus.cli.flags import Admin, Raw
 from polybus.cli.terminal import print_raw
 from polybus.cli.text_table import print_table
+from polybus.dialects.gsb.service_address import PUBLIC_PING
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ Exit codes:
 """
 
 SYS_SERVICES, SYS_NODES = "sys/services", "sys/nodes"
-PUBLIC_PING = "public/gsb/ping"
 TERMINATED = 128 + signal.SIGTERM
 MS = 1000.0
 

@@ -29,7 +29,9 @@ MAX_REQUEST_ID_BYTES = 255  # an id is a key of a table and is sent back with ea
 MAX_LOGGED_ADDRESS_BYTES = 512
 BUILT_IN = "sys"
 RESERVED = frozenset({"local", "net", BUILT_IN})
-RESERVED_PUBLIC = "public/gsb"  # the bus's own services for other nodes
+# The bus's own services for other nodes.
+RESERVED_PUBLIC = "public/gsb"
+PUBLIC_PING, PUBLIC_ACL = "public/gsb/ping", "public/gsb/acl"
 
 _SEGMENT = r"[A-Za-z0-9_.-]{1,64}"
 _SERVICE = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")

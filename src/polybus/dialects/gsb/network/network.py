@@ -15,8 +15,7 @@ the calling node may call the service. Nodes between them relay and decide nothi
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.network import node_rules
@@ -26,9 +25,9 @@ from polybus.dialects.gsb.network.link import Link
 from polybus.dialects.gsb.network.link_handshake import LinkHandshake
 from polybus.dialects.gsb.network.node_key import ID_BYTES, node_id_of
 from polybus.dialects.gsb.network.topology import MAX_HOPS, REFRESH_S, Novelty, Topology
-from polybus.dialects.gsb.server.call_table import Route
+from polybus.dialects.gsb.server.call_table import NodeAccount, Route
 from polybus.dialects.gsb.server.service_registry import ServiceStatus
-from polybus.dialects.gsb.service_address import RESERVED_PUBLIC, StatusCode, parse_address
+from polybus.dialects.gsb.service_address import PUBLIC_ACL, PUBLIC_PING, StatusCode
 from polybus.errors import BadFrame, MalformedRequest
 from polybus.model.identity import Identity
 
@@ -61,19 +60,16 @@ BAD_RELAY = "bad_relay"
 LINK_TIMEOUT = "link_timeout"
 ALARM = "duplicate_node"
 CLEAR_S = 60.0  # nodes dial again after 10 s at most
-# The service that every node has for all others: it returns its data.
-PUBLIC_PING = f"{RESERVED_PUBLIC}/ping"
+BUILT_IN_SERVICES = frozenset({PUBLIC_PING, PUBLIC_ACL})
 FULL = 0
 
 
-@dataclass(slots=True)
-class NodeAccount:
-    """What the calls of one node have cost."""
+class CallingNode(NamedTuple):
+    """A node that calls services of this one: its id as a service sees it, and its account."""
 
-    calls: int = 0
-    failures: int = 0
-    request_bytes: int = 0
-    reply_bytes: int = 0
+    name: bytes
+    identity: Identity
+    account: NodeAccount
 
 
 class Network:
@@ -86,6 +82,7 @@ class Network:
         self._timers = timers
         self._key = key
         self.node_id = key.node_id
+        self._own = bytes.fromhex(key.node_id[2:])
         self.now_s = broker.now_s
         self._instance = random.SystemRandom().getrandbits(63)
         self.topology = Topology(key.node_id, limits.max_nodes)
@@ -94,7 +91,7 @@ class Network:
         self.links: dict[str, Link] = {}
         self._unproved: dict[Link, None] = {}
         self._duplicates: dict[str, float] = {}  # nodes with the alarm, and when it was last seen
-        self._accounts: dict[str, NodeAccount] = {}
+        self._origins: dict[bytes, CallingNode] = {}
         self._to_flood: dict[str, Link | None] = {}  # nodes, and the link that announced each
         self._is_flood_scheduled = False
         self._announced_s = self._pinged_s = broker.now_s()
@@ -314,8 +311,10 @@ class Network:
         self._check_form(message)
         session, request_id = link.session, message.request_id.encode()
         address, size = message.address.encode(), len(message.data)
+        is_here = message.target == self._own
         refusal = self.calls.check_request(session, request_id)
-        route = refusal or self._find_route(link, message)
+        find = self._find_service if is_here else self._find_next_link
+        route = refusal or find(link, message, address)
         if isinstance(route, str):
             self._call_built_in(session, route, message)
             return
@@ -324,14 +323,14 @@ class Network:
             return
         call = self.calls.open_call(session, route, request_id, size, message.deadline_ms / 1000)
         call.free_partials, call.free_bytes = message.free_partials, message.free_bytes
-        if call.endpoint.is_link:
+        if is_here:
+            origin = self._origins[message.origin]
+            call.origin, call.account = origin.identity, origin.account
+            self.calls.send_call(call, message.data, origin.name)
+        else:
             message.request_id = call.id.decode()
             message.hops += 1
             call.endpoint.send_packet(pb.Packet(relay_call=message))
-        else:
-            node = f"0x{message.origin.hex()}"
-            call.origin = Identity(node=node)
-            self.calls.send_call(call, message.data, node.encode())
 
     def _call_built_in(self, session: GsbSession, name: str, message: pb.RelayCall) -> None:
         """Answer a call of another node to a service of the bus itself."""
@@ -346,19 +345,6 @@ class Network:
         if refusal is not None:
             self.calls.refuse(session, request_id, name.encode(), len(message.data), refusal)
 
-    def on_call_end(self, call: OpenCall, code: int) -> None:
-        """Account for a call of another node to a service of this one."""
-        node = call.origin.node if call.origin else ""
-        account = self._accounts.get(node)
-        if account is None:
-            if len(self._accounts) >= self._limits.max_nodes:
-                del self._accounts[next(iter(self._accounts))]
-            account = self._accounts[node] = NodeAccount()
-        account.calls += 1
-        account.failures += code != StatusCode.OK
-        account.request_bytes += call.request_bytes
-        account.reply_bytes += call.reply_bytes
-
     def _check_form(self, message: pb.RelayCall) -> None:
         has_form = (
             len(message.origin) == len(message.target) == ID_BYTES
@@ -370,40 +356,57 @@ class Network:
         if not has_form:
             raise BadFrame(BAD_RELAY)
 
-    def _find_route(self, link: Link, message: pb.RelayCall) -> Route | ServiceStatus | str:
-        """Return the way of a call, its refusal, or the name of a service of the bus itself."""
+    def _find_service(
+        self, link: Link, message: pb.RelayCall, address: bytes
+    ) -> Route | ServiceStatus | str:
+        """Return the service that a node calls, the name of one of the bus itself, or a refusal."""
+        origin = self._origin_of(message.origin)
+        announced = None if origin is None else self.topology.get(origin.identity.node)
+        if origin is None or announced is None or announced.instance != message.instance:
+            # A call may overtake the announcement of a node that has just started.
+            text = "the announcement of the calling node has not arrived"
+            return ServiceStatus(StatusCode.UNAVAILABLE, text)
+        if not self._signer.check(message, announced):
+            self._broker.counters.count("refused", "forged_call")
+            return ServiceStatus(StatusCode.DENIED, "the call is not signed by its node")
+        if message.address in BUILT_IN_SERVICES:
+            return message.address
+        services = self.calls.services
+        route = services.route_network_call(link.session, origin.identity, address)
+        return self._if_room(route)
+
+    def _find_next_link(
+        self, link: Link, message: pb.RelayCall, address: bytes
+    ) -> Route | ServiceStatus:
+        """Return the way to the target of a call, or a refusal."""
         target = f"0x{message.target.hex()}"
-        try:
-            name, node = parse_address(message.address)
-        except MalformedRequest as error:
-            return ServiceStatus(StatusCode.BAD_REQUEST, str(error))
-        if node is not None:
-            return ServiceStatus(StatusCode.BAD_REQUEST, "the address of a relayed call has a node")
-        if target == self.node_id:
-            origin = f"0x{message.origin.hex()}"
-            announced = self.topology.get(origin)
-            if announced is None or announced.instance != message.instance:
-                # A call may overtake the announcement of a node that has just started.
-                text = f"the announcement of node {origin} has not arrived"
-                return ServiceStatus(StatusCode.UNAVAILABLE, text)
-            if not self._signer.check(message, announced):
-                self._broker.counters.count("refused", "forged_call")
-                return ServiceStatus(StatusCode.DENIED, "the call is not signed by its node")
-            if name in (PUBLIC_PING, node_rules.SERVICE):
-                return name
-            found = self.calls.services.route_network_call(Identity(node=origin), name)
-        elif message.hops >= MAX_HOPS:
+        if message.hops >= MAX_HOPS:
             return ServiceStatus(StatusCode.UNAVAILABLE, f"node {target} is too far away")
-        else:
-            onward = self.route(target)
-            if isinstance(onward, ServiceStatus):
-                return onward
-            if onward.endpoint is link.session:
-                return ServiceStatus(StatusCode.UNAVAILABLE, f"no way to {target} but back")
-            found = Route(onward, name.encode())
-        if isinstance(found, Route) and not self.calls.pressure.has_room(found.service.endpoint):
+        onward = self.route(target)
+        if isinstance(onward, ServiceStatus):
+            return onward
+        if onward.endpoint is link.session:
+            return ServiceStatus(StatusCode.UNAVAILABLE, f"no way to {target} but back")
+        return self._if_room(Route(onward, address))
+
+    def _if_room(self, route: Route | ServiceStatus) -> Route | ServiceStatus:
+        """Refuse a call for whose service there is no room, because a link must not wait."""
+        if isinstance(route, Route) and not self.calls.pressure.has_room(route.service.endpoint):
             return ServiceStatus(StatusCode.UNAVAILABLE, "the way to the service is full")
-        return found
+        return route
+
+    def _origin_of(self, node: bytes) -> CallingNode | None:
+        """Return a node that calls, None if it is unknown."""
+        origin = self._origins.get(node)
+        if origin is None:
+            name = f"0x{node.hex()}"
+            if self.topology.get(name) is None:
+                return None
+            if len(self._origins) >= self._limits.max_nodes:
+                del self._origins[next(iter(self._origins))]
+            origin = CallingNode(name.encode(), Identity(node=name), NodeAccount())
+            self._origins[node] = origin
+        return origin
 
     # --- statistics
 
@@ -429,12 +432,12 @@ class Network:
             "links": len(self.links),
             "nodes": len(self.topology.paths()),
             "callers": {
-                node: {
-                    "calls": one.calls,
-                    "failures": one.failures,
-                    "request_bytes": one.request_bytes,
-                    "reply_bytes": one.reply_bytes,
+                one.identity.node: {
+                    "calls": one.account.calls,
+                    "failures": one.account.failures,
+                    "request_bytes": one.account.request_bytes,
+                    "reply_bytes": one.account.reply_bytes,
                 }
-                for node, one in self._accounts.items()
+                for one in self._origins.values()
             },
         }

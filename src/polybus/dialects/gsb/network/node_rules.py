@@ -18,7 +18,7 @@ import msgpack
 
 from polybus.bus.admin_verb import AdminError
 from polybus.dialects.gsb.server.service_registry import PUBLIC, ServiceStatus
-from polybus.dialects.gsb.service_address import RESERVED_PUBLIC, StatusCode
+from polybus.dialects.gsb.service_address import PUBLIC_ACL, RESERVED_PUBLIC, StatusCode
 from polybus.errors import InvalidRule
 from polybus.model.access_rule import CALL, NODE, Rule
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from polybus.dialects.gsb.server.session import GsbSession
     from polybus.model.identity import Identity
 
-SERVICE = f"{RESERVED_PUBLIC}/acl"
 VERBS = {"add": "acl_add", "rm": "acl_rm", "ls": "acl_ls"}
 FULL = 0
 MAX_CHANGES = 16  # calls that wait for the disk at a time
@@ -49,9 +48,9 @@ class NodeRules:
         self, session: GsbSession, request_id: bytes, origin: Identity, data: bytes
     ) -> ServiceStatus | None:
         """Begin to answer a call. Returns its refusal, or None if the answer follows."""
-        verdict = self._policy.decide(origin, CALL, SERVICE.encode())
-        if not verdict.allowed or verdict.by is None or verdict.by.rule.pattern != SERVICE:
-            return ServiceStatus(StatusCode.DENIED, f"not allowed to call {SERVICE!r}")
+        verdict = self._policy.decide(origin, CALL, PUBLIC_ACL.encode())
+        if not verdict.allowed or verdict.by is None or verdict.by.rule.pattern != PUBLIC_ACL:
+            return ServiceStatus(StatusCode.DENIED, f"not allowed to call {PUBLIC_ACL!r}")
         try:
             verb, rule = _read_request(data)
         except (InvalidRule, ValueError) as error:

@@ -390,7 +390,7 @@ class CallRouter:
         call.service.pending -= 1
         self._ended_by_code[code if code in CODES else StatusCode.FAILURE] += 1
         self.pressure.on_call_end(call)
-        if call.origin is not None:
-            self.network.on_call_end(call, code)
+        if call.account is not None:
+            call.account.add(call, code != StatusCode.OK)
         if self.table.log is not None:
             self.table.log.append((call, code, self._clock()))

@@ -49,6 +49,13 @@ class Route:
     address: bytes
     def __init__(self, service: Service, address: bytes) -> None: ...
 
+class NodeAccount:
+    calls: int
+    failures: int
+    request_bytes: int
+    reply_bytes: int
+    def add(self, call: OpenCall, has_failed: bool) -> None: ...
+
 class OpenCall:
     caller: GsbSession
     service: Service
@@ -66,6 +73,7 @@ class OpenCall:
     free_partials: int
     free_bytes: int
     origin: Identity | None
+    account: NodeAccount | None
     def __init__(
         self,
         caller: GsbSession,

@@ -114,6 +114,19 @@ cdef class Route:
 
 
 @cython.final
+cdef class NodeAccount:
+    """The ended calls of another node, and their bytes."""
+
+    cdef readonly Py_ssize_t calls, failures, request_bytes, reply_bytes
+
+    cpdef void add(self, OpenCall call, bint has_failed):
+        self.calls += 1
+        self.failures += has_failed
+        self.request_bytes += call.request_bytes
+        self.reply_bytes += call.reply_bytes
+
+
+@cython.final
 @cython.freelist(256)
 cdef class OpenCall:
     """One open call."""
@@ -132,7 +145,9 @@ cdef class OpenCall:
     cdef readonly bint is_out_of_credit
     cdef public double deadline_s
     cdef public Py_ssize_t free_partials, free_bytes  # of PARTIALs without credit
-    cdef public object origin  # the identity of the calling node; None for a call of this node
+    # Of a call from another node: its identity, and its account. None for a call of this node.
+    cdef public object origin
+    cdef public NodeAccount account
 
     def __init__(
         self, CallEndpoint caller not None, Route route not None, bytes request_id not None,
@@ -442,8 +457,8 @@ cdef class CallEndpoint:
             return False
         if packet.type == PARTIAL:
             return self.partial(call, packet, now_s)
-        # Other codes are counted one by one, by the slow path, and so are calls of other nodes.
-        if (packet.code and packet.code != FAILURE) or call.origin is not None:
+        # Other codes are counted one by one, by the slow path.
+        if packet.code and packet.code != FAILURE:
             return False
         PyDict_DelItem(call.caller.calls, call.request_id)
         PyDict_DelItem(self.serving, call_id)
@@ -451,6 +466,8 @@ cdef class CallEndpoint:
         call.reply_bytes += packet.data.size
         if table.log is not None:
             table.log.append((call, packet.code, now_s))
+        if call.account is not None:
+            call.account.add(call, packet.code != 0)
         if packet.code:
             table.failed += 1
         else:

@@ -135,9 +135,7 @@ class ServiceRegistry:
 
     def route(self, peer: GsbSession, address: bytes) -> Route | ServiceStatus | str:
         """Resolve an address: a route, a refusal, or the name of a built-in service."""
-        if peer.generation != self._table.generation:
-            peer.routes.clear()
-            peer.generation = self._table.generation
+        self._refresh_routes(peer)
         route = peer.routes.get(address)
         if route is not None:
             return route
@@ -161,8 +159,20 @@ class ServiceRegistry:
             return name
         return self._cache_route(peer, address, Route(service, name.encode()))
 
-    def route_network_call(self, origin: Identity, name: str) -> Route | ServiceStatus:
+    def route_network_call(
+        self, peer: GsbSession, origin: Identity, address: bytes
+    ) -> Route | ServiceStatus:
         """Resolve an address that another node calls. It sees only names under `public/`."""
+        self._refresh_routes(peer)
+        key = origin.node.encode() + address
+        if (route := peer.routes.get(key)) is not None:
+            return route
+        try:
+            name, node = parse_address(address.decode())
+        except (MalformedRequest, UnicodeDecodeError) as error:
+            return ServiceStatus(StatusCode.BAD_REQUEST, str(error))
+        if node is not None:
+            return ServiceStatus(StatusCode.BAD_REQUEST, "the address of a relayed call has a node")
         service = resolve_service(self._by_name, name)
         if service is None or not service.id.startswith(PUBLIC):
             return ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
@@ -170,7 +180,7 @@ class ServiceRegistry:
             if not self._broker.policy.allows(origin, CALL, judged.encode()):
                 self._broker.counters.count("refused", "network_call_denied")
                 return ServiceStatus(StatusCode.DENIED, f"not allowed to call {name!r}")
-        return Route(service, name.encode())
+        return self._cache_route(peer, key, Route(service, name.encode()))
 
     def _route_remote(
         self, peer: GsbSession, address: bytes, node: str, name: str
@@ -184,6 +194,12 @@ class ServiceRegistry:
         if isinstance(link, ServiceStatus):
             return link
         return self._cache_route(peer, address, Route(link, name.encode()))
+
+    def _refresh_routes(self, peer: GsbSession) -> None:
+        """Drop the resolved addresses of a connection if a name or a rule has changed."""
+        if peer.generation != self._table.generation:
+            peer.routes.clear()
+            peer.generation = self._table.generation
 
     def _cache_route(self, peer: GsbSession, address: bytes, route: Route) -> Route:
         if len(peer.routes) >= MAX_ROUTES:
