@@ -1,10 +1,11 @@
 """How long a reshard takes, and what it costs while a group drains.
 
-    python -m bench.fdq.reshard [--messages 10000000] [--backlog 4000000]
+    python -m bench.fdq.reshard [--messages 10000000] [--backlog 8000000] [--rounds 5]
 
-The first part reshards a topic that holds many messages. The others have a producer and a
-group, reshard their topic, and compare the rows that the group handles per second before, and
-while it drains the sealed shards: once with a backlog, once after the group has caught up.
+The first part reshards a topic that holds many messages. The others have a producer and a group,
+and count the rows that the group handles per second while it drains the sealed shards: with a
+backlog, beside the same backlog without a reshard; and after the group has caught up, beside the
+time before the reshard.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import pyarrow as pa
 
@@ -119,23 +121,50 @@ class Load:
             self._samples.append((time.monotonic(), self.handled))
 
 
-def measure_dip(client: Client, url: str, topic: str, backlog: int) -> None:
-    """Reshard when the group has read a third of the backlog, or has caught up."""
+def measure_backlog(client: Client, url: str, rounds: int, backlog: int) -> None:
+    """Compare the rest of a backlog, read with a reshard and without one, in turn."""
+    ratios = []
+    for number in range(rounds):
+        plain = drain_rate(client, url, f"plain-{number}", backlog, is_resharded=False)
+        resharded = drain_rate(client, url, f"resharded-{number}", backlog, is_resharded=True)
+        ratios.append(resharded / plain)
+        print(
+            f"backlog: {plain:,.0f} rows/s without a reshard,"
+            f" {resharded:,.0f} while the group drains ({ratios[-1]:.0%})"
+        )
+    print(f"backlog: median {median(ratios):.0%}")
+
+
+def drain_rate(client: Client, url: str, topic: str, backlog: int, *, is_resharded: bool) -> float:
+    """Return the rows per second of the last two thirds of a backlog."""
     client.create_topic(topic, shards=SHARDS)
     fill(client, topic, backlog)
     load = Load(url, topic)
     with load.running():
+        wait_for(lambda: load.handled > backlog // 3)
+        began_s, before = time.monotonic(), load.handled
+        if is_resharded:
+            client.reshard(topic, MORE_SHARDS)
+        wait_for(lambda: load.handled >= backlog)  # new shards are read after it, not before
+        rate = (load.handled - before) / (time.monotonic() - began_s)
+        if is_resharded:
+            wait_for(lambda: not client.topic(topic)["draining"])
+        return rate
+
+
+def measure_caught_up(client: Client, url: str) -> None:
+    """Compare a window before a reshard with the one after it; the drain is shorter than it."""
+    topic = "caught up"
+    client.create_topic(topic, shards=SHARDS)
+    load = Load(url, topic)
+    with load.running():
         wait_for(lambda: load.handled > 0)
         began_s = time.monotonic()
-        if backlog:
-            wait_for(lambda: load.handled > backlog // 3)
-        else:
-            wait_for(lambda: time.monotonic() > began_s + WARM_S)
+        wait_for(lambda: time.monotonic() > began_s + WARM_S)
         resharded_s = time.monotonic()
         client.reshard(topic, MORE_SHARDS)
         wait_for(lambda: not client.topic(topic)["draining"])
         drained_s = time.monotonic()
-        # A drain that is shorter than this is compared over a whole window.
         wait_for(lambda: time.monotonic() > max(drained_s, resharded_s + WINDOW_S) + 2 * SAMPLE_S)
         before = load.rate(began_s, resharded_s)
         during = load.rate(resharded_s, max(drained_s, resharded_s + WINDOW_S))
@@ -153,7 +182,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--backlog", type=int, default=4_000_000)
+    parser.add_argument("--backlog", type=int, default=8_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -161,8 +191,8 @@ def main() -> int:
         Client(url) as client,
     ):
         measure_reshard(client, given.messages)
-        measure_dip(client, url, "backlog", given.backlog)
-        measure_dip(client, url, "caught up", 0)
+        measure_backlog(client, url, given.rounds, given.backlog)
+        measure_caught_up(client, url)
     return 0
 
 

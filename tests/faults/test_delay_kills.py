@@ -17,6 +17,7 @@ from polybus import fdq
 from polybus.native import ClientOptions
 from tests.rig.native_bus import QUICK, NativeBus
 from tests.rig.observer import until
+from tests.rig.soak_runs import SoakRun
 
 TOPIC = "reminders"
 KILLS, SOAK_KILLS = 5, 200
@@ -25,7 +26,8 @@ MAX_DELAY_S = 0.6
 PATIENCE_S = 120
 
 
-def kill_while_due(bus: NativeBus, kills: int, seed: int) -> None:
+def kill_while_due(bus: NativeBus, kills: int, seed: int) -> int:
+    """Returns how many messages were produced."""
     chosen = random.Random(seed)
     due_ns: dict[bytes, int] = {}
     answers: list[Future[Any]] = []
@@ -69,6 +71,7 @@ def kill_while_due(bus: NativeBus, kills: int, seed: int) -> None:
     early = sum(row["timestamp_ns"] < due_ns[row["body"]] for row in rows)
     text = f"seed {seed}: {lost} lost, {duplicated} duplicated, {early} early of {len(due_ns)}"
     assert (lost, duplicated, early) == (0, 0, 0), text
+    return len(due_ns)
 
 
 @pytest.mark.sabotage("delay-removed-apart", expects=r"[1-9][0-9]* duplicated")
@@ -78,6 +81,10 @@ def test_kills_while_delays_come_due():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3000)
 def test_many_kills_while_delays_come_due():
+    seed = random.randrange(1 << 32)
+    run = SoakRun("faults/test_delay_kills.py", seed)
     with NativeBus() as bus:
-        kill_while_due(bus, SOAK_KILLS, random.randrange(1 << 32))
+        messages = kill_while_due(bus, SOAK_KILLS, seed)
+    run.record(kills=SOAK_KILLS, messages=messages, lost=0, duplicated=0, early=0)

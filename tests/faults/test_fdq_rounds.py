@@ -22,7 +22,6 @@ from tests.rig.fdq.message_plan import (
     MOVED,
     PLAIN,
     POISON,
-    ROUGH,
     SLOW,
 )
 from tests.rig.fdq.settings import (
@@ -162,10 +161,7 @@ def test_all_faults_for_minutes(tmp_path, sabotaged, capsys):
 @pytest.mark.sabotage("seal-ignored", expects=r"\d+ reordered")
 @pytest.mark.timeout(3000)
 def test_reshards_among_all_faults_for_minutes(tmp_path, sabotaged, capsys):
-    # Without slow messages: a consumer checks no deadlines while it waits for a killed bus, so it
-    # may ack a slow run, which the journal calls failed in any case.
-    mix = {plan: share for plan, share in ROUGH.items() if plan != SLOW}
-    settings = Settings(mix=mix, faults=WITH_RESHARDS, orders={"work_s": 0.01})
+    settings = Settings(faults=WITH_RESHARDS, orders={"work_s": 0.01})
     with workload(tmp_path, settings) as work:
         run = SoakRun("faults/test_fdq_rounds.py", work.seed)
         work.start()

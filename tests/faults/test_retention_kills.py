@@ -15,6 +15,7 @@ from polybus import fdq
 from polybus.native import Client, ClientOptions
 from tests.rig.native_bus import QUICK, NativeBus
 from tests.rig.observer import until
+from tests.rig.soak_runs import SoakRun
 
 TOPIC = "orders"
 KILLS, SOAK_KILLS = 3, 50
@@ -76,7 +77,8 @@ def kill_after_trims(bus: NativeBus, kills: int) -> None:
         bus.start()
 
 
-def check_nothing_unread_is_trimmed(kills: int) -> None:
+def check_nothing_unread_is_trimmed(kills: int) -> int:
+    """Returns how many messages were produced."""
     with NativeBus() as bus:
         with bus.client() as client:
             client.create_topic(TOPIC, shards=4, settings={"retain_messages": LIMIT})
@@ -102,6 +104,7 @@ def check_nothing_unread_is_trimmed(kills: int) -> None:
                 )
         finally:
             numbers.close()
+    return numbers.produced
 
 
 @pytest.mark.sabotage("unread-ignored", expects=r"[1-9][0-9]* unacked messages were lost")
@@ -113,4 +116,6 @@ def test_unacked_messages_survive_retention_and_kills():
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_unacked_messages_survive_many_kills():
-    check_nothing_unread_is_trimmed(SOAK_KILLS)
+    run = SoakRun("faults/test_retention_kills.py", 0)
+    messages = check_nothing_unread_is_trimmed(SOAK_KILLS)
+    run.record(kills=SOAK_KILLS, messages=messages, lost=0)

@@ -143,6 +143,19 @@ def test_the_async_producer_takes_the_same_options(url, topic):
     client.close()
 
 
+def test_a_backup_has_the_delayed_messages(bus, topic, tmp_path):
+    with fdq.Producer(bus.url) as producer:
+        late = producer.produce(topic, "k", b"late", delay_s=1)
+    copy, restored = str(tmp_path / "copy"), str(tmp_path / "restored")
+    run("store", "backup", str(bus.process.data), copy)
+    run("store", "restore", copy, restored)
+    client = bus_client.connect(f"lmdb:{restored}")
+    stored = read(client, topic, 1)
+    assert stored[b"late"] >= late.deliver_at_ns
+    client.close()
+
+
+@pytest.mark.sabotage("ttl-ignored", expects="expired messages were handed out")
 def test_expired_messages_are_not_handed_out_and_are_counted(url, topic):
     client = bus_client.connect(url)
     with fdq.Producer(url) as producer:
@@ -155,10 +168,28 @@ def test_expired_messages_are_not_handed_out_and_are_counted(url, topic):
     with fdq.Consumer(url) as consumer:
         consumer.consume(topic, "c", lambda one: seen.append((one.message, one.headers)))
         until(lambda: fdq.stats(url, topic)["all"]["acked"] == 5, "all are acked")
+    assert len(seen) == 2, f"{len(seen) - 2} expired messages were handed out"
     assert seen == [(b"fresh", {"h": b"1", "polybus.ttl_ms": b"3600000"}), (b"plain", {})]
     assert fdq.stats(url, topic)["all"]["expired"] == 3
     assert client.act("group.info", topic=topic)["shards"] is not None
     assert len(read(client, topic, 5)) == 5  # plain reads return them
+    client.close()
+
+
+def test_outputs_of_a_transaction_have_a_ttl(url, topic):
+    client = bus_client.connect(url)
+    output = f"{topic}-output"
+
+    def move(envelope: fdq.Envelope) -> None:
+        with envelope.transaction() as transaction:
+            transaction.produce(output, None, b"moved", {"h": b"1"}, ttl_s=HOUR_S)
+
+    with fdq.Producer(url) as producer, fdq.Consumer(url) as consumer:
+        producer.produce(topic, "k", b"x")
+        consumer.consume(topic, "c", move)
+        until(lambda: fdq.stats(url, topic)["all"]["acked"] == 1, "it is moved")
+    (row,) = next(iter(client.read(output, start=1))).to_pylist()
+    assert dict(row["headers"]) == {"h": b"1", "polybus.ttl_ms": b"3600000"}
     client.close()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from polybus import fdq
-from polybus.errors import MalformedRequest, Paused, Unavailable
+from polybus import fdq, gsb
+from polybus.errors import Denied, MalformedRequest, Paused, Unavailable
 from polybus.native import Client
 from tests.rig import freud_client, rqueue_client
 from tests.rig.native_bus import NativeBus
@@ -28,6 +28,7 @@ def bus(tmp_path_factory) -> Iterator[NativeBus]:
         "rqueue=tcp://127.0.0.1:0",
         f"freud=unix:{folder}/freud.sock",
         "pirate=tcp://127.0.0.1:0",
+        "gsb=tcp://127.0.0.1:0",
     ]
     with NativeBus(listen=listen, env={"POLYBUS_DURABLE_RETAIN_AGE": "30d"}) as running:
         yield running
@@ -180,6 +181,11 @@ def test_paused_topic_refuses_messages_in_every_dialect(polybus, client, bus, pi
         freud.send(freud_client.produce(topic.encode(), b"x"))
         (answer,) = freud.answers(1)
         assert (answer.code, answer.payload) == (freud_client.SERVER_ERROR, b"paused")
+    with (
+        gsb.blocking.connect(str(process.address("gsb"))) as sender,
+        pytest.raises(Denied, match="paused"),
+    ):
+        sender.broadcast(topic, body=b"x")
     before = client.stats()["dropped"].get("paused", 0)
     with rqueue_client.connect(process.address("rqueue")) as rqueue:
         rqueue.send(rqueue_client.publish(topic.encode(), b"x"))

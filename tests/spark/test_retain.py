@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def topics(spark, shared_bus, folder):
     """Topics with all but the last ten messages archived, one per test."""
-    names = [f"t.retain.{n}" for n in range(6)]
+    names = [f"t.retain.{n}" for n in range(7)]
     with shared_bus.client() as client:
         for name in names:
             client.create_topic(name, shards=2)
@@ -83,6 +83,17 @@ def test_group_without_acks_holds_the_log(bus, client, made, once, folder):
     assert starts(bus, made) == {0: 3, 1: 5}
     client.act("group.rm", topic=made, group="slow", force=True)
     assert once(made).rows == ROWS - 8
+
+
+def test_limits_of_the_topic_keep_the_newest_messages(bus, client, made, once, folder):
+    client.configure_topic(made, {"retain_messages": 30})
+    summary = once(made)
+    assert summary.facts["held back by"] == ["retention of the topic"]
+    # The bus may have trimmed before the pipeline did. Neither removes more than the limit.
+    assert client.topic(made)["retention"]["stored_messages"] >= 30
+    client.configure_topic(made, {"retain_messages": None})
+    once(made)
+    assert starts(bus, made) == archived(folder, made)
 
 
 def test_pirate_subscriber_holds_the_log(spark, topic, tmp_path):

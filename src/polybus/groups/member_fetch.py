@@ -24,6 +24,8 @@ from polybus.store.contract import ShardRange
 MIN_SKIP_ROWS: Final = 256  # a shorter acked range is not worth another read
 # Per shard and fetch: starting a read costs as much as some hundred rows.
 MIN_SHARE_ROWS: Final = 1024
+# Reads of a poll that found only expired rows; the member fetches again after these.
+MAX_EXPIRED_READS: Final = 16
 
 
 class HeldPosition(NamedTuple):
@@ -44,7 +46,9 @@ class FetchResult:
     lost: list[int]
     places: list[dict[str, int]]
     rows: Rows
-    is_change: bool  # the assignment has changed for the member, or the topic was resharded
+    # The assignment has changed for the member, the topic was resharded, or the member must fetch
+    # again because there are more expired messages.
+    is_change: bool
     sealed: list[int] = field(default_factory=list)  # its shards that the group drains
 
     def __bool__(self) -> bool:
@@ -80,6 +84,7 @@ class MemberFetch:
         self._mine: dict[int, GroupShard] = {}
         self._settled: tuple[list[ShardProgress], dict[int, str]] | None = None
         self._generations = len(group.topic.generations)
+        self._has_more_expired = False
 
     def poll(self) -> FetchResult:
         """Return the current result. Raises `Fenced` or `Expired` if it is no longer a member."""
@@ -93,7 +98,7 @@ class MemberFetch:
             if not moved:
                 return EMPTY_FETCH
             rows, places = self._read(moved, ends)
-            return FetchResult([], [], [], places, rows, False)
+            return FetchResult([], [], [], places, rows, self._has_more_expired)
         owned = {shard.number: shard for shard in group.owned_shards(self._consumer, self._epoch)}
         current = {
             n for n, shard in owned.items() if n in held and held[n].epoch == shard.progress.epoch
@@ -109,7 +114,7 @@ class MemberFetch:
         self._mine, self._settled = owned, None if new or lost or release else known
         # The next fetch begins with the new generation, so this is reported once.
         is_resharded = len(group.topic.generations) != self._generations
-        is_change = bool(new or lost or unknown) or is_resharded
+        is_change = bool(new or lost or unknown) or is_resharded or self._has_more_expired
         sealed = [n for n in owned if n in group.seals and n not in release]
         return FetchResult(assigned, release, lost, places, rows, is_change, sealed)
 
@@ -133,7 +138,7 @@ class MemberFetch:
         if self._group.roster.is_paused or durable.is_consume_paused(topic):
             return EMPTY, []
         store = durable.store
-        has_caught_up = False
+        has_caught_up, reads_left = False, MAX_EXPIRED_READS
         while parts := self._plan_reads(shards, ends):
             try:
                 rows = store.read_parts(
@@ -152,6 +157,10 @@ class MemberFetch:
             rows, has_acked = self._drop_expired(rows, expired)
             if rows.count or not has_acked:
                 return rows, self._record_handed(parts, rows) if rows.count else []
+            reads_left -= 1
+            self._has_more_expired = not reads_left
+            if self._has_more_expired:
+                break
         return EMPTY, []
 
     def _drop_expired(self, rows: Rows, indexes: Sequence[int]) -> tuple[Rows, bool]:

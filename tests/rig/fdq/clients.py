@@ -23,7 +23,7 @@ from polybus import fdq
 from polybus.errors import Fenced, PolybusError, Unavailable, UsageError
 from polybus.native import Client, ClientOptions
 from polybus.native import bus_client as buses
-from tests.rig.fdq.history import FAILED, OK, PRODUCE, RUN, Message
+from tests.rig.fdq.history import FAILED, LATE, OK, PRODUCE, RUN, Message
 from tests.rig.fdq.journal import UNKNOWN, Journal
 from tests.rig.fdq.message_plan import (
     CALM,
@@ -268,7 +268,7 @@ class Handler:
             self._journal.end(number, FAILED)
             raise
         late = plan_of(body) == SLOW and envelope.delivery == 1
-        self._journal.end(number, FAILED if late else OK)
+        self._journal.end(number, LATE if late else OK)
 
     def _act(self, envelope: fdq.Envelope, body: str, number: int) -> None:
         plan, first = plan_of(body), envelope.delivery == 1

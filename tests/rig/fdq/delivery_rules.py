@@ -15,7 +15,7 @@ from tests.rig.fdq.evidence import (
     Anomaly,
     Evidence,
 )
-from tests.rig.fdq.history import DUPLICATE, FAILED, OK, UNKNOWN, Run
+from tests.rig.fdq.history import DUPLICATE, FAILED, LATE, OK, UNKNOWN, Run
 from tests.rig.fdq.snapshot import Dead, Row, run_of
 
 
@@ -39,7 +39,7 @@ def _passed_over(evidence: Evidence, row: Row) -> Iterator[Anomaly]:
     if message is not None and message.transactional:
         if row.body not in evidence.outputs:
             yield Anomaly(LOST, f"{row.body}: acked, and nothing was produced for it")
-    elif not any(run.outcome == OK for run in evidence.runs.get(row.position, ())):
+    elif not any(run.outcome in (OK, LATE) for run in evidence.runs.get(row.position, ())):
         yield Anomaly(LOST, f"{row.body}: acked, and no handler has returned from it")
 
 

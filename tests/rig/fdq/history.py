@@ -3,7 +3,8 @@
 Every value is a client's observation with its time: a begin is recorded before the call, an end
 after the response. Outcomes are those of Jepsen's operations: `ok` (done), `failed` (refused,
 must be invisible), `unknown` (no response). A transaction may also be `duplicate`: it was done
-before.
+before. A run may be `late`: it returned after its deadline, and the consumer may count it either
+way, because it does not look at deadlines while its ack waits for a bus that is down.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tests.rig.fdq.journal import NEVER_NS, UNKNOWN, Operation
 OK: Final = "ok"
 FAILED: Final = "failed"
 DUPLICATE: Final = "duplicate"
+LATE: Final = "late"
 UNSENT: Final = "unsent"  # the bus was unreachable: as if it had not begun
 
 # The kinds of a journal's entries.
@@ -199,6 +201,7 @@ __all__ = [
     "COMMIT",
     "DUPLICATE",
     "FAILED",
+    "LATE",
     "NEVER_NS",
     "OK",
     "PRODUCE",

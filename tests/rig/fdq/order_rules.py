@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from tests.rig.fdq.evidence import REORDERED, Anomaly, Evidence
-from tests.rig.fdq.history import OK
+from tests.rig.fdq.history import LATE, OK
 from tests.rig.fdq.snapshot import Row, source_of
 
 
@@ -77,8 +77,13 @@ def _counts(evidence: Evidence, row: Row) -> bool:
 
 
 def _first_done(evidence: Evidence, row: Row) -> int | None:
-    """The times of successful runs; a committed transaction counts even without a response."""
-    returned = [run.ended_ns for run in evidence.runs.get(row.position, ()) if run.outcome == OK]
+    """The times of successful runs; a committed transaction counts even without a response.
+
+    A late run counts if no other run of the message succeeded: then the consumer has acked it.
+    """
+    runs = evidence.runs.get(row.position, ())
+    returned = [run.ended_ns for run in runs if run.outcome == OK]
+    returned = returned or [run.ended_ns for run in runs if run.outcome == LATE]
     moved = [
         one.began_ns
         for one in evidence.commits.get(row.position, ())

@@ -9,7 +9,7 @@ import pytest
 
 from polybus.durable.topic_registry import EXPIRED, EXPIRED_DEAD_LETTER
 from polybus.groups import shard_progress
-from polybus.groups.member_fetch import HeldPosition
+from polybus.groups.member_fetch import MAX_EXPIRED_READS, HeldPosition
 from polybus.groups.message_block import OutputMessage, build_block, read_messages
 from polybus.groups.message_expiry import find_expired
 from polybus.model import arrow
@@ -86,6 +86,16 @@ def test_a_shard_with_expired_messages_alone_returns_nothing_and_goes_on(harness
     assert (harness.shard(0)["low"], harness.shard(0)["expired"]) == (20, 20)
     produce(harness, None)
     assert handed(member.fetch()) == [b"20"]
+
+
+def test_a_fetch_of_many_expired_messages_ends_and_the_next_one_continues(harness):
+    produce(harness, *[SHORT] * (MAX_EXPIRED_READS + 3), None)
+    pass_time(harness)
+    member = harness.join("c")
+    first = member.fetch((1, 1 << 20))
+    assert first.is_change  # so the member does not wait for another message
+    assert (handed(first), harness.shard(0)["expired"]) == ([], MAX_EXPIRED_READS)
+    assert handed(member.fetch((1, 1 << 20))) == [b"%d" % (MAX_EXPIRED_READS + 3)]
 
 
 def test_messages_that_have_time_left_are_handed_out(harness):

@@ -34,6 +34,7 @@ from tests.rig.fdq.evidence import (
 from tests.rig.fdq.history import (
     DUPLICATE,
     FAILED,
+    LATE,
     NEVER_NS,
     OK,
     UNKNOWN,
@@ -288,6 +289,14 @@ CASES = {
             shards=(shard(emitted=4, redelivered=1),),
         ),
         changed(runs=RETRIED, shards=(shard(emitted=4, redelivered=1),)),
+    ),
+    "begun before the repeat of a late one was done": (
+        REORDERED,
+        changed(
+            runs=(run(0, 10, outcome=LATE), run(1, 20), run(0, 22, delivery=2), run(2, 30)),
+            shards=(shard(emitted=4, redelivered=1),),
+        ),
+        changed(runs=(run(0, 10, outcome=LATE), *HISTORY.runs[1:])),
     ),
     "back to an earlier one": (
         REORDERED,

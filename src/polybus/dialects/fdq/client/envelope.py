@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from polybus.dialects.fdq.limits import MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 from polybus.errors import MalformedRequest, TooLarge, UsageError
+from polybus.model.message_ttl import TTL_HEADER, encode_ttl
 
 Headers = list[tuple[str, bytes]]
 
@@ -116,10 +117,12 @@ def check_message(message: object) -> bytes:
     return message
 
 
-def check_headers(headers: Mapping[str, bytes] | None) -> Headers | None:
-    """Return the headers as pairs. Raises `MalformedRequest` or `TooLarge`."""
+def check_headers(
+    headers: Mapping[str, bytes] | None, ttl_s: float | None = None
+) -> Headers | None:
+    """Return the headers as pairs, with one for `ttl_s`. Raises `UsageError`."""
     if headers is None:
-        return None
+        return None if ttl_s is None else [(TTL_HEADER, encode_ttl(ttl_s))]
     if not isinstance(headers, Mapping):
         raise MalformedRequest(f"headers must be a mapping, got {type(headers).__name__}")
     size, checked = 0, []
@@ -132,6 +135,9 @@ def check_headers(headers: Mapping[str, bytes] | None) -> Headers | None:
         size += len(_encode(name, "header name")) + len(checked[-1][1])
     if size > MAX_HEADER_BYTES:
         raise TooLarge(f"headers must have at most {MAX_HEADER_BYTES} bytes, got {size}")
+    if ttl_s is not None:
+        checked = [pair for pair in checked if pair[0] != TTL_HEADER]
+        checked.append((TTL_HEADER, encode_ttl(ttl_s)))
     return checked
 
 

@@ -28,7 +28,6 @@ from polybus.dialects.fdq.limits import (
 from polybus.errors import MalformedRequest, UsageError
 from polybus.model import topic_name
 from polybus.model.delivery_time import DeliveryTime
-from polybus.model.message_ttl import TTL_HEADER, encode_ttl
 from polybus.native import bus_client as buses
 from polybus.native.client.produce_queue import SIMPLE_SCHEMA, ProduceFuture, add_ttl
 
@@ -265,10 +264,9 @@ class Producer:
             envelope.check_key(shard_key)
         if type(message) is not bytes or len(message) > MAX_MESSAGE_BYTES:
             message = envelope.check_message(message)
-        checked = None if headers is None else envelope.check_headers(headers)
-        if ttl_s is not None:
-            checked = [pair for pair in checked or () if pair[0] != TTL_HEADER]
-            checked.append((TTL_HEADER, encode_ttl(ttl_s)))
+        checked = None
+        if headers is not None or ttl_s is not None:
+            checked = envelope.check_headers(headers, ttl_s)
         delivery = None
         if delay_s is not None or deliver_at is not None:
             delivery = DeliveryTime.from_options(delay_s, deliver_at)

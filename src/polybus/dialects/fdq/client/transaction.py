@@ -69,13 +69,18 @@ class Transaction:
         shard_key: str | None,
         message: bytes,
         headers: Mapping[str, bytes] | None = None,
+        *,
+        ttl_s: float | None = None,
     ) -> None:
-        """Add an output. It is invisible until the transaction is committed."""
+        """Add an output. It is invisible until the transaction is committed.
+
+        Groups do not get it `ttl_s` seconds after the commit.
+        """
         if not self._is_open:
             raise UsageError("produce must be called inside the `with` block of the transaction")
         topic_name.check_topic_name(topic)
         check_key(shard_key)
-        body, checked = check_message(message), check_headers(headers)
+        body, checked = check_message(message), check_headers(headers, ttl_s)
         now_ms = time.time_ns() // 1_000_000
         self._outputs.append(TransactionOutput(topic, shard_key, body, checked, now_ms))
 
