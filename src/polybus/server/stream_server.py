@@ -138,6 +138,7 @@ class StreamServer:
             hangups=self._hangups,
             caller_limit=shares,
             on_handshake_failed=self._on_handshake_failed,
+            on_accept_failed=self._on_accept_failed,
         )
 
     def _refusal_handler(self, setting: str) -> Callable[[str], None]:
@@ -165,3 +166,7 @@ class StreamServer:
     def _on_handshake_failed(self, peer: str, reason: str) -> None:
         self._broker.counters.count("refused", "tls_handshake")
         self._log.warning("tls handshake failed", peer=peer, reason=reason)
+
+    def _on_accept_failed(self, error: OSError) -> None:
+        self._broker.counters.count("refused", "no_descriptor")
+        self._log.warning("connections wait", reason=error.strerror)
