@@ -41,7 +41,7 @@ TIMEOUT_S = 60.0
 REFUSED_WAIT_S = 0.5  # an answer to a call that the bus has not admitted comes sooner
 LONG_WAIT_MS = 30_000
 BURST, BURST_S = 100, 0.2  # new connections at once, and the pause before the next
-MAX_KEPT = 500  # sockets of refused connections are kept, too, and the process may have 1024
+MAX_KEPT = 500  # the process may have 1024 descriptors
 
 
 class Refused(Exception):
@@ -163,9 +163,9 @@ def _unless_refused(ended: SimpleQueue[str]) -> Iterator[None]:
 def _flood_streams(addresses: Addresses) -> Iterator[None]:
     client = _flight(addresses)
     while True:
-        put = flight_client.Put(client, "produce", "flooded")
-        KEPT.append((client, put))
         try:
+            put = flight_client.Put(client, "produce", "flooded")
+            KEPT.append((client, put))
             answer = put.ask(b"x")
         except flight.FlightError as error:
             raise Refused(str(error)) from None
@@ -304,13 +304,14 @@ def _main(table: str, uid: int, attempts: int, listeners: dict[str, str]) -> Non
 
 def _persist(table: str, addresses: Addresses) -> int:
     """Try to get more entries until the parent ends the block. Returns the refusals."""
-    refused = 1
+    refused, admitted = 1, len(KEPT)
     entries = TABLES[table](addresses)
     while not select.select([sys.stdin], [], [], 0)[0] and len(KEPT) < MAX_KEPT:
         try:
             next(entries)
         except Refused:
             refused += 1
+            del KEPT[admitted:]  # ended by the bus
             entries = TABLES[table](addresses)
     return refused
 
