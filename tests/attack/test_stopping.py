@@ -62,11 +62,11 @@ def test_stop_with_pirate_clients_logs_no_error():
 
 
 def put_until_the_bus_ends(endpoint: str, name: str, has_put: threading.Event) -> None:
-    with Bare(endpoint, name.encode(), patience_s=1.0) as client:
+    with Bare(endpoint, name.encode(), patience_s=5.0) as client:
         client.hello()
+        client.sub(name)  # creates the topic
         try:
-            while True:
-                client.put("t", b"x" * 1000)
+            while client.put(name, b"x" * 1000)[0] == "OK":
                 has_put.set()
         except NoAnswer:
             pass
