@@ -21,8 +21,11 @@ from polybus.transports.descriptor_reserve import descriptor_reserve
 LOOP_SLICE_US = 100
 # Descriptors that are not connections: listeners, logs, the lock, the store, gRPC's, libzmq's.
 OWN_DESCRIPTORS = 64
-# Connections that gRPC or libzmq has accepted and the bus has not closed yet.
+# Connections of gRPC or libzmq in the reserve that the bus has not closed yet.
 SURPLUS_DESCRIPTORS = 32
+# Most stream connections that the reserve has room for: those that begin while gRPC and libzmq
+# have taken all other descriptors. Admin connections have room of their own in it.
+MAX_STREAM_RESERVE = 1024
 NATIVE = "native"
 # Dialects whose connections another library accepts: gRPC, libzmq.
 FOREIGN = frozenset({NATIVE, "pirate"})
@@ -73,18 +76,21 @@ def fit_limits(
     another. Beside gRPC and libzmq there must be a reserve (`reserve_streams`), too.
     """
     most = max(2, descriptors.now - OWN_DESCRIPTORS - settings.server.max_admin_connections)
-    ports, parts = listening.count(NATIVE), 1
-    if not FOREIGN.isdisjoint(listening):
-        most, parts = max(3, most - SURPLUS_DESCRIPTORS), 2
-    native = settings.section(NATIVE)
-    wanted = settings.limits.max_connections * parts, native.max_connections * ports
+    ports, has_reserve = listening.count(NATIVE), not FOREIGN.isdisjoint(listening)
+    streams, native = settings.limits.max_connections, settings.section(NATIVE)
+    if has_reserve:
+        most = max(3, most - SURPLUS_DESCRIPTORS)
+        streams += _stream_reserve(settings)
+    wanted = streams, native.max_connections * ports
     if sum(wanted) <= most:
         return settings
     # At least an eighth for each, so that a large setting of one does not exclude the other.
     least = max(1, most // 8)
     share = most * wanted[1] // sum(wanted)
-    own = min(wanted[1], max(least, min(most - max(parts, least), share)))
-    streams = max(1, min(wanted[0], most - own) // parts)
+    own = min(wanted[1], max(least, min(most - max(2, least), share)))
+    streams = min(wanted[0], most - own)
+    if has_reserve:
+        streams = max(1, streams // 2, streams - MAX_STREAM_RESERVE)
     limits = replace(settings.limits, max_connections=streams)
     dialects = dict(settings.dialects)
     if ports:
@@ -95,17 +101,21 @@ def fit_limits(
 def reserve_streams(
     settings: Settings, descriptors: DescriptorLimit, listening: Sequence[str]
 ) -> None:
-    """Reserve a descriptor for each stream and admin connection, for when none is left.
+    """Reserve descriptors for stream and admin connections, for when none is left.
 
     gRPC and libzmq may take all others. `settings` are those of `fit_limits`.
     """
-    reserve = settings.limits.max_connections + settings.server.max_admin_connections
+    reserve = _stream_reserve(settings) + settings.server.max_admin_connections
     start = max(OWN_DESCRIPTORS, descriptors.now - reserve - SURPLUS_DESCRIPTORS)
     if FOREIGN.isdisjoint(listening) or start >= descriptors.now:
         return
     # A sandbox may forbid it. Then a flood of one listener may delay clients of the others.
     with contextlib.suppress(OSError, ValueError):
         descriptor_reserve.keep(start)
+
+
+def _stream_reserve(settings: Settings) -> int:
+    return min(settings.limits.max_connections, MAX_STREAM_RESERVE)
 
 
 def _finite(limit: int) -> int:

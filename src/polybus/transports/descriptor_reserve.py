@@ -46,14 +46,18 @@ class DescriptorReserve:
         resource.setrlimit(resource.RLIMIT_NOFILE, (start, hard))
         self._start, self._hard = start, hard
 
-    def accept(self, listener: socket.socket) -> socket.socket:
-        """Accept a pending connection. Raises OSError as `socket.accept` does."""
+    def accept(self, listener: socket.socket, spared: int = 0) -> socket.socket:
+        """Accept a pending connection, and leave the last `spared` descriptors free.
+
+        Raises OSError as `socket.accept` does.
+        """
         if self._start is None:
             return listener.accept()[0]
         number = listener.fileno()
-        return socket.socket(
-            fileno=self._open(lambda limits: borrowed_descriptor.accept_connection(limits, number))
+        accepted = self._open(
+            lambda limits: borrowed_descriptor.accept_connection(limits, number), spared
         )
+        return socket.socket(fileno=accepted)
 
     def open_file(self, path: str, flags: int, folder: int = AT_FDCWD) -> int:
         """Open a file as `os.open` does. Raises OSError."""
@@ -91,7 +95,7 @@ class DescriptorReserve:
                 self._raised.remove(limit)
                 self._apply(self._start)
 
-    def _open(self, call: Callable[[Limits], int]) -> int:
+    def _open(self, call: Callable[[Limits], int], spared: int = 0) -> int:
         """Return the descriptor that a call opens, of the reserve if there is no other."""
         if self._start is None:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -104,6 +108,8 @@ class DescriptorReserve:
                 if error.errno != errno.EMFILE:
                     raise
             for number in self._free_numbers(usual):
+                if number >= self._hard - spared:
+                    break
                 try:
                     return call((number + 1, usual, self._hard))
                 except OSError as error:

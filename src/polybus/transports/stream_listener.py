@@ -75,6 +75,8 @@ class ListenOptions:
     unix_mode: int = 0o600
     hangups: HangupMonitor | None = None
     caller_limit: CallerLimit | None = None
+    # Descriptors of the reserve that the connections of this listener leave to others.
+    spared_descriptors: int = 0
     # Called for each failed TLS handshake with the peer and the reason.
     on_handshake_failed: Callable[[str, str], None] = lambda peer, reason: None
     # Called with the error if pending connections cannot be accepted now.
@@ -122,7 +124,7 @@ class StreamListener:
         """Accept pending connections, at most TURN_CONNECTIONS."""
         for _ in range(TURN_CONNECTIONS):
             try:
-                sock = descriptor_reserve.accept(self._socket)
+                sock = descriptor_reserve.accept(self._socket, self._options.spared_descriptors)
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionAbortedError:  # the peer has hung up

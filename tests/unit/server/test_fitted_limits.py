@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from polybus.server.process_tuning import (
+    MAX_STREAM_RESERVE,
     OWN_DESCRIPTORS,
     SURPLUS_DESCRIPTORS,
     DescriptorLimit,
@@ -31,29 +32,33 @@ ADMIN = Settings().server.max_admin_connections
 KEPT = OWN_DESCRIPTORS + ADMIN + SURPLUS_DESCRIPTORS
 
 
+def with_reserve(streams: int) -> int:
+    """Twice, up to a bound: a stream connection may need a descriptor of the reserve."""
+    return streams + min(streams, MAX_STREAM_RESERVE)
+
+
 def test_enough_descriptors_change_nothing():
     settings = Settings()
-    assert fit_limits(settings, DescriptorLimit(1024, 25_000), ["native"]) is settings
+    assert fit_limits(settings, DescriptorLimit(1024, 16_000), ["native"]) is settings
 
 
 @pytest.mark.parametrize("descriptors", [1, 64, 163, 164, 256, 1024, 4096, 14_000])
 @pytest.mark.parametrize(("streams", "native"), [(10_000, 4096), (1, 4096), (10_000, 1), (50, 50)])
 def test_all_connections_fit_and_no_listener_is_shut_out(descriptors, streams, native):
     found = fitted(descriptors, streams, native)
-    # Twice: a stream connection may need one of the reserve.
-    assert 2 * found[0] + found[1] <= max(3, descriptors - KEPT)
+    assert with_reserve(found[0]) + found[1] <= max(3, descriptors - KEPT)
     assert 1 <= found[0] <= streams
     assert 1 <= found[1] <= native
 
 
 def test_both_are_lowered_in_proportion():
-    assert fitted(256) == (40, 16)
+    assert fitted(256) == (35, 26)
 
 
 @pytest.mark.parametrize("descriptors", [256, 1024, 14_000, 20_000])
 def test_connections_of_several_native_listeners_fit(descriptors):
     streams, native = fitted(descriptors, ports=3)
-    assert 2 * streams + 3 * native <= descriptors - KEPT
+    assert with_reserve(streams) + 3 * native <= descriptors - KEPT
     assert native >= 1
 
 
@@ -65,3 +70,5 @@ def test_native_port_that_does_not_listen_takes_no_descriptors():
 def test_beside_pirate_there_is_a_reserve():
     found = fit_limits(Settings(), DescriptorLimit(2000, 2000), ["pirate"])
     assert found.limits.max_connections == (2000 - KEPT) // 2
+    found = fit_limits(Settings(), DescriptorLimit(8000, 8000), ["pirate"])
+    assert found.limits.max_connections == 8000 - KEPT - MAX_STREAM_RESERVE

@@ -80,6 +80,17 @@ def test_connection_is_accepted_without_another_descriptor(reserve: DescriptorRe
             reserve.accept(listener)
 
 
+def test_listener_leaves_spared_descriptors_to_others(reserve: DescriptorReserve):
+    with reserve.borrow(2):
+        listener = socket.create_server(("127.0.0.1", 0))
+        client = socket.create_connection(listener.getsockname())
+    size = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - soft_limit()
+    with listener, client:
+        with pytest.raises(OSError, match="Too many open files"):
+            reserve.accept(listener, spared=size)
+        reserve.accept(listener, spared=size - 3).close()
+
+
 def test_borrowed_descriptor_that_another_thread_takes_is_replaced(
     reserve: DescriptorReserve, monkeypatch: pytest.MonkeyPatch
 ):
