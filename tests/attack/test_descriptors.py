@@ -133,7 +133,7 @@ def test_admin_and_freud_are_served_while_connections_keep_coming_for_long(bus):
 def test_idle_connections_of_all_ports_for_a_minute(bus):
     """Users come and go, each with more idle connections than there are descriptors."""
     check_served(bus)
-    run = SoakRun("attack/test_descriptors.py", 0)
+    run = SoakRun("attack/test_descriptors.py (idle connections)", 0)
     attempts = 0
     end_s = time.monotonic() + LONG_S
     with Bystander(bus) as bystander, PeakMeter(bus) as peak:
