@@ -7,17 +7,20 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from polybus.errors import ConnectionLost
+from polybus.server.admin_client import ask
 from polybus.testing.bus_process import BusProcess
 from tests.attack.bystander import Bystander
-from tests.attack.flooder import IDLE, Flooder
+from tests.attack.flooder import IDLE, NEW, Flooder
 from tests.attack.peak_meter import PeakMeter
-from tests.attack.whole_bus import LISTEN, check_served
+from tests.attack.whole_bus import LISTEN, REQUESTS, check_served
 from tests.rig.observer import check_unharmed, until
 from tests.rig.soak_runs import SoakRun
 
@@ -25,6 +28,7 @@ LIMIT = 256
 CONNECTIONS = 300  # per port: more than there are descriptors
 ATTACKER = 4242
 LONG_S = 60.0
+REQUESTS_EACH, LONG_REQUESTS_EACH = 300, 2500
 SERVE = (
     "import resource; "
     f"resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT})); "
@@ -84,11 +88,52 @@ def test_idle_connections_of_all_ports_leave_descriptors_for_new_clients(bus):
         until(lambda: is_served(bus), "new clients are served", 30)
 
 
+def ask_while_connections_keep_coming(bus: BusProcess, each: int) -> None:
+    """Ask as new clients of admin and Freud, while every port is flooded with new connections."""
+    with ExitStack() as stack:
+        for table in NEW:
+            stack.enter_context(Flooder(table, ATTACKER, bus, CONNECTIONS))
+        closed = Counter[str]()
+        for _ in range(each):
+            for dialect in ("admin", "freud"):
+                try:
+                    REQUESTS[dialect](bus)
+                except (ConnectionLost, OSError, EOFError) as error:
+                    closed[f"{dialect}: {error!r}"] += 1
+        assert not closed, f"of {each} requests each, the bus has not served {dict(closed)}"
+        refused = ask(bus.admin_path, "stats")["refused"]
+        assert "no_descriptor" not in refused, "connections waited for a descriptor"
+
+
+@pytest.mark.sabotage("no-descriptor-reserve", expects="waited for a descriptor")
+def test_admin_and_freud_are_served_while_connections_keep_coming(bus):
+    check_served(bus)
+    ask_while_connections_keep_coming(bus, REQUESTS_EACH)
+
+
+@pytest.mark.soak
+def test_admin_and_freud_are_served_while_connections_keep_coming_for_long(bus):
+    check_served(bus)
+    run = SoakRun("attack/test_descriptors.py (new connections)", 0)
+    with Bystander(bus) as bystander, PeakMeter(bus) as peak:
+        ask_while_connections_keep_coming(bus, LONG_REQUESTS_EACH)
+    bystander.check_served()
+    peak.check_memory()
+    requests = LONG_REQUESTS_EACH
+    run.record(
+        admin_requests=requests,
+        freud_requests=requests,
+        unserved=0,
+        **peak.figures(),
+        **bystander.figures(),
+    )
+
+
 @pytest.mark.soak
 def test_idle_connections_of_all_ports_for_a_minute(bus):
     """Users come and go, each with more idle connections than there are descriptors."""
     check_served(bus)
-    run = SoakRun("attack/test_descriptors.py", 0)
+    run = SoakRun("attack/test_descriptors.py (idle connections)", 0)
     attempts = 0
     end_s = time.monotonic() + LONG_S
     with Bystander(bus) as bystander, PeakMeter(bus) as peak:
@@ -98,5 +143,6 @@ def test_idle_connections_of_all_ports_for_a_minute(bus):
                     stack.enter_context(Flooder(table, ATTACKER, bus, CONNECTIONS))
                     attempts += CONNECTIONS
                 until(lambda: is_served(bus), "new clients are served", 30)
+    bystander.check_served()
     peak.check_memory()
     run.record(attempts=attempts, successes=0, **peak.figures(), **bystander.figures())

@@ -75,6 +75,7 @@ class App:
         self._program = program
         listening = [one.dialect for one in program.listeners]
         self._settings = process_tuning.fit_limits(program.loaded.settings, descriptors, listening)
+        process_tuning.reserve_streams(self._settings, descriptors, listening)
         self._logs = logs
         self._log = logs.logger
         self._descriptors = descriptors

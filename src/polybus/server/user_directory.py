@@ -17,11 +17,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from polybus.model.identity import Identity
+from polybus.transports.descriptor_reserve import descriptor_reserve
 
 # A local file answers within 0.1 ms. After this time the loop continues without the answer.
 LOOKUP_TIMEOUT_S = 0.05
 FRESH_S = 60.0
 MAX_KNOWN = 65_536
+LOOKUP_DESCRIPTORS = 4  # for a file and a socket of each of two databases
 MAX_ASKED = 1024  # pending lookups behind one that hangs
 
 
@@ -48,6 +50,16 @@ def gid_of(name: str) -> int | None:
 
 
 def account_of(uid: int) -> UserAccount:
+    """Return the entry of a uid. Blocks during the lookup. Raises OSError if it is unknown."""
+    with descriptor_reserve.borrow(LOOKUP_DESCRIPTORS):
+        account = _look_up_account(uid)
+        # Without a free descriptor the C library reports that there is no such user, or a user
+        # without groups. A rule that denies a group would not apply.
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    return account
+
+
+def _look_up_account(uid: int) -> UserAccount:
     try:
         entry = pwd.getpwuid(uid)
     except (KeyError, OverflowError):

@@ -92,9 +92,9 @@ class TlsConnection(StreamConnection):
     # --- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._identify_and_admit(transport):
-            loop = asyncio.get_running_loop()
-            self._handshake_timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._on_handshake_timeout)
+        self._attach(transport)
+        loop = asyncio.get_running_loop()
+        self._handshake_timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._on_handshake_timeout)
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
         return self._encrypted.view
