@@ -11,9 +11,11 @@ import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 
+from polybus import native
 from polybus.model.limits import NativeLimits
 from polybus.testing.bus_process import BusProcess
 from tests.attack.bystander import Bystander
@@ -30,6 +32,8 @@ CROWD = 16  # connections that attack at the same time
 # Above an idle bus, by the number of connections. gRPC gives each call a thread before the bus can
 # refuse it, so a crowd costs more (ADR 0037).
 MAX_THREADS = {1: 128, CROWD: 1000}
+# The log writes 20 lines of a kind per second, and one with the number of the others.
+MAX_LINES_PER_S = 21
 # gRPC stops reading while it owes too many refusals; the attacker then connects again.
 SEND_TIMEOUT_S = 1.0
 PUT, ACTION = call_headers("DoPut"), call_headers("DoAction")
@@ -48,6 +52,7 @@ def bus() -> Iterator[BusProcess]:
 def reset_streams(bus: BusProcess, seconds: float, kind: str, crowd: int = 1) -> dict[str, float]:
     """Attack for some seconds, with a new connection whenever one is cut. Returns figures."""
     port = bus.address("native").port
+    lines_before = len(bus.log().splitlines())
     end_s = time.monotonic() + seconds
 
     def attack(_: int) -> tuple[int, int]:
@@ -73,6 +78,9 @@ def reset_streams(bus: BusProcess, seconds: float, kind: str, crowd: int = 1) ->
     assert peak.threads <= MAX_THREADS[crowd], f"{peak.threads} threads above an idle bus"
     peak.check_memory()
     bystander.check_served()
+    lines = bus.log().splitlines()[lines_before:]
+    assert all(line.startswith("{") for line in lines), "gRPC writes to the log of the bus"
+    assert len(lines) <= MAX_LINES_PER_S * (seconds + 2), f"{len(lines)} lines of log"
     return {
         "streams": streams,
         "connections": connections,
@@ -111,6 +119,23 @@ def test_connection_that_cancels_too_many_calls_is_cut(bus):
 
         until(is_cut, "the connection is cut")
     until(lambda: count(bus, "refused", "native_rapid_reset"), "refused calls are counted")
+
+
+@pytest.mark.parametrize(("clients", "calls"), [(200, 1), (1, 48), (4, 48)])
+def test_clients_that_call_in_one_moment_are_served(bus, clients, calls):
+    """The gate refuses no call of a client that cancels none, however many there are."""
+    ready = Barrier(clients * calls)
+
+    def call(client: native.Client) -> list[str]:
+        ready.wait()
+        return [topic["topic"] for topic in client.topics()]
+
+    url = f"polybus://127.0.0.1:{bus.address('native').port}"
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(clients * calls) as pool:
+        callers = [stack.enter_context(native.Client(url)) for _ in range(clients)]
+        answers = list(pool.map(call, callers * calls))
+    assert answers == [[]] * (clients * calls)
+    assert count(bus, "refused", "native_limit_reached") == 0
 
 
 @pytest.mark.soak
