@@ -198,7 +198,8 @@ class CallGate {
 
   // `waiting` is the length of the InterpreterQueue.
   Verdict Enter(const Context& context, int waiting) {
-    bool is_reset = context.is_cancelled();  // gRPC polls for the answer, so not under the lock
+    // gRPC polls for the answer, so it is asked only if calls wait, and not under the lock.
+    bool is_reset = waiting > 0 && context.is_cancelled();
     Guard guard(mutex_);
     auto& connection = connections_[context.peer()];
     connection.Advance(Now());
@@ -285,15 +286,17 @@ class InterpreterQueue {
   // if the client has cancelled it.
   bool Enter(const arrow::flight::ServerCallContext& context) {
     while (true) {
+      {
+        Guard guard(mutex_);
+        length_++;
+        // gRPC polls to learn whether a call is cancelled, so thousands of calls ask less often.
+        auto interval = std::max<std::chrono::microseconds>(kLookInterval, length() * kLookInterval / 20);
+        bool has_room = has_room_.wait_for(guard, interval, [&] { return at_lock_ < kMaxAtLock; });
+        length_--;
+        at_lock_ += has_room;
+        if (has_room) return true;
+      }
       if (context.is_cancelled()) return false;
-      Guard guard(mutex_);
-      length_++;
-      // gRPC polls to learn whether a call is cancelled, so thousands of calls ask less often.
-      auto interval = std::max<std::chrono::microseconds>(kLookInterval, length() * kLookInterval / 20);
-      bool has_room = has_room_.wait_for(guard, interval, [&] { return at_lock_ < kMaxAtLock; });
-      length_--;
-      at_lock_ += has_room;
-      if (has_room) return true;
     }
   }
 
