@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ from tests.attack.bystander import Bystander
 from tests.attack.flooder import IDLE, NEW, Flooder
 from tests.attack.peak_meter import PeakMeter
 from tests.attack.whole_bus import LISTEN, REQUESTS, check_served
-from tests.rig.observer import check_unharmed, until
+from tests.rig.observer import check_unharmed, log_lines, until
 from tests.rig.soak_runs import SoakRun
 
 LIMIT = 256
@@ -29,6 +30,7 @@ CONNECTIONS = 300  # per port: more than there are descriptors
 ATTACKER = 4242
 LONG_S = 60.0
 REQUESTS_EACH, LONG_REQUESTS_EACH = 300, 2500
+RELOADS = 20
 SERVE = (
     "import resource; "
     f"resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT})); "
@@ -47,7 +49,9 @@ def bus() -> Iterator[BusProcess]:
     folder = Path(tempfile.mkdtemp(prefix="pb-", dir="/tmp"))
     folder.chmod(0o755)
     listen = [word for one in LISTEN for word in ("--listen", one.format(folder=folder))]
-    command = [sys.executable, "-c", SERVE, "serve", *listen, "--log-format", "json"]
+    (folder / "bus.toml").write_text("")  # read again on SIGHUP
+    config = ("--config", str(folder / "bus.toml"))
+    command = [sys.executable, "-c", SERVE, "serve", *config, *listen, "--log-format", "json"]
     try:
         with BusProcess(command, folder=folder) as running:
             yield running
@@ -109,6 +113,26 @@ def ask_while_connections_keep_coming(bus: BusProcess, each: int) -> None:
 def test_admin_and_freud_are_served_while_connections_keep_coming(bus):
     check_served(bus)
     ask_while_connections_keep_coming(bus, REQUESTS_EACH)
+
+
+@pytest.mark.sabotage("reload-tries-once", expects="a reload failed")
+def test_rules_are_reloaded_while_connections_keep_coming(bus):
+    """A caller must not keep a revoked right by a flood."""
+    check_served(bus)
+    with ExitStack() as stack:
+        for table in NEW:
+            stack.enter_context(Flooder(table, ATTACKER, bus, CONNECTIONS))
+        for number in range(RELOADS):
+            bus.signal(signal.SIGHUP)
+            until(
+                lambda so_far=number: (
+                    len(log_lines(bus, event="reloaded", what="policy")) > so_far
+                    or log_lines(bus, event="reload failed")
+                ),
+                "a reload ends",
+                30,
+            )
+            assert log_lines(bus, event="reload failed") == [], "a reload failed"
 
 
 @pytest.mark.soak
