@@ -27,6 +27,13 @@ SABOTAGES = [
         "        descriptor_reserve.keep(start)\n",
         "        pass\n",
     ),
+    # A reload fails while no descriptor is free.
+    Patch(
+        "reload-tries-once",
+        "server/app.py",
+        "                await _read_again(reload)\n",
+        "                await reload()\n",
+    ),
     # Of too many native connections the longest silent are cut, whichever users they have.
     Patch(
         "longest-silent-cut",

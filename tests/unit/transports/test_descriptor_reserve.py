@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from polybus.server import user_directory
-from polybus.server.user_directory import account_of
+from polybus.server.user_directory import account_of, uid_of
 from polybus.transports import borrowed_descriptor, unix_credentials
 from polybus.transports.descriptor_reserve import DescriptorReserve, Limits
 from polybus.transports.peer_identity import identify_peer
@@ -158,6 +158,10 @@ def test_groups_are_known_with_a_reserve_and_an_error_without(
 ):
     monkeypatch.setattr(user_directory, "descriptor_reserve", reserve)
     assert account_of(os.getuid()).name is not None
+    assert uid_of("root") == 0
+    assert uid_of("no-such-user") is None
     monkeypatch.setattr(user_directory, "descriptor_reserve", DescriptorReserve())
     with pytest.raises(OSError, match="Too many open files"):
         account_of(os.getuid())
+    with pytest.raises(OSError, match="Too many open files"):
+        uid_of("root")
