@@ -17,7 +17,10 @@ import select
 import socket
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -37,7 +40,8 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0
 REFUSED_WAIT_S = 0.5  # an answer to a call that the bus has not admitted comes sooner
 LONG_WAIT_MS = 30_000
-MAX_KEPT = 500  # sockets of refused connections are kept, too, and the process may have 1024
+BURST, BURST_S = 100, 0.2  # new connections at once, and the pause before the next
+MAX_KEPT = 500  # the process may have 1024 descriptors
 
 
 class Refused(Exception):
@@ -159,9 +163,9 @@ def _unless_refused(ended: SimpleQueue[str]) -> Iterator[None]:
 def _flood_streams(addresses: Addresses) -> Iterator[None]:
     client = _flight(addresses)
     while True:
-        put = flight_client.Put(client, "produce", "flooded")
-        KEPT.append((client, put))
         try:
+            put = flight_client.Put(client, "produce", "flooded")
+            KEPT.append((client, put))
             answer = put.ask(b"x")
         except flight.FlightError as error:
             raise Refused(str(error)) from None
@@ -245,7 +249,31 @@ TABLES: dict[str, Callable[[Addresses], Iterator[None]]] = {
     "admin connections": _flood_admin,
 }
 
+
+def _new_at(dialect: str) -> Callable[[Addresses], Iterator[None]]:
+    """Connect all the time without waiting for the bus, and keep the newest connections."""
+
+    def flood(addresses: Addresses) -> Iterator[None]:
+        address = addresses[dialect]
+        family = socket.AF_UNIX if address.is_unix else socket.AF_INET
+        kept: deque[socket.socket] = deque(maxlen=MAX_KEPT)
+        for number in count():
+            sock = socket.socket(family)
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                sock.connect(address.path if address.is_unix else (address.host, address.port))
+            if len(kept) == MAX_KEPT:
+                kept[0].close()
+            kept.append(sock)
+            if number % BURST == 0:
+                time.sleep(BURST_S)
+            yield
+
+    return flood
+
+
 IDLE = {f"idle at {one}": _idle_at(one) for one in ("rqueue", "gsb", "pirate", "native")}
+NEW = {f"new at {one}": _new_at(one) for one in ("rqueue", "freud", "gsb", "pirate", "native")}
 
 
 def _main(table: str, uid: int, attempts: int, listeners: dict[str, str]) -> None:
@@ -256,7 +284,7 @@ def _main(table: str, uid: int, attempts: int, listeners: dict[str, str]) -> Non
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     held, refusal = 0, ""
-    entries = (TABLES | IDLE)[table](addresses)
+    entries = (TABLES | IDLE | NEW)[table](addresses)
     try:
         for _ in range(attempts):
             next(entries)
@@ -266,6 +294,8 @@ def _main(table: str, uid: int, attempts: int, listeners: dict[str, str]) -> Non
     sys.stdout.write(json.dumps([held, refusal]) + "\n")
     sys.stdout.flush()
     refused = _persist(table, addresses) if refusal else 0
+    while table in NEW and not select.select([sys.stdin], [], [], 0)[0]:
+        next(entries)
     sys.stdin.read()
     sys.stdout.write(str(refused))
     sys.stdout.flush()
@@ -274,13 +304,14 @@ def _main(table: str, uid: int, attempts: int, listeners: dict[str, str]) -> Non
 
 def _persist(table: str, addresses: Addresses) -> int:
     """Try to get more entries until the parent ends the block. Returns the refusals."""
-    refused = 1
+    refused, admitted = 1, len(KEPT)
     entries = TABLES[table](addresses)
     while not select.select([sys.stdin], [], [], 0)[0] and len(KEPT) < MAX_KEPT:
         try:
             next(entries)
         except Refused:
             refused += 1
+            del KEPT[admitted:]  # ended by the bus
             entries = TABLES[table](addresses)
     return refused
 

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from polybus.errors import ConnectionLost
+from polybus.server.admin_client import ask
 from polybus.testing.bus_process import BusProcess
 from tests.attack.bystander import Bystander
-from tests.attack.flooder import IDLE, Flooder
+from tests.attack.flooder import IDLE, NEW, Flooder
 from tests.attack.peak_meter import PeakMeter
-from tests.attack.whole_bus import LISTEN, check_served
-from tests.rig.observer import check_unharmed, until
+from tests.attack.whole_bus import LISTEN, REQUESTS, check_served
+from tests.rig.observer import check_unharmed, log_lines, until
 from tests.rig.soak_runs import SoakRun
 
 LIMIT = 256
 CONNECTIONS = 300  # per port: more than there are descriptors
 ATTACKER = 4242
 LONG_S = 60.0
+REQUESTS_EACH, LONG_REQUESTS_EACH = 300, 2500
+RELOADS = 20
 SERVE = (
     "import resource; "
     f"resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT})); "
@@ -43,7 +50,9 @@ def bus() -> Iterator[BusProcess]:
     folder = Path(tempfile.mkdtemp(prefix="pb-", dir="/tmp"))
     folder.chmod(0o755)
     listen = [word for one in LISTEN for word in ("--listen", one.format(folder=folder))]
-    command = [sys.executable, "-c", SERVE, "serve", *listen, "--log-format", "json"]
+    (folder / "bus.toml").write_text("")  # read again on SIGHUP
+    config = ("--config", str(folder / "bus.toml"))
+    command = [sys.executable, "-c", SERVE, "serve", *config, *listen, "--log-format", "json"]
     try:
         with BusProcess(command, folder=folder) as running:
             yield running
@@ -84,11 +93,82 @@ def test_idle_connections_of_all_ports_leave_descriptors_for_new_clients(bus):
         until(lambda: is_served(bus), "new clients are served", 30)
 
 
+def ask_once_connected(bus: BusProcess, dialect: str) -> None:
+    """Ask as a new client, which waits while the kernel's queue of the listener is full."""
+    while True:
+        try:
+            REQUESTS[dialect](bus)
+        except BlockingIOError:  # the clients of the rig have a timeout, so they do not wait there
+            time.sleep(0.01)
+        else:
+            return
+
+
+def ask_while_connections_keep_coming(bus: BusProcess, each: int) -> None:
+    """Ask as new clients of admin and Freud, while every port is flooded with new connections."""
+    with ExitStack() as stack:
+        for table in NEW:
+            stack.enter_context(Flooder(table, ATTACKER, bus, CONNECTIONS))
+        closed = Counter[str]()
+        for _ in range(each):
+            for dialect in ("admin", "freud"):
+                try:
+                    ask_once_connected(bus, dialect)
+                except (ConnectionLost, OSError, EOFError) as error:
+                    closed[f"{dialect}: {error!r}"] += 1
+        assert not closed, f"of {each} requests each, the bus has not served {dict(closed)}"
+        refused = ask(bus.admin_path, "stats")["refused"]
+        assert "no_descriptor" not in refused, "connections waited for a descriptor"
+
+
+@pytest.mark.sabotage("no-descriptor-reserve", expects="waited for a descriptor")
+def test_admin_and_freud_are_served_while_connections_keep_coming(bus):
+    check_served(bus)
+    ask_while_connections_keep_coming(bus, REQUESTS_EACH)
+
+
+def has_reloaded(bus: BusProcess, times: int) -> bool:
+    """Return whether the rules were read again so many times, or a reload has failed."""
+    reloads = len(log_lines(bus, event="reloaded", what="policy"))
+    return reloads >= times or bool(log_lines(bus, event="reload failed"))
+
+
+@pytest.mark.sabotage("reload-tries-once", expects="a reload failed")
+def test_rules_are_reloaded_while_connections_keep_coming(bus):
+    """A caller must not keep a revoked right by a flood."""
+    check_served(bus)
+    with ExitStack() as stack:
+        for table in NEW:
+            stack.enter_context(Flooder(table, ATTACKER, bus, CONNECTIONS))
+        for number in range(RELOADS):
+            bus.signal(signal.SIGHUP)
+            until(partial(has_reloaded, bus, number + 1), "a reload ends", 30)
+            assert log_lines(bus, event="reload failed") == [], "a reload failed"
+
+
+@pytest.mark.soak
+def test_admin_and_freud_are_served_while_connections_keep_coming_for_long(bus):
+    check_served(bus)
+    run = SoakRun("attack/test_descriptors.py (new connections)", 0)
+    with Bystander(bus) as bystander, PeakMeter(bus) as peak:
+        ask_while_connections_keep_coming(bus, LONG_REQUESTS_EACH)
+    bystander.check_served()
+    peak.check_memory()
+    requests = LONG_REQUESTS_EACH
+    run.record(
+        admin_requests=requests,
+        freud_requests=requests,
+        unserved=0,
+        **peak.figures(),
+        **bystander.figures(),
+    )
+
+
 @pytest.mark.soak
 def test_idle_connections_of_all_ports_for_a_minute(bus):
     """Users come and go, each with more idle connections than there are descriptors."""
     check_served(bus)
-    run = SoakRun("attack/test_descriptors.py", 0)
+    run = SoakRun("attack/test_descriptors.py (idle connections)", 0)
     attempts = 0
     end_s = time.monotonic() + LONG_S
     with Bystander(bus) as bystander, PeakMeter(bus) as peak:
@@ -98,5 +178,6 @@ def test_idle_connections_of_all_ports_for_a_minute(bus):
                     stack.enter_context(Flooder(table, ATTACKER, bus, CONNECTIONS))
                     attempts += CONNECTIONS
                 until(lambda: is_served(bus), "new clients are served", 30)
+    bystander.check_served()
     peak.check_memory()
     run.record(attempts=attempts, successes=0, **peak.figures(), **bystander.figures())

@@ -74,7 +74,7 @@ def test_flood_of_topics_ends_at_the_quota(bus):
 @pytest.mark.parametrize("table", TABLES)
 def test_flood_for_some_seconds(bus, table):
     """The attacker tries to get more than its share all the time."""
-    run = SoakRun("attack/test_floods.py", 0)
+    run = SoakRun(f"attack/test_floods.py ({table})", 0)
     run.record(**flood(bus, table, LONG_S))
 
 
@@ -126,6 +126,7 @@ def flood(bus: BusProcess, table: str, seconds: float = 0) -> dict[str, float]:
     peak.check_memory()
     if table != "pirate clients":  # its records stay, so a new client has no place
         check_served(bus)
+    assert not seconds or flooder.refused > 1, "the attacker did not try again"
     successes = flooder.held - share
     attempts = {"attempts": flooder.refused, "successes": successes}
     return attempts | peak.figures() | bystander.figures()

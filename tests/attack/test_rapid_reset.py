@@ -11,9 +11,11 @@ import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 
+from polybus import native
 from polybus.model.limits import NativeLimits
 from polybus.testing.bus_process import BusProcess
 from tests.attack.bystander import Bystander
@@ -27,9 +29,17 @@ SHORT_S, LONG_S = 3.0, 60.0
 BURST = 100
 KINDS = ("put", "action", "headers")
 CROWD = 16  # connections that attack at the same time
-# Above an idle bus, by the number of connections. gRPC gives each call a thread before the bus can
-# refuse it, so a crowd costs more (ADR 0037).
-MAX_THREADS = {1: 128, CROWD: 1000}
+CALLS = NativeLimits().max_streams  # of a connection
+# Above an idle bus, by connections and seconds. gRPC gives each call a thread before the bus can
+# refuse it, and sooner or later all calls of all connections have one at a time (ADR 0037).
+MAX_THREADS = {
+    (1, SHORT_S): 128,
+    (1, LONG_S): 128,
+    (CROWD, SHORT_S): 400,
+    (CROWD, LONG_S): CROWD * CALLS,
+}
+# The log writes 20 lines of a kind per second, and one with the number of the others.
+MAX_LINES_PER_S = 21
 # gRPC stops reading while it owes too many refusals; the attacker then connects again.
 SEND_TIMEOUT_S = 1.0
 PUT, ACTION = call_headers("DoPut"), call_headers("DoAction")
@@ -48,6 +58,7 @@ def bus() -> Iterator[BusProcess]:
 def reset_streams(bus: BusProcess, seconds: float, kind: str, crowd: int = 1) -> dict[str, float]:
     """Attack for some seconds, with a new connection whenever one is cut. Returns figures."""
     port = bus.address("native").port
+    lines_before = len(bus.log().splitlines())
     end_s = time.monotonic() + seconds
 
     def attack(_: int) -> tuple[int, int]:
@@ -70,9 +81,13 @@ def reset_streams(bus: BusProcess, seconds: float, kind: str, crowd: int = 1) ->
     with Bystander(bus) as bystander, PeakMeter(bus) as peak, ThreadPoolExecutor(crowd) as pool:
         streams, connections = map(sum, zip(*pool.map(attack, range(crowd)), strict=True))
     assert streams > BURST
-    assert peak.threads <= MAX_THREADS[crowd], f"{peak.threads} threads above an idle bus"
+    most = MAX_THREADS[crowd, seconds]
+    assert peak.threads <= most, f"{peak.threads} threads above an idle bus"
     peak.check_memory()
     bystander.check_served()
+    lines = bus.log().splitlines()[lines_before:]
+    assert all(line.startswith("{") for line in lines), "gRPC writes to the log of the bus"
+    assert len(lines) <= MAX_LINES_PER_S * (seconds + 2), f"{len(lines)} lines of log"
     return {
         "streams": streams,
         "connections": connections,
@@ -83,7 +98,7 @@ def reset_streams(bus: BusProcess, seconds: float, kind: str, crowd: int = 1) ->
 
 def test_streams_of_a_connection_are_bounded(bus):
     with Http2Client(bus.address("native").port) as client:
-        assert client.settings[MAX_CONCURRENT_STREAMS] == NativeLimits().max_streams
+        assert client.settings[MAX_CONCURRENT_STREAMS] == CALLS
 
 
 @pytest.mark.sabotage("grpc-unbounded", expects="(threads|MiB) above an idle bus", tries=3)
@@ -93,6 +108,7 @@ def test_rapid_reset_costs_neither_threads_nor_memory(bus, kind):
     reset_streams(bus, SHORT_S, kind)
 
 
+@pytest.mark.sabotage("grpc-unbounded", expects="(threads|MiB) above an idle bus", tries=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rapid_reset_over_many_connections_is_bounded(bus, kind):
     reset_streams(bus, SHORT_S, kind, CROWD)
@@ -111,6 +127,23 @@ def test_connection_that_cancels_too_many_calls_is_cut(bus):
 
         until(is_cut, "the connection is cut")
     until(lambda: count(bus, "refused", "native_rapid_reset"), "refused calls are counted")
+
+
+@pytest.mark.parametrize(("clients", "calls"), [(200, 1), (1, 48), (4, 48)])
+def test_clients_that_call_in_one_moment_are_served(bus, clients, calls):
+    """The gate refuses no call of a client that cancels none, however many there are."""
+    ready = Barrier(clients * calls)
+
+    def call(client: native.Client) -> list[str]:
+        ready.wait()
+        return [topic["topic"] for topic in client.topics()]
+
+    url = f"polybus://127.0.0.1:{bus.address('native').port}"
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(clients * calls) as pool:
+        callers = [stack.enter_context(native.Client(url)) for _ in range(clients)]
+        answers = list(pool.map(call, callers * calls))
+    assert answers == [[]] * (clients * calls)
+    assert count(bus, "refused", "native_limit_reached") == 0
 
 
 @pytest.mark.soak

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,9 +13,10 @@ from tests.faults.gsb_live import failure
 from tests.rig import gsb_peer, rqueue_client
 from tests.rig.gsb_peer import call
 from tests.rig.observer import log_lines, until
-from tests.rig.pirate.zmq_client import Bare
+from tests.rig.pirate.zmq_client import Bare, NoAnswer
 
 UNAVAILABLE = 503
+CLIENTS = 4
 
 
 @pytest.mark.sabotage("stop-answers-no-call", expects="the open call got no FULL")
@@ -54,5 +57,35 @@ def test_stop_with_pirate_clients_logs_no_error():
             # The bus waits for the reader up to drain_timeout_s, while its ticker goes on.
             until(lambda: bus.process.poll() is not None, "the end", 20)
         assert bus.wait() == 0
+        assert log_lines(bus, level="error") == []
+        assert "Traceback" not in bus.log_path.read_text()
+
+
+def put_until_the_bus_ends(endpoint: str, name: str, has_put: threading.Event) -> None:
+    with Bare(endpoint, name.encode(), patience_s=5.0) as client:
+        client.hello()
+        client.sub(name)  # creates the topic
+        try:
+            while client.put(name, b"x" * 1000)[0] == "OK":
+                has_put.set()
+        except NoAnswer:
+            pass
+
+
+def test_stop_under_load_of_pirate_clients_logs_no_error():
+    with serve_all() as bus, ThreadPoolExecutor(CLIENTS) as pool:
+        address = bus.address("pirate")
+        begun = [threading.Event() for _ in range(CLIENTS)]
+        clients = [
+            pool.submit(
+                put_until_the_bus_ends, f"tcp://{address.host}:{address.port}", f"c{number}", event
+            )
+            for number, event in enumerate(begun)
+        ]
+        assert all(event.wait(20) for event in begun)
+        bus.signal(signal.SIGTERM)
+        assert bus.wait() == 0
+        for client in clients:
+            client.result()
         assert log_lines(bus, level="error") == []
         assert "Traceback" not in bus.log_path.read_text()

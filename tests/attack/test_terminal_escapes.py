@@ -6,9 +6,11 @@ Every command of the tree is in one of the two tables, so a new command must be 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import re
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ import typer
 from polybus import freud, gsb, native, pirate
 from polybus.cli import main
 from polybus.testing.bus_process import serve
+from tests.rig.observer import until
 
 # A title and a bell, a cleared screen, C1 as a byte and as a character, DEL, a bidi override.
 ATTACK = b"owned\x1b]0;title\x07\x1b[2J\x9b31m\x7f\xc2\x9b32m\xe2\x80\xae"
@@ -38,6 +41,16 @@ UNSAFE = re.compile(
     rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]"
 )
 TIMEOUT_S = 60.0
+# The bus itself puts no text of peers into connections, and none with C0 into alarms. These are
+# the answers of a bus that is not to be trusted.
+CONNECTION = dict.fromkeys(("peer", "identity", "dialect", "state"), ATTACK_TEXT) | dict.fromkeys(
+    ("id", "subscriptions", "received_messages", "sent_messages", "outbox_bytes"), 1
+)
+ALARM = dict.fromkeys(("kind", "object", "text"), ATTACK_TEXT) | {"since": 0.0}
+HOSTILE_ANSWERS = {
+    "connections": [CONNECTION | {ATTACK_TEXT: ATTACK_TEXT}],
+    "stats": {ATTACK_TEXT: {ATTACK_TEXT: ATTACK_TEXT}, "alarms": [ALARM]},
+}
 
 
 def rule(uid: int) -> tuple[str, ...]:
@@ -77,6 +90,39 @@ class HostileBus:
         reader = pirate.blocking.connect(self.pirate, state=folder / "pirate")
         stack.enter_context(reader).subscribe(NAME)
         assert process.run("acl", "add", *rule(65534)).returncode == 0
+        self._raise_alarm(client)
+        self.hostile_admin: str = stack.enter_context(serve_hostile_answers(folder))
+
+    def _raise_alarm(self, client: native.Client) -> None:
+        """Let retention trim messages that a group has not read; the alarm names both."""
+        client.create_topic("unread" + NAME, shards=1)
+        with client.producer() as producer:
+            producer.produce("unread" + NAME, [b"x"] * 9).result()
+        member = {"topic": "unread" + NAME, "group": NAME, "consumer": NAME}
+        client.act("group.join", **member, heartbeat_ms=60_000, dead_ms=3_600_000)
+        limits = {"retain_messages": 1, "retain_unread": "drop"}
+        client.act("topic.configure", topic="unread" + NAME, change=limits)
+        until(lambda: client.stats()["alarms"], "messages are trimmed unread")
+
+
+@contextlib.contextmanager
+def serve_hostile_answers(folder: Path) -> Iterator[str]:
+    """Serve an admin socket whose answers have control characters in every text."""
+
+    class Answer(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            verb = json.loads(self.rfile.readline())["verb"]
+            self.wfile.write(json.dumps({"ok": HOSTILE_ANSWERS[verb]}).encode() + b"\n")
+
+    path = str(folder / "hostile.sock")
+    with socketserver.ThreadingUnixStreamServer(path, Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield path
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextlib.contextmanager
@@ -189,6 +235,16 @@ PRINTS_PEER_TEXT: dict[str, list[Arguments]] = {
         lambda bus: ["gsb", "ls", "--json", "--at", bus.gsb],
     ],
     "pirate subs": [lambda bus: ["pirate", "subs"], lambda bus: ["pirate", "subs", "--json"]],
+    "stats": [
+        lambda bus: ["stats"],
+        lambda bus: ["stats", "--json"],
+        lambda bus: ["stats", "--admin", bus.hostile_admin],
+        lambda bus: ["stats", "--json", "--admin", bus.hostile_admin],
+    ],
+    "connections": [
+        lambda bus: ["connections", "--admin", bus.hostile_admin],
+        lambda bus: ["connections", "--json", "--admin", bus.hostile_admin],
+    ],
     "acl test": [lambda bus: ["acl", "test", "user:65534", "produce", NAME]],
     "acl add": [lambda bus: ["acl", "add", *rule(65533)]],
     "acl ls": [lambda bus: ["acl", "ls"], lambda bus: ["acl", "ls", "--json"]],
@@ -213,8 +269,8 @@ OTHERS: dict[str, str] = {
     # Ids that are not plain text are printed as hex.
     **dict.fromkeys(("pirate clients ls", "pirate clients rm"), SAME_FILTER),
     **dict.fromkeys(("store salvage", "store compact", "store backup"), SAME_FILTER),
-    **dict.fromkeys(("store restore", "config check", "config show", "stats"), SAME_FILTER),
-    **dict.fromkeys(("connections", "keys new", "keys ls", "keys allow"), SAME_FILTER),
+    **dict.fromkeys(("store restore", "config check", "config show"), SAME_FILTER),
+    **dict.fromkeys(("keys new", "keys ls", "keys allow"), SAME_FILTER),
     "keys revoke": SAME_FILTER,
     "pirate": "escapes bodies itself, also in a pipe: tests/unit/pirate",
     **dict.fromkeys(("serve", "rqueue"), "logs: tests/unit/server/test_logs.py"),

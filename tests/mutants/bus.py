@@ -298,8 +298,8 @@ CONNECTION = mutants(
     ("writes one chunk of many", "writelines(chunks)", "writelines(chunks[:1])"),
     (
         "those refused are served",
-        "            self.abort()\n            return False",
-        "            pass",
+        "        if not self._admit(self):\n            return False",
+        "        self._admit(self)",
     ),
 )
 

@@ -150,7 +150,7 @@ FLIGHT = [
         ("stopping refuses no peer", "if self._stopping:", "if False:"),
         (
             "what could not begin goes on",
-            "        except BaseException:\n            self.end_call(owed=owed)\n            raise",
+            "        except BaseException:\n            self.end_call()\n            raise",
             "        except BaseException:\n            raise",
         ),
     ),

@@ -36,11 +36,19 @@ def show_groups(groups: Iterable[Mapping[str, Any]], *, by_shard: bool) -> None:
                 "paused": "yes" if group.get("paused") else "-",  # older buses do not send it
             }
         )
+        drained: list[dict[str, Any]] = []  # in one row: each reshard adds some
         for shard in group["shards"] if by_shard else ():
             # A shard that a reshard has sealed, or that waits for one, has no owner.
             phase = shard.get("phase", "active")
             owner = shard["owner"] or ("-" if phase == "active" else phase)
+            if owner == "drained":
+                drained.append(_counts(shard))
+                continue
             rows.append({"group": f"  shard {shard['shard']}", "members": owner, **_counts(shard)})
+        if drained:
+            sums = {name: sum(counts[name] for counts in drained) for name in drained[0]}
+            shown = "1 shard" if len(drained) == 1 else f"{len(drained)} shards"
+            rows.append({"group": "  drained", "members": shown, **sums})
     print_fields(COLUMNS, SHORT, rows)
 
 

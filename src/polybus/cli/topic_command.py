@@ -264,15 +264,15 @@ def reshard(
 
     Producers and consumers go on. A group reads a new shard when it has acked the shards that had
     its keys before, so messages of a key keep their order. Refused while a group still drains the
-    shards of the last time.
+    shards of the last reshard.
     """
     with connect_once(bus) as client:
         client.reshard(topic, shards)
         description = client.topic(topic)
     first, last = description["open_shards"]
-    print(
-        f"{topic} has {shards} shards ({first} to {last}), generation {description['generation']}"
-    )
+    count = "1 shard" if shards == 1 else f"{shards} shards"
+    numbers = f"{first}" if shards == 1 else f"{first} to {last}"
+    print(f"{topic} has {count} ({numbers}), generation {description['generation']}")
     if description["draining"]:
         print(f"draining: {describe_draining(description['draining'])}")
 

@@ -105,11 +105,11 @@ class DelayScheduler:
         if next_due_ns == NEVER_NS:
             return None
         due_s = max(0.0, (next_due_ns - now_ns) / NS_PER_S)
-        if not due_s and self._blocked:
-            ready = [n for n in self._delayed.due_topics(now_ns) if n not in self._blocked]
-            if not ready:
-                retry_s = min(blocked.retry_s for blocked in self._blocked.values())
-                due_s = max(0.0, retry_s - self._clock())
+        due = self._delayed.due_topics(now_ns) if self._blocked and not due_s else ()
+        if due and all(number in self._blocked for number in due):
+            # Not of all blocked topics: after a step back of the clock one may not be due.
+            retry_s = min(self._blocked[number].retry_s for number in due)
+            due_s = max(0.0, retry_s - self._clock())
         return min(MAX_SLEEP_S, due_s)
 
     def _wake(self) -> None:
@@ -118,8 +118,10 @@ class DelayScheduler:
             self._changed.notify()
 
     def _block(self, number: int, error: Exception, pause_s: float) -> None:
-        topic = self._topics.find_by_number(number)
+        topic, known = self._topics.find_by_number(number), self._blocked.get(number)
         name = topic.name if topic else f"number {number}"
+        if known is not None:
+            name = known.name  # its alarm has this name, also after the topic was dropped
         retry_s = self._clock() + pause_s
         self._blocked[number] = BlockedTopic(name, retry_s, min(2 * pause_s, MAX_PAUSE_S))
         if isinstance(error, TRANSIENT):

@@ -83,11 +83,14 @@ class RetentionLimits:
         several searches.
         """
         number, has_more = topic.number, False
+        oldest_ns = 0  # an age may be longer than the time since 1970
+        if self.age_ms is not None:
+            oldest_ns = max(0, now_ns - self.age_ms * NS_PER_MS)
         due = {}
         for shard, (start, end, _) in enumerate(bounds.shards):
             cut = start
             if self.age_ms is not None and cut < end:
-                cut = max(cut, store.find(number, shard, now_ns - self.age_ms * NS_PER_MS))
+                cut = max(cut, store.find(number, shard, oldest_ns))
             if self.messages is not None and cut < end:
                 # Ids have no gaps, so the newest messages are those with the highest ids.
                 cut = max(cut, store.find_id(number, shard, bounds.next_id - self.messages))

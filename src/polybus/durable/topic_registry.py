@@ -196,7 +196,8 @@ class DurableTopics:
 
     def check_produce(self, topic: Topic) -> None:
         """Raise `Paused` if producing to the topic is paused."""
-        if PRODUCE_SIDE in paused_sides(topic):
+        # The caller may hold the topic from before the pause: it waited for room in a budget.
+        if PRODUCE_SIDE in paused_sides(self._by_number.get(topic.number, topic)):
             text = f"topic {topic.name} is paused for producers; retry after it is resumed"
             raise Paused(text)
 

@@ -86,7 +86,7 @@ def _find_positions(context: GroupContext, group: Group, to: Any) -> Positions:
     if form == "time_ns" and _is_count(value):
         return {shard: store.find(number, shard, value) for shard in range(len(bounds))}
     if form == "id" and _is_count(value):
-        return _find_offsets(context, group, value)
+        return {shard: store.find_id(number, shard, value) for shard in range(len(bounds))}
     if form == "offsets" and isinstance(value, dict):
         positions = {}
         for text, offset in value.items():
@@ -98,27 +98,6 @@ def _find_positions(context: GroupContext, group: Group, to: Any) -> Positions:
             positions[shard] = min(max(offset, bounds[shard].start), bounds[shard].end)
         return positions
     raise MalformedRequest(f"position of a reset must be {FORMS}")
-
-
-def _find_offsets(context: GroupContext, group: Group, first: int) -> Positions:
-    """Return, by shard, the first offset whose message has an id >= `first`.
-
-    Ids rise with offsets within a shard, so a binary search finds it.
-    """
-    store, number = context.durable.store, group.topic.number
-    positions = {}
-    bounds = store.bounds(number).shards[: len(group.shards)]
-    for shard, (start, end, _) in enumerate(bounds):
-        low, high = start, end
-        while low < high:
-            middle = (low + high) // 2
-            rows = store.read(number, shard, middle, middle + 1, max_rows=1)
-            if rows.count and int.from_bytes(rows.ids[:8], "little") < first:
-                low = middle + 1
-            else:
-                high = middle
-        positions[shard] = low
-    return positions
 
 
 def _is_count(value: object) -> bool:

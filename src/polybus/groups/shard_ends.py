@@ -8,6 +8,7 @@ notification of a commit arrives; waiting fetches are woken after that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,13 +19,16 @@ class ShardEnds:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._ends: dict[int, list[int]] = {}
+        # Held while ends rise, not while the store is read: else a refresh could undo a rise.
+        self._lock = Lock()
 
     def on_news(self, news: Sequence[ShardEnd]) -> None:
         """Apply the ends of a commit, on the thread of the store."""
-        for topic, shard, end in news:
-            known = self._ends.get(topic)
-            if known is not None and shard < len(known) and known[shard] < end:
-                known[shard] = end
+        with self._lock:
+            for topic, shard, end in news:
+                known = self._ends.get(topic)
+                if known is not None and shard < len(known) and known[shard] < end:
+                    known[shard] = end
 
     def get_ends(self, topic: int, reached: Iterable[tuple[int, int]] = ()) -> Sequence[int]:
         """Return the ends by shard. The sequence stays current.
@@ -44,10 +48,12 @@ class ShardEnds:
         known = self._ends.setdefault(topic, [])
         if len(known) < len(shards):
             # Notifications before this were ignored, so read again now that they are not.
-            known += [0] * (len(shards) - len(known))
+            with self._lock:
+                known += [0] * (len(shards) - len(known))
             shards = self._store.bounds(topic).shards
-        for number, bounds in enumerate(shards):
-            known[number] = max(known[number], bounds.end)
+        with self._lock:
+            for number, bounds in enumerate(shards):
+                known[number] = max(known[number], bounds.end)
         return known
 
     def remove_topic(self, topic: int) -> None:

@@ -196,61 +196,46 @@ class CallGate {
 
   CallGate(int max_calls, int max_resets) : max_calls_(max_calls), max_resets_(max_resets) {}
 
-  Verdict Enter(const Context& context) {
+  // `waiting` is the length of the InterpreterQueue.
+  Verdict Enter(const Context& context, int waiting) {
+    // gRPC polls for the answer, so it is asked only if calls wait, and not under the lock.
+    bool is_reset = waiting > 0 && context.is_cancelled();
     Guard guard(mutex_);
-    double now_s = Now();
     auto& connection = connections_[context.peer()];
-    connection.Advance(now_s);
-    bool is_crowded = connection.calls.size() >= kMinLingering;
-    // gRPC polls for the answer, so it is asked only if this connection, or all together, have
-    // many calls.
-    bool is_reset = (is_crowded || beginning_ >= kMinLingering) && context.is_cancelled();
+    connection.Advance(Now());
     connection.resets += is_reset;
-    // Cancelled calls whose threads still run, in Python perhaps, have not been counted yet.
-    if (is_crowded && now_s >= connection.look_s) {
-      connection.look_s = now_s + kLookInterval;
-      connection.lingering = 0;
-      int left = kMaxLooks;
-      for (const Context* call : connection.calls) {
-        if (--left < 0) break;
-        connection.lingering += call->is_cancelled();
-      }
-    }
-    int resets = connection.resets + connection.lingering;
-    if (resets > (is_crowded ? 1 : kAlone) * max_resets_) {
+    if (connection.resets > (connection.calls >= kCrowd ? 1 : kAlone) * max_resets_) {
       refused_resets_++;
-      bool was_cut = connection.is_cut;
-      connection.is_cut = true;
-      return was_cut ? kReset : kCut;
+      return std::exchange(connection.is_cut, true) ? kReset : kCut;
     }
     if (is_reset) return kReset;
-    bool is_suspect = connection.resets > 0;
-    if (calls_ >= max_calls_ || (is_suspect && beginning_ >= kMaxBeginning)) {
+    if (calls_ >= max_calls_ || (connection.resets > 0 && waiting >= kMaxWaiting)) {
       refused_calls_++;
       return kTooMany;
     }
     calls_++;
-    beginning_++;
-    connection.calls.insert(&context);
+    connection.calls++;
     return kAdmitted;
   }
 
-  // Notes that Python has identified the caller of an admitted call, or refused it.
-  void Begin() {
-    Guard guard(mutex_);
-    beginning_--;
-  }
-
-  // Forgets an admitted call. `peer` is that of its context.
-  void Leave(const Context* context, const std::string& peer, bool was_cancelled) {
+  // Forgets an admitted call. `caller` is the Python object of begin_call, if it has been called.
+  void Leave(const std::string& peer, bool was_cancelled, void* caller) {
     Guard guard(mutex_);
     calls_--;
+    if (caller != nullptr) ended_.push_back(caller);
     auto found = connections_.find(peer);
     auto& connection = found->second;
     connection.Advance(Now());
     connection.resets += was_cancelled;
-    connection.calls.erase(context);
+    connection.calls--;
     if (connection.IsIdle()) connections_.erase(found);
+  }
+
+  // Returns the callers of ended calls, at most once each. The thread of a call does not release
+  // its caller, because it would wait for the interpreter's lock.
+  std::vector<void*> TakeEnded() {
+    Guard guard(mutex_);
+    return std::exchange(ended_, {});
   }
 
   // Returns how many calls were refused since the last call: beyond max_calls, and for resets.
@@ -265,36 +250,75 @@ class CallGate {
   }
 
  private:
-  // Running calls are looked at when there are kMinLingering, some of them, and not always.
-  static constexpr size_t kMinLingering = 16;
-  static constexpr int kMaxLooks = 64;
-  static constexpr double kLookInterval = 0.02;
+  static constexpr int kCrowd = 16;
   static constexpr int64_t kAlone = 10;
-  // Calls whose caller Python has not identified yet: each is a thread that waits for the
-  // interpreter's lock. Beyond this a connection that has cancelled calls gets no more. Others do,
-  // because hundreds of clients may call in one moment.
-  static constexpr int kMaxBeginning = 48;
+  // A connection that has cancelled calls may not make a long queue longer. Others may, because
+  // hundreds of clients may call in one moment.
+  static constexpr int kMaxWaiting = 16;
 
   struct Connection {
-    std::set<const Context*> calls;
-    double since_s = 0, look_s = 0;
-    int resets = 0, lingering = 0;
+    double since_s = 0;
+    int calls = 0, resets = 0;
     bool is_cut = false;
 
     void Advance(double now_s) {
       if (now_s - since_s < 1) return;
       since_s = now_s;
-      resets = lingering = 0;
+      resets = 0;
       is_cut = false;  // another connection may have the peer's port
     }
-    bool IsIdle() const { return calls.empty() && resets == 0; }
+    bool IsIdle() const { return calls == 0 && resets == 0; }
   };
 
   const int max_calls_, max_resets_;
   std::mutex mutex_;
   std::map<std::string, Connection> connections_;
-  int calls_ = 0, beginning_ = 0;
+  std::vector<void*> ended_;
+  int calls_ = 0;
   int64_t refused_calls_ = 0, refused_resets_ = 0;
+};
+
+// Calls that wait for the interpreter's lock. A few wait for the lock itself, which they cannot
+// leave; the others wait here, and leave if the client cancels them.
+class InterpreterQueue {
+ public:
+  // Returns true when the call may wait for the lock, and then Leave must be called. Returns false
+  // if the client has cancelled it.
+  bool Enter(const arrow::flight::ServerCallContext& context) {
+    while (true) {
+      {
+        Guard guard(mutex_);
+        length_++;
+        // gRPC polls to learn whether a call is cancelled, so thousands of calls ask less often.
+        auto interval = std::max<std::chrono::microseconds>(kLookInterval, length() * kLookInterval / 20);
+        bool has_room = has_room_.wait_for(guard, interval, [&] { return at_lock_ < kMaxAtLock; });
+        length_--;
+        at_lock_ += has_room;
+        if (has_room) return true;
+      }
+      if (context.is_cancelled()) return false;
+    }
+  }
+
+  void Leave() {
+    {
+      Guard guard(mutex_);
+      at_lock_--;
+    }
+    has_room_.notify_one();
+  }
+
+  // Returns how many calls wait here, besides those that wait for the lock.
+  int length() const { return length_; }
+
+ private:
+  static constexpr int kMaxAtLock = 8;
+  static constexpr std::chrono::microseconds kLookInterval{5000};
+
+  std::mutex mutex_;
+  std::condition_variable has_room_;
+  std::atomic<int> length_{0};
+  int at_lock_ = 0;
 };
 
 // The batches of all streams that wait for Python, with the limits of the whole port.
@@ -306,6 +330,7 @@ class BatchQueue {
         max_bytes_(max_bytes) {}
 
   CallGate gate;
+  InterpreterQueue interpreter;
   UnpackBudget unpacked;
 
   // Queues a batch, waiting for room. Returns false once the port stops. The window of a stream
@@ -344,6 +369,20 @@ class BatchQueue {
     }
     has_work_.notify_one();
   }
+
+  // An action without an answer: the port waits for it before it stops, as for a batch.
+  class UnansweredAction {
+   public:
+    explicit UnansweredAction(std::shared_ptr<BatchQueue> queue) : queue_(std::move(queue)) {
+      Guard guard(queue_->mutex_);
+      queue_->unanswered_++;
+    }
+    ~UnansweredAction() { queue_->Settle(); }
+    UnansweredAction(const UnansweredAction&) = delete;
+
+   private:
+    std::shared_ptr<BatchQueue> queue_;
+  };
 
   void Settle() {
     Guard guard(mutex_);
@@ -421,6 +460,9 @@ class FlightCall {
   const std::string& peer() const { return handover_->peer; }
   const std::string& identity() const { return context_->peer_identity(); }
   bool is_cancelled() const { return context_->is_cancelled(); }
+  // Called before a hook that waits for the interpreter's lock: see InterpreterQueue.
+  bool EnterInterpreterQueue() { return queue_->interpreter.Enter(*context_); }
+  void LeaveInterpreterQueue() { queue_->interpreter.Leave(); }
   // The Python object that begin_call returned for this call.
   void* caller() const;
   bool is_authorized() const { return context_->incoming_headers().count("authorization") != 0; }
@@ -567,16 +609,17 @@ inline void AnswerAll(std::vector<BatchAnswer>& answers) {
   for (auto& one : answers) one.put->SetAnswer(one.ticket, std::move(one.text));
 }
 
-// Callbacks into Python. Each takes the GIL; none throws.
+// Callbacks into Python. Each takes the GIL; none throws. A call that the client may have cancelled
+// must not wait for the GIL, so open_put, run_action and open_get are called from within the
+// InterpreterQueue, which they leave once they have the GIL. begin_call stays in it.
 struct Hooks {
   void* python = nullptr;
   // Checks access. Sets `put->owner`, or the refusal.
   void (*open_put)(void* python, FlightCall*, PutStream*, Refusal*) = nullptr;
   void (*close_put)(void* python, PutStream*) = nullptr;
-  // Identifies and counts the caller of a call: returns a reference for end_call, or sets the
-  // refusal.
+  // Identifies and counts the caller of a call: returns a reference for CallGate::Leave, or sets
+  // the refusal.
   void* (*begin_call)(void* python, FlightCall*, Refusal*) = nullptr;
-  void (*end_call)(void* python, void* caller) = nullptr;
   // The refusals of calls that the gate does not admit: made once, because a refusal in Python
   // would wait for the interpreter's lock.
   Refusal too_many_calls, too_many_resets;
@@ -588,7 +631,6 @@ struct Hooks {
               std::vector<Bytes>*, void** more, Refusal*) = nullptr;
   // Returns the next result of the iterator `more`, nullptr at its end; close_get closes it.
   void (*next_result)(void* python, void* more, Bytes*, Refusal*) = nullptr;
-  void (*on_action_end)(void* python) = nullptr;
   // Opens an iterator of batches for next_rows, which returns nullptr at its end. A read of
   // fewer columns sets the schema.
   void* (*open_get)(void* python, FlightCall*, const std::string& ticket,
@@ -634,11 +676,14 @@ class Rows : public arrow::RecordBatchReader {
 // The call lasts until gRPC has taken the last result.
 class Results : public arrow::flight::ResultStream {
  public:
-  Results(const Hooks& hooks, std::shared_ptr<FlightCall> call, std::vector<Bytes>&& results, void* more)
-      : hooks_(hooks), call_(std::move(call)), results_(std::move(results)), more_(more) {}
+  using Unanswered = std::unique_ptr<BatchQueue::UnansweredAction>;
+
+  Results(const Hooks& hooks, std::shared_ptr<FlightCall> call, Unanswered unanswered,
+          std::vector<Bytes>&& results, void* more)
+      : hooks_(hooks), call_(std::move(call)), unanswered_(std::move(unanswered)),
+        results_(std::move(results)), more_(more) {}
   ~Results() override {
     if (more_ != nullptr) hooks_.close_get(hooks_.python, more_);
-    hooks_.on_action_end(hooks_.python);
   }
 
   arrow::Result<std::unique_ptr<arrow::flight::Result>> Next() override {
@@ -659,6 +704,7 @@ class Results : public arrow::flight::ResultStream {
  private:
   const Hooks& hooks_;
   std::shared_ptr<FlightCall> call_;
+  Unanswered unanswered_;
   std::vector<Bytes> results_;
   void* more_;
   size_t next_ = 0;
@@ -675,7 +721,7 @@ class CallLimiter : public arrow::flight::ServerMiddlewareFactory {
 
   Status StartCall(const arrow::flight::CallInfo&, const arrow::flight::ServerCallContext& context,
                    std::shared_ptr<arrow::flight::ServerMiddleware>* middleware) override {
-    switch (queue_->gate.Enter(context)) {
+    switch (queue_->gate.Enter(context, queue_->interpreter.length())) {
       case CallGate::kAdmitted:
         return Begin(context, middleware);
       case CallGate::kTooMany:
@@ -690,24 +736,19 @@ class CallLimiter : public arrow::flight::ServerMiddlewareFactory {
   }
 
   struct CountedCall : arrow::flight::ServerMiddleware {
-    CountedCall(std::shared_ptr<BatchQueue> queue, const Hooks& hooks, void* caller,
+    CountedCall(std::shared_ptr<BatchQueue> queue, void* caller,
                 const arrow::flight::ServerCallContext& context)
-        : queue_(std::move(queue)), hooks_(hooks), caller(caller), context_(&context),
-          peer_(context.peer()) {}
-    ~CountedCall() override {
-      Leave(false);  // the context is being destroyed
-      hooks_.end_call(hooks_.python, caller);
-    }
+        : queue_(std::move(queue)), caller(caller), context_(&context), peer_(context.peer()) {}
+    ~CountedCall() override { Leave(false); }  // the context is being destroyed
     std::string name() const override { return kCallLimiter; }
     void SendingHeaders(arrow::flight::AddCallHeaders*) override {}
     void CallCompleted(const Status&) override { Leave(context_->is_cancelled()); }
 
     void Leave(bool was_cancelled) {
-      if (!std::exchange(is_over_, true)) queue_->gate.Leave(context_, peer_, was_cancelled);
+      if (!std::exchange(is_over_, true)) queue_->gate.Leave(peer_, was_cancelled, caller);
     }
 
     std::shared_ptr<BatchQueue> queue_;
-    const Hooks hooks_;
     void* caller;
     const arrow::flight::ServerCallContext* context_;
     const std::string peer_;
@@ -720,13 +761,17 @@ class CallLimiter : public arrow::flight::ServerMiddlewareFactory {
                std::shared_ptr<arrow::flight::ServerMiddleware>* middleware) {
     Refusal refusal;
     FlightCall call(context, queue_);
+    if (!call.EnterInterpreterQueue()) {
+      queue_->gate.Leave(context.peer(), true, nullptr);
+      return hooks_.too_many_resets.ToStatus();
+    }
     void* caller = hooks_.begin_call(hooks_.python, &call, &refusal);
-    queue_->gate.Begin();
+    call.LeaveInterpreterQueue();
     if (caller == nullptr) {
-      queue_->gate.Leave(&context, context.peer(), context.is_cancelled());
+      queue_->gate.Leave(context.peer(), context.is_cancelled(), nullptr);
       return refusal.ToStatus();
     }
-    *middleware = std::make_shared<CountedCall>(queue_, hooks_, caller, context);
+    *middleware = std::make_shared<CountedCall>(queue_, caller, context);
     return Status::OK();
   }
 
@@ -833,6 +878,7 @@ class Service : public arrow::flight::FlightServerBase {
     int fields_left = kMaxFields;
     Status checked = CheckFields((*schema)->fields(), &fields_left);
     if (!checked.ok()) return Malformed("", checked);
+    if (!call.EnterInterpreterQueue()) return Status::Cancelled("the client has cancelled the put");
     Refusal refusal;
     hooks_.open_put(hooks_.python, &call, put.get(), &refusal);
     if (refusal.is_set) return refusal.ToStatus();
@@ -855,6 +901,7 @@ class Service : public arrow::flight::FlightServerBase {
                const arrow::flight::Ticket& ticket,
                std::unique_ptr<arrow::flight::FlightDataStream>* stream) override {
     auto call = std::make_shared<FlightCall>(context, queue_);
+    if (!call->EnterInterpreterQueue()) return Status::Cancelled("the client has cancelled the read");
     auto rows = std::make_shared<Rows>(hooks_, rows_schema_, std::move(call));
     ARROW_RETURN_NOT_OK(rows->Open(ticket.ticket));
     *stream = std::make_unique<arrow::flight::RecordBatchStream>(rows);
@@ -865,12 +912,14 @@ class Service : public arrow::flight::FlightServerBase {
                   const arrow::flight::Action& action,
                   std::unique_ptr<arrow::flight::ResultStream>* stream) override {
     auto call = std::make_shared<FlightCall>(context, queue_);
+    if (!call->EnterInterpreterQueue()) return Status::Cancelled("the client has cancelled the action");
+    auto unanswered = std::make_unique<BatchQueue::UnansweredAction>(queue_);
     std::vector<Bytes> results;
     void* more = nullptr;
     Refusal refusal;
     hooks_.run_action(hooks_.python, call.get(), action.type, action.body, &results, &more, &refusal);
     if (refusal.is_set) return refusal.ToStatus();
-    *stream = std::make_unique<Results>(hooks_, std::move(call), std::move(results), more);
+    *stream = std::make_unique<Results>(hooks_, std::move(call), std::move(unanswered), std::move(results), more);
     return Status::OK();
   }
 

@@ -73,6 +73,7 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         string extra
 
     cdef cppclass CCallGate "polybus::CallGate":
+        vector[void*] TakeEnded()
         pair[int64_t, int64_t] TakeRefused()
 
     cdef cppclass GrpcBounds:
@@ -99,6 +100,7 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         const string& identity()
         cbool is_cancelled()
         void* caller()
+        void LeaveInterpreterQueue()
         cbool is_authorized()
         string authorization()
         void Refuse(const Refusal&)
@@ -141,7 +143,6 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         void (*open_put)(void*, CCall*, CPutStream*, Refusal*) noexcept
         void (*close_put)(void*, CPutStream*) noexcept
         void* (*begin_call)(void*, CCall*, Refusal*) noexcept
-        void (*end_call)(void*, void*) noexcept
         Refusal too_many_calls
         Refusal too_many_resets
         void (*on_resets)(void*, const string&) noexcept
@@ -149,7 +150,6 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         void (*run_action)(void*, CCall*, const string&, const shared_ptr[CBuffer]&,
                     vector[shared_ptr[CBuffer]]*, void**, Refusal*) noexcept
         void (*next_result)(void*, void*, shared_ptr[CBuffer]*, Refusal*) noexcept
-        void (*on_action_end)(void*) noexcept
         void* (*open_get)(void*, CCall*, const string&, shared_ptr[CSchema]*, Refusal*) noexcept
         void (*next_rows)(void*, void*, shared_ptr[CRecordBatch]*, Refusal*) noexcept
         void (*close_get)(void*, void*) noexcept

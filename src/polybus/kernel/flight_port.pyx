@@ -8,14 +8,13 @@ event loop. Here the service reads, checks, holds back and answers batches witho
 
 `FlightPort` calls a handler object with these methods, on gRPC's threads:
 
-    begin_call(call) → caller                `call.caller` in the calls below; raises to refuse it
-    end_call(caller)
+    begin_call(call) → caller                `call.caller` in the calls below; raises to refuse it.
+                                             `BatchQueue.take_ended` returns it after the call
     open_put(call, path, schema) → owner     the owner of a stream's batches; raises to refuse it
     close_put(owner)
     on_malformed(text, is_too_large) → an exception
     on_resets(peer)                          the peer has cancelled too many calls: cut it
     run_action(call, type, body) → results   bytes or Arrow buffers: a list, or an iterator
-    on_action_end()                          gRPC has taken the last result
     open_rows(call, ticket) → (schema, an iterator of record batches)
     actions() → pairs of name and description
     describe_error(error) → (code, text, extra)   code: one of `INTERNAL` to `FAILED`
@@ -77,6 +76,20 @@ cdef class BatchQueue:
         with nogil:
             refused = self.queue.get().gate.TakeRefused()
         return refused.first, refused.second
+
+    def take_ended(self):
+        """Return the callers of calls that have ended since the last time.
+
+        A call that ends does not wait for the interpreter's lock: its thread would stay with it.
+        """
+        cdef vector[void*] ended
+        with nogil:
+            ended = self.queue.get().gate.TakeEnded()
+        callers = []
+        for caller in ended:
+            callers.append(<object>caller)
+            Py_DECREF(<object>caller)
+        return callers
 
     def pop_all(self):
         """Wait for batches. Returns all that are queued, or None once the queue is closed.
@@ -235,6 +248,7 @@ cdef void refuse(object handler, object error, Refusal* refusal) noexcept:
 
 
 cdef void open_put(void* python, CCall* call, CPutStream* put, Refusal* refusal) noexcept with gil:
+    call.LeaveInterpreterQueue()
     handler = <object>python
     cdef FlightCall flight_call = None
     try:
@@ -276,14 +290,6 @@ cdef void* begin_call(void* python, CCall* call, Refusal* refusal) noexcept with
     return NULL
 
 
-cdef void end_call(void* python, void* caller) noexcept with gil:
-    try:
-        (<object>python).end_call(<object>caller)
-    except BaseException:
-        pass
-    Py_DECREF(<object>caller)
-
-
 cdef void on_resets(void* python, const string& peer) noexcept with gil:
     try:
         (<object>python).on_resets(peer.decode("utf-8", "replace"))
@@ -311,6 +317,7 @@ cdef void run_action(
     void** more,
     Refusal* refusal,
 ) noexcept with gil:
+    call.LeaveInterpreterQueue()
     handler = <object>python
     cdef FlightCall flight_call = None
     try:
@@ -350,16 +357,10 @@ cdef shared_ptr[CBuffer] as_buffer(object data) except *:
     return unwrap_buffer(data).ValueUnsafe()
 
 
-cdef void on_action_end(void* python) noexcept with gil:
-    try:
-        (<object>python).on_action_end()
-    except BaseException:
-        pass
-
-
 cdef void* open_get(
     void* python, CCall* call, const string& ticket, shared_ptr[CSchema]* schema, Refusal* refusal
 ) noexcept with gil:
+    call.LeaveInterpreterQueue()
     handler = <object>python
     cdef FlightCall flight_call = None
     cdef bytes raw_ticket
@@ -446,15 +447,11 @@ cdef class FlightPort:
         cdef Hooks hooks
         hooks.python = <void*>handler
         hooks.open_put, hooks.close_put, hooks.on_malformed = open_put, close_put, on_malformed
-        hooks.run_action, hooks.next_result, hooks.on_action_end = (
-            run_action,
-            next_result,
-            on_action_end,
-        )
+        hooks.run_action, hooks.next_result = run_action, next_result
         hooks.list_actions, hooks.on_resets = list_actions, on_resets
         hooks.too_many_calls = refusal_of(handler.too_many_calls)
         hooks.too_many_resets = refusal_of(handler.too_many_resets)
-        hooks.begin_call, hooks.end_call = begin_call, end_call
+        hooks.begin_call = begin_call
         hooks.open_get, hooks.next_rows, hooks.close_get = open_get, next_rows, close_get
         cdef shared_ptr[CSchema] schema = unwrap_schema(rows_schema).ValueUnsafe()
         self.service.reset(new CService(queue.queue, hooks, schema, max_batches, max_bytes))

@@ -14,6 +14,7 @@ must not end the others.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 import time
@@ -46,12 +47,16 @@ from polybus.server.stream_server import StreamServer
 from polybus.server.switch_interval import SwitchInterval
 from polybus.server.systemd_notify import SystemdNotifier
 from polybus.server.user_directory import UserDirectory
+from polybus.transports.descriptor_reserve import descriptor_reserve
 
 if TYPE_CHECKING:
     from polybus.bus.dialect import DialectListener, DialectServer
 
 SHUTDOWN = "shutdown"
 UNEXPECTED = "unexpected_error"
+# The bus closes surplus connections of gRPC four times a second, and gRPC accepts others.
+RELOAD_TRIES, RELOAD_RETRY_S = 200, 0.05
+RELOAD_DESCRIPTORS = 4  # a file, and a lookup of a user
 
 
 def run(program: ServerPlan) -> int:
@@ -75,6 +80,7 @@ class App:
         self._program = program
         listening = [one.dialect for one in program.listeners]
         self._settings = process_tuning.fit_limits(program.loaded.settings, descriptors, listening)
+        process_tuning.reserve_streams(self._settings, descriptors, listening)
         self._logs = logs
         self._log = logs.logger
         self._descriptors = descriptors
@@ -272,7 +278,7 @@ class App:
         self._notifier.reloading()
         for what, reload in again.items():
             try:
-                await reload()
+                await _read_again(reload)
             except ConfigError as error:
                 self._log.error("reload failed", what=what, reason=str(error))
         self._notifier.ready(len(self._listeners))
@@ -284,6 +290,23 @@ class App:
     def _fault(self, where: str | None, error: BaseException | None) -> None:
         self._broker.counters.count("faults", UNEXPECTED)
         self._log.error("unexpected error", where=where, exc_info=error)
+
+
+async def _read_again(reload: Callable[[], Awaitable[None]]) -> None:
+    """Reload a part; try again if no descriptor was free. Raises `ConfigError`.
+
+    Otherwise a caller could keep a revoked right or token by a flood of connections.
+    """
+    for tries_left in reversed(range(RELOAD_TRIES)):
+        try:
+            with descriptor_reserve.borrow(RELOAD_DESCRIPTORS):
+                await reload()
+            return
+        except ConfigError as error:
+            cause = error.__context__
+            if not (tries_left and isinstance(cause, OSError) and cause.errno == errno.EMFILE):
+                raise
+        await asyncio.sleep(RELOAD_RETRY_S)
 
 
 def _print(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -12,15 +13,22 @@ from dataclasses import dataclass, replace
 from polybus.kernel import scheduler
 from polybus.kernel.allocator import keep_freed_buffers
 from polybus.server.settings import Settings
+from polybus.transports.descriptor_reserve import descriptor_reserve
 
 # A callback of the loop runs about ten microseconds, and every client of its dialects waits for
 # it. With a short slice the scheduler lets the loop preempt threads whose slices are a millisecond
 # and more. Beside a full native load, waits over 0.3 ms for a processor became half as frequent.
 LOOP_SLICE_US = 100
-# Descriptors that are not connections of dialects: listeners, logs, the lock, the store, the
-# connections of the admin socket, and connections that are closed because they are too many.
-RESERVED_DESCRIPTORS = 128
-NATIVE = "native"  # the dialect whose connections gRPC accepts
+# Descriptors that are not connections: listeners, logs, the lock, the store, gRPC's, libzmq's.
+OWN_DESCRIPTORS = 64
+# Connections of gRPC or libzmq in the reserve that the bus has not closed yet.
+SURPLUS_DESCRIPTORS = 32
+# Most stream connections that the reserve has room for: those that begin while gRPC and libzmq
+# have taken all other descriptors. Admin connections have room of their own in it.
+MAX_STREAM_RESERVE = 1024
+NATIVE = "native"
+# Dialects whose connections another library accepts: gRPC, libzmq.
+FOREIGN = frozenset({NATIVE, "pirate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +71,51 @@ def fit_limits(
 ) -> Settings:
     """Return the settings with limits of connections that fit the descriptors.
 
-    Each connection to one of the listeners needs one; `listening` has their dialects. Each
-    native listener counts its connections apart from all others, so all are lowered in
-    proportion: none may take the descriptors of another.
+    `listening` has the dialects of the listeners. Each native listener counts its connections
+    apart from all others, so all are lowered in proportion: none may take the descriptors of
+    another. Beside gRPC and libzmq there must be a reserve (`reserve_streams`), too.
     """
-    most = max(2, descriptors.now - RESERVED_DESCRIPTORS)
-    ports = listening.count(NATIVE)
-    native = settings.section(NATIVE)
-    wanted = settings.limits.max_connections, native.max_connections * ports
+    most = max(2, descriptors.now - OWN_DESCRIPTORS - settings.server.max_admin_connections)
+    ports, has_reserve = listening.count(NATIVE), not FOREIGN.isdisjoint(listening)
+    streams, native = settings.limits.max_connections, settings.section(NATIVE)
+    if has_reserve:
+        most = max(3, most - SURPLUS_DESCRIPTORS)
+        streams += _stream_reserve(settings)
+    wanted = streams, native.max_connections * ports
     if sum(wanted) <= most:
         return settings
     # At least an eighth for each, so that a large setting of one does not exclude the other.
     least = max(1, most // 8)
-    own = min(wanted[1], max(least, min(most - least, most * wanted[1] // sum(wanted))))
-    limits = replace(settings.limits, max_connections=min(wanted[0], most - own))
+    share = most * wanted[1] // sum(wanted)
+    own = min(wanted[1], max(least, min(most - max(2, least), share)))
+    streams = min(wanted[0], most - own)
+    if has_reserve:
+        streams = max(1, streams // 2, streams - MAX_STREAM_RESERVE)
+    limits = replace(settings.limits, max_connections=streams)
     dialects = dict(settings.dialects)
     if ports:
         dialects[NATIVE] = replace(native, max_connections=max(1, own // ports))
     return replace(settings, limits=limits, dialects=dialects)
+
+
+def reserve_streams(
+    settings: Settings, descriptors: DescriptorLimit, listening: Sequence[str]
+) -> None:
+    """Reserve descriptors for stream and admin connections, for when none is left.
+
+    gRPC and libzmq may take all others. `settings` are those of `fit_limits`.
+    """
+    reserve = _stream_reserve(settings) + settings.server.max_admin_connections
+    start = max(OWN_DESCRIPTORS, descriptors.now - reserve - SURPLUS_DESCRIPTORS)
+    if FOREIGN.isdisjoint(listening) or start >= descriptors.now:
+        return
+    # A sandbox may forbid it. Then a flood of one listener may delay clients of the others.
+    with contextlib.suppress(OSError, ValueError):
+        descriptor_reserve.keep(start)
+
+
+def _stream_reserve(settings: Settings) -> int:
+    return min(settings.limits.max_connections, MAX_STREAM_RESERVE)
 
 
 def _finite(limit: int) -> int:

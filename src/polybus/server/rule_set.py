@@ -89,9 +89,13 @@ def resolve_rule(rule: Rule, source: str) -> PlacedRule:
 
 
 def look_up_number(who: Principal) -> int | None:
+    """Return the uid or gid of a name, None if there is none. Raises `ConfigError`."""
     if who.kind not in NUMBERED or who.number is not None:
         return who.number
-    return uid_of(who.name) if who.kind == USER else gid_of(who.name)
+    try:
+        return uid_of(who.name) if who.kind == USER else gid_of(who.name)
+    except OSError as error:
+        raise ConfigError(f"cannot look up {who.kind} {who.name!r}: {error.strerror}") from error
 
 
 def unknown_name_text(who: Principal) -> str:

@@ -105,8 +105,9 @@ class StreamServer:
         self.places = ConnectionPlaces(self._limit, ConnectionShares(self._shares, None, log))
         # Admin connections have a bound of their own, so that a flood of clients cannot keep
         # the owner of the bus from inspecting it.
+        self._max_admin_connections = settings.server.max_admin_connections
         self._admin_limit = ConnectionLimit(
-            settings.server.max_admin_connections, self._refusal_handler("max_admin_connections")
+            self._max_admin_connections, self._refusal_handler("max_admin_connections")
         )
         encrypted = any(wanted.address.is_encrypted for wanted in listeners)
         has_files = settings.tls.certificate is not None
@@ -130,13 +131,13 @@ class StreamServer:
         """
         quota = ConnectionQuota(self._broker.quotas) if charge_user else None
         shares = ConnectionShares(self._shares, quota, self._log)
-        options = self._options(self._limit, shares)
+        options = self._options(self._limit, shares, self._max_admin_connections)
         if options.tls is None and certificate is not None:
             options = replace(options, tls=own_context(*certificate))
         return StreamListeners(dialect, open_session, options, self._unfinished)
 
     def serve_admin(self, open_session: OpenSession) -> StreamListeners:
-        options = self._options(self._admin_limit, None)
+        options = self._options(self._admin_limit, None, 0)
         return StreamListeners("admin", open_session, options, self._unfinished)
 
     async def reload(self) -> None:
@@ -148,7 +149,9 @@ class StreamServer:
     def close(self) -> None:
         self._hangups.close()
 
-    def _options(self, limit: ConnectionLimit, shares: ConnectionShares | None) -> ListenOptions:
+    def _options(
+        self, limit: ConnectionLimit, shares: ConnectionShares | None, spared: int
+    ) -> ListenOptions:
         return ListenOptions(
             connection_limit=limit,
             shared=self.shared,
@@ -156,7 +159,9 @@ class StreamServer:
             unix_mode=folders.socket_mode(self._uid),
             hangups=self._hangups,
             caller_limit=shares,
+            spared_descriptors=spared,
             on_handshake_failed=self._on_handshake_failed,
+            on_accept_failed=self._on_accept_failed,
         )
 
     def _refusal_handler(self, setting: str) -> Callable[[str], None]:
@@ -184,3 +189,7 @@ class StreamServer:
     def _on_handshake_failed(self, peer: str, reason: str) -> None:
         self._broker.counters.count("refused", "tls_handshake")
         self._log.warning("tls handshake failed", peer=peer, reason=reason)
+
+    def _on_accept_failed(self, error: OSError) -> None:
+        self._broker.counters.count("refused", "no_descriptor")
+        self._log.warning("connections wait", reason=error.strerror)

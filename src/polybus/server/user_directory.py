@@ -13,15 +13,18 @@ import os
 import pwd
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from polybus.model.identity import Identity
+from polybus.transports.descriptor_reserve import descriptor_reserve
 
 # A local file answers within 0.1 ms. After this time the loop continues without the answer.
 LOOKUP_TIMEOUT_S = 0.05
 FRESH_S = 60.0
 MAX_KNOWN = 65_536
+LOOKUP_DESCRIPTORS = 4  # for a file and a socket of each of two databases
 MAX_ASKED = 1024  # pending lookups behind one that hangs
 
 
@@ -33,21 +36,47 @@ class UserAccount(NamedTuple):
 
 
 def uid_of(name: str) -> int | None:
-    """Return the uid of a user, None if the host has none. Blocks during the lookup."""
+    """Return the uid of a user, None if the host has none.
+
+    Blocks during the lookup. Raises OSError if the database cannot be read.
+    """
     try:
-        return pwd.getpwnam(name).pw_uid
+        with _lookup():
+            return pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):
         return None
 
 
 def gid_of(name: str) -> int | None:
+    """Return the gid of a group, as `uid_of` does that of a user."""
     try:
-        return grp.getgrnam(name).gr_gid
+        with _lookup():
+            return grp.getgrnam(name).gr_gid
     except (KeyError, ValueError):
         return None
 
 
 def account_of(uid: int) -> UserAccount:
+    """Return the entry of a uid. Blocks and raises as `uid_of`."""
+    with _lookup():
+        return _look_up_account(uid)
+
+
+@contextmanager
+def _lookup() -> Iterator[None]:
+    """Raise OSError after a lookup in the block for which no descriptor was free.
+
+    The C library then reports that there is no such user, or a user without groups. A rule that
+    denies a group would not apply.
+    """
+    with descriptor_reserve.borrow(LOOKUP_DESCRIPTORS):
+        try:
+            yield
+        finally:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
+def _look_up_account(uid: int) -> UserAccount:
     try:
         entry = pwd.getpwuid(uid)
     except (KeyError, OverflowError):

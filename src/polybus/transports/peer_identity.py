@@ -12,6 +12,7 @@ import termios
 from typing import Protocol
 
 from polybus.model.identity import ANONYMOUS, IN_DOUBT, Identity
+from polybus.transports.descriptor_reserve import descriptor_reserve
 from polybus.transports.proc_net_table import ProcNetSocketTable, packed
 from polybus.transports.socket_table import NetlinkSocketTable, SocketEnd, SocketTable
 from polybus.transports.unix_credentials import of_unix_peer
@@ -105,7 +106,7 @@ def is_own_address(ip: bytes) -> bool:
     if is_loopback:
         return True
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        with descriptor_reserve.borrow(1), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((socket.inet_ntop(family, ip), 0))  # only to an address of this machine
     except OSError as error:
         # After any other error the peer may be local, such as without a free descriptor.

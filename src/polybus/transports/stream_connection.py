@@ -206,11 +206,33 @@ class StreamConnection(StreamIO, asyncio.BufferedProtocol):
         described: UnfinishedFrame | None = describe(self.held_head(HEAD_BYTES), self.held_bytes)
         return described
 
+    # --- called by the listener
+
+    def identify_and_admit(self, sock: socket.socket) -> bool:
+        """Identify the peer of an accepted socket. Returns False if a limit is reached."""
+        try:
+            peername = sock.getpeername()
+        except OSError:  # the peer has hung up
+            peername = None
+        # Here and not later: the kernel forgets the user of a peer that hangs up.
+        self.identity = identify_peer(sock, peername)
+        self.is_unix = sock.family == socket.AF_UNIX
+        self.peer = describe_peer(peername, self.identity)
+        if not self._admit(self):
+            return False
+        self._slot = Slot.COUNTED
+        return True
+
+    def discard(self) -> None:
+        """Free the place of an admitted connection that gets no transport."""
+        if self._slot is Slot.COUNTED:
+            self._free_slot()
+
     # --- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._identify_and_admit(transport):
-            self._open()
+        self._attach(transport)
+        self._open()
 
     def pause_writing(self) -> None:
         if self._session is not None:
@@ -234,29 +256,17 @@ class StreamConnection(StreamIO, asyncio.BufferedProtocol):
         # The session has read the rest within `on_ended`, or never: the descriptor may be
         # that of another connection soon.
         self._apply(Event.DRAIN)
-        if self._slot is Slot.COUNTED:
-            self._free_slot()
+        self.discard()
 
     def _free_slot(self) -> None:
         self._slot = Slot.NONE
         self._on_lost(self)
 
-    def _identify_and_admit(self, transport: asyncio.BaseTransport) -> bool:
-        """Identify the peer. Returns False if the connection limit is reached."""
+    def _attach(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         self.attach(sock.fileno(), self._transport)
-        peername = transport.get_extra_info("peername")
-        # Here and not later: the kernel forgets the user of a peer that hangs up.
-        self.identity = identify_peer(sock, peername)
-        self.is_unix = sock.family == socket.AF_UNIX
-        self.peer = describe_peer(peername, self.identity)
-        if not self._admit(self):
-            self.abort()
-            return False
-        self._slot = Slot.COUNTED
         keep_alive(sock)
-        return True
 
     def _open(self) -> None:
         # High-water mark 0: no second queue below the outbox, so the session notices every stall.

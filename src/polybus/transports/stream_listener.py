@@ -3,6 +3,9 @@
 A `ConnectionLimit` counts connections for all listeners that share it. A connection over the
 limit is closed right after it is accepted, which the peer notices at once. Not accepting it
 would leave the peer without an answer and the backlog full.
+
+The listener accepts connections itself and not through the event loop, which without a free
+descriptor closes all that are pending; the listener has a reserve (`descriptor_reserve`).
 """
 
 from __future__ import annotations
@@ -22,12 +25,16 @@ from polybus.errors import AddressError, AddressInUse
 from polybus.kernel.stream_io import SharedBuffer
 from polybus.model.address import Address
 from polybus.model.identity import Identity
+from polybus.transports.descriptor_reserve import descriptor_reserve
 from polybus.transports.hangup_monitor import HangupMonitor
 from polybus.transports.stream_connection import StreamConnection
 from polybus.transports.stream_session import StreamSession
 from polybus.transports.tls_connection import TlsConnection
 
 BACKLOG = 1024  # connections that the kernel queues during one turn of the event loop
+TURN_CONNECTIONS = 16  # so that a flood of connects does not delay open connections
+RETRY_S = 0.1  # without a free descriptor or memory, accepting again at once would fail again
+CONNECT_TIMEOUT_S = 10.0
 SEALED_BYTES = 64 * 1024  # encrypted bytes per read: a few TLS records
 
 OpenSession = Callable[[StreamConnection], StreamSession]
@@ -69,8 +76,12 @@ class ListenOptions:
     unix_mode: int = 0o600
     hangups: HangupMonitor | None = None
     caller_limit: CallerLimit | None = None
+    # Descriptors of the reserve that the connections of this listener leave to others.
+    spared_descriptors: int = 0
     # Called for each failed TLS handshake with the peer and the reason.
     on_handshake_failed: Callable[[str, str], None] = lambda peer, reason: None
+    # Called with the error if pending connections cannot be accepted now.
+    on_accept_failed: Callable[[OSError], None] = lambda error: None
 
 
 class StreamListener:
@@ -80,9 +91,13 @@ class StreamListener:
         self._open_session = open_session
         self._options = options
         self._connections: set[StreamConnection] = set()
+        self._opening: set[asyncio.Task[None]] = set()  # admitted and without a transport
         self._empty = asyncio.Event()
         self._empty.set()
-        self._server: asyncio.Server
+        self._loop = asyncio.get_running_loop()
+        self._retry: asyncio.TimerHandle | None = None
+        self._socket: socket.socket
+        self._make_connection: Callable[[], StreamConnection]
         self.address: Address
 
     @property
@@ -92,15 +107,52 @@ class StreamListener:
 
     def close(self) -> None:
         """Stop accepting connections; open ones stay."""
-        self._server.close()
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for open connections to end, then abort the rest."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), timeout_s)
+        await asyncio.gather(*self._opening)
         for connection in list(self._connections):
             connection.abort()
         await self._empty.wait()
+
+    def _accept_pending(self) -> None:
+        """Accept pending connections, at most TURN_CONNECTIONS."""
+        for _ in range(TURN_CONNECTIONS):
+            try:
+                sock = descriptor_reserve.accept(self._socket, self._options.spared_descriptors)
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:  # the peer has hung up
+                continue
+            except OSError as error:
+                self._options.on_accept_failed(error)
+                self._loop.remove_reader(self._socket)
+                self._retry = self._loop.call_later(RETRY_S, self._accept)
+                return
+            connection = self._make_connection()
+            if not connection.identify_and_admit(sock):
+                sock.close()
+                continue
+            opening = self._loop.create_task(self._open_transport(connection, sock))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
+
+    def _accept(self) -> None:
+        self._loop.add_reader(self._socket, self._accept_pending)
+
+    async def _open_transport(self, connection: StreamConnection, sock: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: connection, sock)
+        except (OSError, RuntimeError):  # it was lost before it had a transport
+            sock.close()
+            connection.discard()
 
     def _admit(self, connection: StreamConnection) -> bool:
         limit, caller_limit = self._options.connection_limit, self._options.caller_limit
@@ -122,23 +174,24 @@ class StreamListener:
             self._empty.set()
 
     async def _open(self, address: Address) -> None:
-        loop = asyncio.get_running_loop()
         options = self._options
         if address.is_encrypted and options.tls is None:
             raise AddressError(
                 f"{address}: a TLS listener must have a certificate;"
                 " set certificate and key in [tls]"
             )
-        make = self._connection_maker(options.tls if address.is_encrypted else None)
+        self._make_connection = self._connection_maker(
+            options.tls if address.is_encrypted else None
+        )
         if address.is_unix:
-            sock = _bind_unix(address, options.unix_mode)
-            self._server = await loop.create_unix_server(make, sock=sock, backlog=BACKLOG)
+            self._socket = _bind_unix(address, options.unix_mode)
             self.address = address
-            return
-        sock = await _bind_tcp(address)
-        self._server = await loop.create_server(make, sock=sock, backlog=BACKLOG)
-        # Port 0 asks the kernel for a free one.
-        self.address = address.with_port(sock.getsockname()[1])
+        else:
+            self._socket = await _bind_tcp(address)
+            # Port 0 asks the kernel for a free one.
+            self.address = address.with_port(self._socket.getsockname()[1])
+        self._socket.listen(BACKLOG)
+        self._accept()
 
     def _connection_maker(self, tls: ssl.SSLContext | None) -> Callable[[], StreamConnection]:
         options = self._options
@@ -168,10 +221,31 @@ class StreamDialler(StreamListener):
             tls.check_hostname = False
             tls.verify_mode = ssl.CERT_NONE
             tls.minimum_version = ssl.TLSVersion.TLSv1_3
-        make = self._connection_maker(tls)
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(make, address.host, address.port)
+        connection = self._connection_maker(tls)()
+        sock = await self._connect(address)
+        if not connection.identify_and_admit(sock):
+            sock.close()
+            raise OSError("the bus has no room for another connection")
+        try:
+            await self._loop.create_connection(lambda: connection, sock=sock)
+        except BaseException:
+            sock.close()
+            connection.discard()
+            raise
         return connection
+
+    async def _connect(self, address: Address) -> socket.socket:
+        resolved = await self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, endpoint = resolved[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._loop.sock_connect(sock, endpoint)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
 
 async def listen(

@@ -110,12 +110,12 @@ class TlsConnection(StreamConnection):
     # --- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._identify_and_admit(transport):
-            loop = asyncio.get_running_loop()
-            self._handshake_timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._on_handshake_timeout)
-            if not self._is_server:
-                self._apply(Event.BEGIN_HANDSHAKE)
-                self._shake_hands()
+        self._attach(transport)
+        loop = asyncio.get_running_loop()
+        self._handshake_timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._on_handshake_timeout)
+        if not self._is_server:
+            self._apply(Event.BEGIN_HANDSHAKE)
+            self._shake_hands()
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
         return self._encrypted.view

@@ -16,6 +16,7 @@ import struct
 from typing import Protocol
 
 from polybus.model.identity import Identity
+from polybus.transports.descriptor_reserve import descriptor_reserve
 
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 ID_BYTES = 4
@@ -24,6 +25,8 @@ NO_ID = 0xFFFFFFFF
 SO_PEERGROUPS = 59
 SO_PEERPIDFD = 77
 NOT_KNOWN_HERE = (errno.ENOPROTOOPT, errno.EOPNOTSUPP)
+# The peer has a service then, and the bus does not know it.
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 USUAL_GROUPS = 64
 # The limit of Python's getsockopt; for more groups libc is called directly.
 PYTHON_BYTES = 1024
@@ -39,6 +42,7 @@ class SocketOptions(Protocol):
 
 
 def of_unix_peer(sock: SocketOptions) -> Identity:
+    """Return the identity of the peer. Raises OSError if a part of it cannot be known."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, uid, gid = CREDENTIALS.unpack(raw)
     uid, gid = uid & NO_ID, gid & NO_ID
@@ -77,8 +81,9 @@ def _service(sock: SocketOptions, pid: int) -> str:
     if pid <= 0:  # the peer is in a pid namespace that is not visible here
         return ""
     try:
-        handle = struct.unpack("i", sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4))[0]
+        handle = descriptor_reserve.open_socket_option(sock.fileno(), SO_PEERPIDFD)
     except OSError as error:
+        _check_exhausted(error)
         return service_of(pid) if error.errno in NOT_KNOWN_HERE else ""
     try:
         service = service_of(pid)
@@ -94,15 +99,26 @@ def _has_ended(handle: int) -> bool:
 
 
 def service_of(pid: int, proc: str = "/proc") -> str:
-    """Return the unit of a process, else its executable, else an empty string."""
+    """Return the unit of a process, else its executable, else an empty string.
+
+    Raises OSError if the process may have one, and the bus has no descriptor to look it up.
+    """
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     try:
-        folder = os.open(f"{proc}/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
+        folder = descriptor_reserve.open_file(f"{proc}/{pid}", flags)
+    except OSError as error:
+        _check_exhausted(error)
         return ""
     try:
         return unit_of(_cgroups(folder)) or _executable(folder)
     finally:
         os.close(folder)
+
+
+def _check_exhausted(error: OSError) -> None:
+    """Raise an error of a lookup that says nothing about the process."""
+    if error.errno in EXHAUSTED:
+        raise error
 
 
 def unit_of(cgroups: str) -> str:
@@ -122,9 +138,11 @@ def unit_of(cgroups: str) -> str:
 
 
 def _cgroups(folder: int) -> str:
+    flags = os.O_RDONLY | os.O_CLOEXEC
     try:
-        file = os.open("cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-    except OSError:
+        file = descriptor_reserve.open_file("cgroup", flags, folder)
+    except OSError as error:
+        _check_exhausted(error)
         return ""
     try:
         return os.read(file, MAX_CGROUP_BYTES).decode("utf-8", errors="replace")

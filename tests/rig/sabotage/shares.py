@@ -20,6 +20,20 @@ SABOTAGES = [
         "                os.close(os.dup(descriptor))\n"
         "                os.dup2(descriptor, self._spare, inheritable=False)\n",
     ),
+    # gRPC and libzmq may take every descriptor.
+    Patch(
+        "no-descriptor-reserve",
+        "server/process_tuning.py",
+        "        descriptor_reserve.keep(start)\n",
+        "        pass\n",
+    ),
+    # A reload fails while no descriptor is free.
+    Patch(
+        "reload-tries-once",
+        "server/app.py",
+        "                await _read_again(reload)\n",
+        "                await reload()\n",
+    ),
     # Of too many native connections the longest silent are cut, whichever users they have.
     Patch(
         "longest-silent-cut",

@@ -37,5 +37,11 @@ def test_groups_and_their_shards_are_rows(capsys):
     assert lines[1].split()[9:] == ["≤", "5", "more", "-"]
     assert lines[2].split()[:3] == ["shard", "0", "a"]
     assert lines[3].split()[:4] == ["shard", "1", "-", "3"]
+    for number in (2, 3):
+        shards.append({"shard": number, "owner": None, "phase": "drained", **counts})
+    show_groups([group], by_shard=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[4].split()[:4] == ["drained", "2", "shards", "6"]
     show_groups([group], by_shard=False)
     assert len(capsys.readouterr().out.splitlines()) == 2

@@ -21,7 +21,7 @@ def test_call_counts_until_it_ends():
 
 def test_call_that_failed_to_begin_does_not_count():
     calls = CallTracker()
-    with pytest.raises(MalformedRequest), calls.begin_call(owed=True):
+    with pytest.raises(MalformedRequest), calls.begin_call():
         raise MalformedRequest("not so")
     assert calls.count == 0
     assert calls.wait_settled(0)

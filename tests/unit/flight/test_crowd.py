@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,10 @@ from tests.rig.observer import until
 MAX_CALLS = 2
 
 
+class Caller:
+    """A caller of a call: the port holds a reference to it until `take_ended` returns it."""
+
+
 class Handler:
     too_many_calls = too_many_resets = to_flight_status(
         LimitReached("max_calls", f"{MAX_CALLS} calls are in progress")
@@ -27,10 +32,8 @@ class Handler:
     def actions(self) -> list[tuple[str, str]]:
         return [("known", "an action")]
 
-    def begin_call(self, call: Any) -> str:
-        return "caller"
-
-    def end_call(self, caller: str) -> None: ...
+    def begin_call(self, call: Any) -> Caller:
+        return Caller()
 
     def describe_error(self, error: BaseException) -> tuple[int, str, bytes]:
         return to_flight_status(error)
@@ -73,3 +76,21 @@ def test_calls_without_data_count(port):
             assert calls > 0
             assert resets == 0
         until(lambda: is_open(client), "they have ended with their connection")
+
+
+def test_callers_of_ended_calls_are_returned_once(port):
+    queue, server = port
+    ended: list[Caller] = []
+    with flight.connect(f"grpc://127.0.0.1:{server.port}") as client:
+        for _ in range(3):
+            client.list_actions()
+
+        def are_ended() -> bool:
+            ended.extend(queue.take_ended())
+            return len(ended) == 3
+
+        until(are_ended, "every call has ended")
+    assert queue.take_ended() == []
+    callers = [weakref.ref(caller) for caller in ended]
+    ended.clear()
+    assert [caller() for caller in callers] == [None] * 3

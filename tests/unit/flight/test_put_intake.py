@@ -52,8 +52,6 @@ class Handler:
     def begin_call(self, call: Any) -> str:
         return "caller"
 
-    def end_call(self, caller: str) -> None: ...
-
     def open_put(self, call: Any, path: list[bytes], schema: pa.Schema) -> PutTarget:
         if self.refused is not None:
             raise self.refused

@@ -13,6 +13,7 @@ from polybus.dialects.pirate.server.subscriber_records import SubscriptionKey
 from polybus.durable.retention import ALARM_S, UNREAD_ALARM, Retention, describe_retention
 from polybus.durable.retention_limits import (
     MAX_BLOCKS,
+    MAX_LIMIT,
     RetentionLimits,
     check_retention_settings,
     parse_limit,
@@ -125,6 +126,13 @@ def test_size_removes_the_oldest_blocks_and_keeps_the_limit(harness):
     assert harness.retain() == [(3, 4), (2, 4)]
     harness.configure(retain_bytes=1)  # the last block stays, because it is more than the limit
     assert harness.retain() == [(4, 4), (3, 4)]
+
+
+def test_age_may_be_longer_than_the_time_since_1970(harness):
+    harness.produce(1)
+    harness.configure(retain_age_ms=MAX_LIMIT)
+    assert harness.retain()[0] == (0, 1)
+    assert harness.describe()["due"] == 0
 
 
 def test_blocks_of_a_stage_go_one_by_one(harness):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from threading import Event, Thread
 
 import pytest
 
@@ -87,3 +89,28 @@ def test_removed_topic_is_forgotten(store):
     ends.remove_topic(topic)
     with pytest.raises(DoesNotExist):
         ends.get_ends(topic)
+
+
+def test_refreshes_on_other_threads_do_not_undo_news(store):
+    topic = store.create("t", 1, {}).number
+    ends = ShardEnds(store)
+    ends.refresh_ends(topic)
+    stopped, behind = Event(), 0
+
+    def refresh() -> None:
+        while not stopped.is_set():
+            ends.refresh_ends(topic)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads change in the middle of statements
+    thread = Thread(target=refresh)
+    thread.start()
+    try:
+        for end in range(1, 300_000):
+            ends.on_news([ShardEnd(topic, 0, end)])
+            behind += ends.get_ends(topic)[0] < end
+    finally:
+        sys.setswitchinterval(interval_s)
+        stopped.set()
+        thread.join()
+    assert not behind

@@ -239,6 +239,30 @@ def test_a_full_disk_delays_messages_and_raises_an_alarm_until_there_is_room(del
     assert not delays.alarms.is_raised(ALARM, "t")
 
 
+def test_the_alarm_of_a_dropped_topic_ends_after_further_failures(delays, monkeypatch):
+    topic = delays.topic()
+    delays.put(topic, 2000, b"x")
+    delays.now_ns = 2000
+
+    def fail(given: Commit):
+        raise StoreFull("the disk is full")
+
+    monkeypatch.setattr(delays.durable, "commit", fail)
+    delays.scheduler.run_once()
+    assert delays.alarms.is_raised(ALARM, "t")
+    delays.store.drop("t")
+    delays.durable.forget(topic)
+    delays.delayed.on_dropped(topic)
+    monkeypatch.setattr(delays.store, "commit", fail)
+    delays.now_s = 10.0
+    delays.scheduler.run_once()
+    monkeypatch.undo()
+    delays.now_s = 20.0
+    delays.scheduler.run_once()
+    assert delays.store.scan(delayed_records.PREFIX) == []
+    assert not delays.alarms.is_raised(ALARM, "t")
+
+
 def test_a_damaged_record_raises_an_alarm_and_loses_nothing(delays):
     topic, other = delays.topic(), delays.topic("u")
     delays.put(topic, 2000, b"x")

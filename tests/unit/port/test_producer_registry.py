@@ -48,6 +48,21 @@ def test_cached_owner_is_dropped_with_the_producer(owners):
         owners.check(ALICE, "p")
 
 
+def test_of_two_claims_at_the_same_time_the_first_one_counts(owners, monkeypatch):
+    """Bob claims the producer after Alice's claim has found no owner."""
+    take = owners._shares.take
+
+    def take_late(caller: Identity) -> None:
+        if caller is ALICE:
+            owners.claim(BOB, "p")
+        take(caller)
+
+    monkeypatch.setattr(owners._shares, "take", take_late)
+    with pytest.raises(Denied, match="belongs to uid:4343"):
+        owners.claim(ALICE, "p")
+    owners.check(BOB, "p")
+
+
 def test_second_lookup_returns_the_same_owner(owners):
     owners.claim(ALICE, "p")
     ProducerRegistry(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.durable.topic_registry import DurableTopics
-from polybus.errors import DoesNotExist, LimitReached
+from polybus.durable.topic_registry import PAUSED, PRODUCE_SIDE, DurableTopics
+from polybus.errors import DoesNotExist, LimitReached, Paused
 from polybus.store.contract import Store
 from polybus.store.engine_registry import open_store
 from polybus.testing.conformance.sample_blocks import block
@@ -45,6 +45,14 @@ def test_batches_without_keys_rotate_over_shards(store):
         [(0, 2)], [(1, 2)], [(2, 2)], [(0, 2)], [(1, 2)], [(2, 2)],
     ]  # fmt: skip
     assert durable.next_id(topic) == 13
+
+
+def test_pause_holds_for_a_caller_with_the_topic_from_before_it(store):
+    topic = store.create("t", 1, {})
+    durable = DurableTopics(store)
+    durable.register(store.configure("t", {PAUSED: [PRODUCE_SIDE]}))
+    with pytest.raises(Paused):
+        durable.produce(topic, block(b"a"))
 
 
 def test_a_key_stays_in_its_shard_and_a_batch_is_one_commit(store):

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from polybus.server.process_tuning import RESERVED_DESCRIPTORS, DescriptorLimit, fit_limits
+from polybus.server.process_tuning import (
+    MAX_STREAM_RESERVE,
+    OWN_DESCRIPTORS,
+    SURPLUS_DESCRIPTORS,
+    DescriptorLimit,
+    fit_limits,
+)
 from polybus.server.settings import Settings
 
 
@@ -22,31 +28,47 @@ def fitted(
     return found.limits.max_connections, found.section("native").max_connections
 
 
+ADMIN = Settings().server.max_admin_connections
+KEPT = OWN_DESCRIPTORS + ADMIN + SURPLUS_DESCRIPTORS
+
+
+def with_reserve(streams: int) -> int:
+    """Twice, up to a bound: a stream connection may need a descriptor of the reserve."""
+    return streams + min(streams, MAX_STREAM_RESERVE)
+
+
 def test_enough_descriptors_change_nothing():
     settings = Settings()
-    assert fit_limits(settings, DescriptorLimit(1024, 20_000), ["native"]) is settings
+    assert fit_limits(settings, DescriptorLimit(1024, 16_000), ["native"]) is settings
 
 
-@pytest.mark.parametrize("descriptors", [1, 64, 129, 130, 256, 1024, 4096, 14_000])
+@pytest.mark.parametrize("descriptors", [1, 64, 163, 164, 256, 1024, 4096, 14_000])
 @pytest.mark.parametrize(("streams", "native"), [(10_000, 4096), (1, 4096), (10_000, 1), (50, 50)])
 def test_all_connections_fit_and_no_listener_is_shut_out(descriptors, streams, native):
     found = fitted(descriptors, streams, native)
-    assert sum(found) <= max(2, descriptors - RESERVED_DESCRIPTORS)
+    assert with_reserve(found[0]) + found[1] <= max(3, descriptors - KEPT)
     assert 1 <= found[0] <= streams
     assert 1 <= found[1] <= native
 
 
 def test_both_are_lowered_in_proportion():
-    assert fitted(256) == (91, 37)
+    assert fitted(256) == (35, 26)
 
 
 @pytest.mark.parametrize("descriptors", [256, 1024, 14_000, 20_000])
 def test_connections_of_several_native_listeners_fit(descriptors):
     streams, native = fitted(descriptors, ports=3)
-    assert streams + 3 * native <= descriptors - RESERVED_DESCRIPTORS
+    assert with_reserve(streams) + 3 * native <= descriptors - KEPT
     assert native >= 1
 
 
 def test_native_port_that_does_not_listen_takes_no_descriptors():
     found = fit_limits(Settings(), DescriptorLimit(2000, 2000), ["rqueue"])
-    assert found.limits.max_connections == 2000 - RESERVED_DESCRIPTORS
+    assert found.limits.max_connections == 2000 - OWN_DESCRIPTORS - ADMIN
+
+
+def test_beside_pirate_there_is_a_reserve():
+    found = fit_limits(Settings(), DescriptorLimit(2000, 2000), ["pirate"])
+    assert found.limits.max_connections == (2000 - KEPT) // 2
+    found = fit_limits(Settings(), DescriptorLimit(8000, 8000), ["pirate"])
+    assert found.limits.max_connections == 8000 - KEPT - MAX_STREAM_RESERVE

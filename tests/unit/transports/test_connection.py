@@ -128,8 +128,14 @@ async def accepted(
     """A connection and its far end. Left open, it would keep the loop from closing."""
     near, far = pair()
     far.setblocking(False)
+    connection = StreamConnection(open_session, SharedBuffer(), listener.admit, listener.lost)
+    if not connection.identify_and_admit(near):
+        near.close()
+        yield End(far)
+        far.close()
+        return
     transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: StreamConnection(open_session, SharedBuffer(), listener.admit, listener.lost), near
+        lambda: connection, near
     )
     try:
         yield End(far)

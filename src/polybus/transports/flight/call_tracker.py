@@ -1,8 +1,8 @@
-"""Calls in progress that have been decoded; refuses new ones once the port stops.
+"""Puts and reads in progress that have been decoded; refuses new calls once the port stops.
 
-The compiled port limits their number because it sees calls earlier. Unanswered actions and
-reads are counted separately (the batch queue counts batches): a stopping port waits for
-these and not for idle streams.
+The compiled port limits their number because it sees calls earlier. Unanswered reads are counted
+separately (the batch queue counts batches and actions): a stopping port waits for these and not
+for idle streams.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class CallTracker:
         return self._count
 
     @contextmanager
-    def begin_call(self, *, owed: bool = False) -> Iterator[None]:
+    def begin_call(self) -> Iterator[None]:
         """Count a call until `end_call`, or only for the `with` if it raises."""
-        self._enter(owed)
+        self._enter(owed=False)
         try:
             yield
         except BaseException:
-            self.end_call(owed=owed)
+            self.end_call()
             raise
 
     @contextmanager

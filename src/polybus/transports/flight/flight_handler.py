@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from threading import Event
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -73,6 +73,8 @@ class FlightHandler:
         self.too_many_resets = to_flight_status(
             LimitReached("max_resets_per_s", "the client has cancelled too many calls; retry later")
         )
+        self._queue = queue
+        self._uncounting = Lock()  # the next call is counted when all ended ones are uncounted
         self._is_open = Event()
         window = limits.max_batches_in_flight, limits.max_bytes_in_flight
         self._port = FlightPort(
@@ -100,17 +102,22 @@ class FlightHandler:
     def shutdown(self) -> None:
         """Release the port at once. Returns when all calls have ended."""
         self._port.shutdown()
+        self.uncount_ended()
+
+    def uncount_ended(self) -> None:
+        """Uncount calls that have ended: their threads do not wait for the interpreter's lock."""
+        with self._uncounting:
+            for identity in self._queue.take_ended():
+                self._verbs.end_call(identity)
 
     # --- called by the compiled port
 
     def begin_call(self, call: FlightCall) -> Identity:
         """Identify and count a caller before its first message. Raises `LimitReached`."""
         identity = self._identify(call, self.port)
+        self.uncount_ended()
         self._verbs.begin_call(identity)
         return identity
-
-    def end_call(self, identity: Identity) -> None:
-        self._verbs.end_call(identity)
 
     def open_put(self, call: FlightCall, path: list[bytes], schema: pa.Schema) -> PutTarget:
         with self._calls.begin_call():
@@ -138,19 +145,14 @@ class FlightHandler:
 
     def run_action(self, call: FlightCall, name: str, body: bytes) -> Iterable[bytes | pa.Buffer]:
         """Return the results of an action: JSON, for a fetch also rows as they arrive."""
-        with self._calls.begin_call(owed=True):
-            request = read_json(body, self._limits.max_action_bytes, "the action's body")
-            caller = self._caller(call)
-            if self._verbs.is_streamed(name):
-                return self._check_each(
-                    call, _encode_fetch(self._verbs.stream_fetch(caller, request))
-                )
-            answer = self._verbs.act(caller, name, request)
-            self._token_calls.check(call)  # a wait ends when its token becomes invalid
-            return [json.dumps(answer).encode()]
-
-    def on_action_end(self) -> None:
-        self._calls.end_call(owed=True)
+        self._calls.check_open()
+        request = read_json(body, self._limits.max_action_bytes, "the action's body")
+        caller = self._caller(call)
+        if self._verbs.is_streamed(name):
+            return self._check_each(call, _encode_fetch(self._verbs.stream_fetch(caller, request)))
+        answer = self._verbs.act(caller, name, request)
+        self._token_calls.check(call)  # a wait ends when its token becomes invalid
+        return [json.dumps(answer).encode()]
 
     def open_rows(
         self, call: FlightCall, ticket: bytes

@@ -238,6 +238,8 @@ class FlightListener:
                 self._token_calls.tick(partial(self._cut, "token"))
                 self._slow_consumers.tick()
                 self._count_refused()
+                if (service := self._service) is not None:
+                    service.uncount_ended()
                 if tick % TICKS_A_COUNT == 0 or self._max_connections < FEW_CONNECTIONS:
                     self._close_surplus()
                 with self._serving:

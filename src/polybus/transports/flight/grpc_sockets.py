@@ -108,4 +108,4 @@ def _list_descriptors() -> list[int]:
     try:
         return [int(entry.name) for entry in DESCRIPTORS.iterdir()]
     except OSError:  # the list itself needs a descriptor
-        return list(range(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+        return list(range(resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

@@ -27,9 +27,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from polybus.transports.descriptor_reserve import descriptor_reserve
 from polybus.transports.zmq.router_connections import RouterConnection
 
 CHECK_INTERVAL_S: Final = 0.05
@@ -39,7 +39,8 @@ MINOR_BYTES: Final = 1 << 20  # less is a message in transfer and needs no actio
 HANDSHAKE_BYTES: Final = 4096  # the most that a handshake takes, after a complete message
 HEARTBEAT_BYTES_PER_S: Final = 64
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-STATM: Final = Path("/proc/self/statm")
+STATM: Final = "/proc/self/statm"
+STATM_BYTES: Final = 256  # seven numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,11 @@ class MemoryWatch:
 def process_bytes() -> int:
     """Return the memory of this process without file-backed pages."""
     try:
-        _, resident, shared, *_ = STATM.read_text().split()
+        statm = descriptor_reserve.open_file(STATM, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return 0
+    try:
+        _, resident, shared, *_ = os.read(statm, STATM_BYTES).split()
+    finally:
+        os.close(statm)
     return (int(resident) - int(shared)) * PAGE_BYTES

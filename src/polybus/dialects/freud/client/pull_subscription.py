@@ -139,8 +139,9 @@ DO_NOT_WAIT = 0
 SETTLE_TIMEOUT_S = 0.25
 
 GONE = (
-    "the subscription {subject} does not exist: its topic was deleted and the notice not read in"
-    " time, it was detached for too long or evicted for others of its user, or a rule denies it"
+    "the subscription {subject} does not exist: it was unsubscribed or removed, its topic was"
+    " deleted and the notice not read in time, it was detached for too long or evicted for others"
+    " of its user, or a rule denies it"
 )
 
 
