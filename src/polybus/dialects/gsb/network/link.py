@@ -38,6 +38,7 @@ class Link:
         self.began_s = network.now_s()
         self.is_up = False
         self.round_trip_s: float | None = None
+        self.challenged_s: float | None = None  # when it was asked for a sign of life
         # The nodes beyond this link, as services for the calls that go to them.
         self._nodes: dict[str, Service] = {}
         self.announcements_left = 0.0  # that it may send at once
@@ -121,9 +122,12 @@ class Link:
     def _shake_hands(self, kind: str | None, packet: pb.Packet) -> None:
         if kind == "link_accept" and self.is_dialled:
             proof = self._handshake.on_accept(packet.link_accept)
+            # Before the proof: the other bus must not use a link that this one refuses.
+            self._network.check(self)
             self.session.send_packet(pb.Packet(link_proof=proof))
         elif kind == "link_proof" and not self.is_dialled:
             self._handshake.on_proof(packet.link_proof)
+            self._network.check(self)
         else:
             raise BadFrame(BAD_HANDSHAKE)
         self._network.on_up(self)

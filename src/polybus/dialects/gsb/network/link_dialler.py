@@ -49,8 +49,11 @@ class LinkTarget:
 class DialledLink:
     """One address that is dialled, again and again."""
 
-    def __init__(self, server: GsbServer, streams: StreamServer, target: LinkTarget) -> None:
+    def __init__(
+        self, server: GsbServer, streams: StreamServer, target: LinkTarget, log: Any
+    ) -> None:
         self.target = target
+        self._log = log
         self._server = server
         self._dialler: StreamDialler = streams.dialler(self._open_session)
         self.link: Link | None = None
@@ -71,8 +74,8 @@ class DialledLink:
                     await self._dialler.dial(self.target.address)
                     await self._dialler.wait_ended()
                     self.error = ""
-                except OSError as error:
-                    self.error = error.strerror or str(error)
+                except (OSError, TimeoutError) as error:
+                    self._set_error(error)
                 if self.link is not None and self.link.is_up:
                     pause_s = FIRST_PAUSE_S
                 self.link = None
@@ -80,6 +83,12 @@ class DialledLink:
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
         finally:
             await self._dialler.drain(0)
+
+    def _set_error(self, error: Exception) -> None:
+        text = getattr(error, "strerror", None) or str(error) or "no answer"
+        if text != self.error:
+            self._log.warning("link failed", address=self.target.text, reason=text)
+        self.error = text
 
 
 class LinkDialler:
@@ -99,7 +108,7 @@ class LinkDialler:
         target = LinkTarget(text)
         if text in self._links:
             raise Conflict(f"{text} is dialled already")
-        self._links[text] = DialledLink(self._server, self._streams, target)
+        self._links[text] = DialledLink(self._server, self._streams, target, self._log)
 
     def remove(self, text: str) -> None:
         """Dial an address no longer, and end its link. Raises `DoesNotExist`."""

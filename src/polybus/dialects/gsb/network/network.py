@@ -59,6 +59,7 @@ ANNOUNCEMENT_FLOOD = "announcement_flood"
 BAD_RELAY = "bad_relay"
 LINK_TIMEOUT = "link_timeout"
 ALARM = "duplicate_node"
+CHALLENGE_S = 2.0  # for a sign of life
 CLEAR_S = 60.0  # nodes dial again after 10 s at most
 BUILT_IN_SERVICES = frozenset({PUBLIC_PING, PUBLIC_ACL})
 FULL = 0
@@ -117,9 +118,8 @@ class Network:
             raise BadFrame(TOO_MANY_LINKS)
         self._new_link(session).accept(hello)
 
-    def on_up(self, link: Link) -> None:
-        """Use a link whose handshake is done. Raises `BadFrame` if it must not be used."""
-        self._unproved.pop(link, None)
+    def check(self, link: Link) -> None:
+        """Raise `BadFrame` if a link with this node must not be used. Ends the one it replaces."""
         peer = link.session.connection.pipe.peer
         if link.node_id == self.node_id:
             if link.instance != self._instance:
@@ -127,7 +127,17 @@ class Network:
             raise BadFrame(OWN_NODE)
         other = self.links.get(link.node_id)
         if other is not None:
-            self._choose(link, other, peer)
+            if link.instance == other.instance:
+                self._choose(link, other)
+            else:
+                self._challenge(link, other)
+            self._broker.close(other.session.connection, DUPLICATE_LINK)
+            self.calls.leave(other.session)
+
+    def on_up(self, link: Link) -> None:
+        """Use a link whose handshake is done."""
+        self._unproved.pop(link, None)
+        peer = link.session.connection.pipe.peer
         self.links[link.node_id] = link
         link.is_up = True
         link.announcements_left = self._limits.max_nodes + ANNOUNCEMENTS_PER_S
@@ -183,17 +193,33 @@ class Network:
         self._unproved[link] = None
         return link
 
-    def _choose(self, link: Link, other: Link, peer: str) -> None:
-        """Keep one of two links with one node. Raises `BadFrame` to refuse the new one."""
-        if link.instance != other.instance:
-            before = other.session.connection.pipe.peer
-            self._raise_duplicate(link.node_id, f"{before} and {peer}")
-            raise BadFrame(DUPLICATE_NODE)
-        # Both nodes have dialled: both keep the link that the node with the lower id dialled.
-        if link.is_dialled == other.is_dialled or link.is_dialled != (self.node_id < link.node_id):
+    def _choose(self, link: Link, other: Link) -> None:
+        """Keep one of two links with one process. Raises `BadFrame` to refuse the new one."""
+        if link.is_dialled and other.is_dialled:
+            raise BadFrame(DUPLICATE_LINK)  # two addresses of one node
+        # If both nodes have dialled, both keep the link that the node with the lower id dialled.
+        # If neither link was dialled here, the other bus dials again because its old one has ended.
+        is_mutual = link.is_dialled != other.is_dialled
+        if is_mutual and link.is_dialled != (self.node_id < link.node_id):
             raise BadFrame(DUPLICATE_LINK)
-        self._broker.close(other.session.connection, DUPLICATE_LINK)
-        self.calls.leave(other.session)
+
+    def _challenge(self, link: Link, other: Link) -> None:
+        """Decide between two processes with one key. Raises `BadFrame` to refuse the new one.
+
+        The old one is asked for a sign of life. If it gives one, there are two. If it does not,
+        the node has restarted, and the next try of the new process succeeds.
+        """
+        now_s = self.now_s()
+        if other.challenged_s is None:
+            other.challenged_s = now_s
+            other.ping()
+        elif other.session.heard_s > other.challenged_s:
+            peers = [one.session.connection.pipe.peer for one in (other, link)]
+            self._raise_duplicate(link.node_id, " and ".join(peers))
+            other.challenged_s = None
+        elif now_s - other.challenged_s > CHALLENGE_S:
+            return
+        raise BadFrame(DUPLICATE_NODE)
 
     def _raise_duplicate(self, node: str, peers: str) -> None:
         text = f"two nodes have the id {node}: {peers}; give one of them a new key"

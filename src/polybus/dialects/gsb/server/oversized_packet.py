@@ -15,12 +15,13 @@ from polybus.dialects.gsb.service_address import MAX_LOGGED_ADDRESS_BYTES
 from polybus.dialects.gsb.sp import TOO_LARGE
 from polybus.errors import BadFrame
 
-SERVICE_CALL, CALL_REPLY = 6, 7
+SERVICE_CALL, CALL_REPLY, RELAY_CALL = 6, 7, 23
 ADDRESS, REQUEST_ID, DATA = "address", "request_id", "data"
 # The extracted fields of each kind.
 FIELDS = {
     SERVICE_CALL: {1: ADDRESS, 2: REQUEST_ID, 3: DATA},
     CALL_REPLY: {1: REQUEST_ID, 4: DATA},
+    RELAY_CALL: {1: REQUEST_ID, 2: DATA, 4: ADDRESS},
 }
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5

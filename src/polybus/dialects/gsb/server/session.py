@@ -32,7 +32,12 @@ from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.dialects.gsb.server.call_router import FULL, PARTIAL, CallRouter
 from polybus.dialects.gsb.server.call_table import CallEndpoint
 from polybus.dialects.gsb.server.control_requests import CONTROL_KINDS, ControlRequests
-from polybus.dialects.gsb.server.oversized_packet import SERVICE_CALL, OversizedPacket
+from polybus.dialects.gsb.server.oversized_packet import (
+    CALL_REPLY,
+    RELAY_CALL,
+    SERVICE_CALL,
+    OversizedPacket,
+)
 from polybus.dialects.gsb.server.sender_tracker import SenderTracker
 from polybus.dialects.gsb.server.service_registry import ServiceStatus
 from polybus.dialects.gsb.service_address import StatusCode
@@ -246,7 +251,10 @@ class GsbSession(CallEndpoint):
             self._skipping = None
             self.is_open = True
             self.is_first = False
-            if skipping.kind == SERVICE_CALL:
+            is_call = skipping.kind == (SERVICE_CALL if self.link is None else RELAY_CALL)
+            if not is_call and skipping.kind != CALL_REPLY:
+                raise BadFrame(codec.WRONG_DIRECTION)
+            if is_call:
                 text = f"a packet must have at most {self._max_packet_bytes} bytes"
                 status = ServiceStatus(StatusCode.TOO_LARGE, text)
                 call = skipping.request_id, skipping.address, skipping.data_bytes
