@@ -86,7 +86,7 @@ class NativeLimits:
     # Concurrent streams, reads and actions: each has a thread of about 100 kB.
     max_calls: int = 4096
     # Streams of one connection: gRPC holds some 10 kB for each. Clients queue calls beyond it.
-    max_streams: int = 48
+    max_streams: int = 40
     # Calls of one connection that the client cancels within a second: a client cancels a read or
     # a wait now and then. Beyond it the connection is cut, because each call costs a thread.
     max_resets_per_s: int = 100
