@@ -214,7 +214,7 @@ REST = [
         ("reset with members", "if group.roster.members and not force:", "if False:"),
         ("reset keeps the epoch", "epoch=progress.epoch + 1,", "epoch=progress.epoch,"),
         ("reset keeps the start of counts", "                        start=to_offset,\n", ""),
-        ("reset to an id skips it", '"little") < first:', '"little") <= first:'),
+        ("reset to an id skips it", "find_id(number, shard, value)", "find_id(number, shard, value + 1)"),
     ),
     *mutants(
         "groups/dead_letter_queue.py",
@@ -231,8 +231,8 @@ REST = [
         ("end of a shard decreases", " and known[shard] < end", ""),
         (
             "end is read once",
-            "            shards = self._store.bounds(topic).shards\n        for",
-            "        for",
+            "            shards = self._store.bounds(topic).shards\n        with",
+            "        with",
         ),
     ),
     *mutants(

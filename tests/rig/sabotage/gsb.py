@@ -98,8 +98,8 @@ SABOTAGES = [
     Patch(
         "hops-off",
         "dialects/gsb/network/network.py",
-        "        elif message.hops >= MAX_HOPS:\n",
-        "        elif False:\n",
+        "        if message.hops >= MAX_HOPS:\n",
+        "        if False:\n",
     ),
     # PARTIALs of relayed calls need no credit.
     Patch(
