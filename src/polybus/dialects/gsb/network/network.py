@@ -323,7 +323,7 @@ class Network:
         else:
             node = f"0x{message.origin.hex()}"
             call.origin = Identity(node=node)
-            self.calls.send_call(call, message.data, node.encode())
+            call.endpoint.send_call(call, message.data, node.encode())
 
     def on_call_end(self, call: OpenCall, code: int) -> None:
         """Account for a call of another node to a service of this one."""
