@@ -81,15 +81,20 @@ class YaPeer:
         self.close()
 
 
-def connect(address: Address, *, instance: bytes = b"", small: bool = False) -> YaPeer:
-    """Connect and exchange hellos. `small` shrinks the receive buffer."""
+def dial(address: Address, *, small: bool = False) -> YaPeer:
+    """Connect without a hello. `small` shrinks the receive buffer."""
     family = socket.AF_UNIX if address.is_unix else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.settimeout(TIMEOUT_S)
     if small:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
     sock.connect(address.path if address.is_unix else (address.host, address.port))
-    peer = YaPeer(sock)
+    return YaPeer(sock)
+
+
+def connect(address: Address, *, instance: bytes = b"", small: bool = False) -> YaPeer:
+    """Connect and exchange hellos."""
+    peer = dial(address, small=small)
     peer.send(ya_wire.hello(instance))
     assert peer.next(HELLO).text(1) == "polybus"
     return peer
