@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from polybus.dialects.gsb import codec as gsb_codec
-from polybus.dialects.gsb.server.service_registry import ServiceStatus
 from polybus.dialects.gsb.service_address import StatusCode
 from polybus.dialects.gsb.ya import codec
 from polybus.dialects.gsb.ya import ya_pb2 as pb
@@ -63,7 +62,7 @@ def test_a_reply_has_a_code_that_its_clients_know(kind, known):
     for code in (StatusCode.OK, StatusCode.BAD_REQUEST, StatusCode.DENIED, StatusCode.CONFLICT):
         if kind.startswith("un") and code:
             code = StatusCode.NOT_FOUND  # the only failure of these
-        packet = codec.status_packet(kind, ServiceStatus(code, "why"))
+        packet = codec.status_packet(kind, code, "why")
         reply = getattr(packet, kind.replace("request", "reply"))
         assert reply.code in known
         assert bool(reply.code) == bool(code)

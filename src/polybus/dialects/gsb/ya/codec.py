@@ -23,8 +23,6 @@ from polybus.model.limits import KIB
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.dialects.gsb.server.service_registry import ServiceStatus
-
 LENGTH = struct.Struct(">I")
 NO_HELLO = "no_hello"  # the first packet is not a hello
 BAD_HELLO = "bad_hello"
@@ -48,16 +46,16 @@ def frame(packet: pb.Packet) -> bytes:
     return LENGTH.pack(len(payload)) + payload
 
 
-def status_packet(kind: str, status: ServiceStatus) -> pb.Packet:
-    """Return the reply to a request without an id. A code that it does not know becomes 400."""
+def status_packet(kind: str, code: int, message: str) -> pb.Packet:
+    """Return the reply to a request without an id. A code that it does not have becomes 400."""
     packet = pb.Packet()
     reply: Any = getattr(packet, kind.replace("_request", "_reply"))
     fields = reply.DESCRIPTOR.fields_by_name
     known = fields["code"].enum_type.values_by_number
     reply.SetInParent()  # else a reply without code and message would have no kind
-    reply.code = status.code if status.code in known else StatusCode.BAD_REQUEST
+    reply.code = code if code in known else StatusCode.BAD_REQUEST
     if "message" in fields:
-        reply.message = status.message
+        reply.message = message
     return packet
 
 
