@@ -234,6 +234,15 @@ def test_listener_alone_serves_gsb():
         assert bus.stop() == 0
 
 
+def test_listener_with_tls_uses_the_certificate_of_the_node():
+    with (
+        serve(listen=["gsb+ya=tls+tcp://127.0.0.1:0"]) as bus,
+        connect(bus.address("gsb+ya"), tls=True) as peer,
+    ):
+        peer.send(ya_wire.call("/local/sys/ping", "1", b"\x01"))
+        assert peer.next(REPLY).data(4) == b"\x01"
+
+
 # --- between nodes
 
 

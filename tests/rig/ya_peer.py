@@ -11,6 +11,7 @@ with connect(bus.address("gsb+ya")) as service, connect(bus.address("gsb+ya")) a
 from __future__ import annotations
 
 import socket
+import ssl
 from types import TracebackType
 from typing import Self
 
@@ -81,7 +82,7 @@ class YaPeer:
         self.close()
 
 
-def dial(address: Address, *, small: bool = False) -> YaPeer:
+def dial(address: Address, *, small: bool = False, tls: bool = False) -> YaPeer:
     """Connect without a hello. `small` shrinks the receive buffer."""
     family = socket.AF_UNIX if address.is_unix else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -89,12 +90,18 @@ def dial(address: Address, *, small: bool = False) -> YaPeer:
     if small:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
     sock.connect(address.path if address.is_unix else (address.host, address.port))
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        sock = context.wrap_socket(sock)
     return YaPeer(sock)
 
 
-def connect(address: Address, *, instance: bytes = b"", small: bool = False) -> YaPeer:
+def connect(
+    address: Address, *, instance: bytes = b"", small: bool = False, tls: bool = False
+) -> YaPeer:
     """Connect and exchange hellos."""
-    peer = dial(address, small=small)
+    peer = dial(address, small=small, tls=tls)
     peer.send(ya_wire.hello(instance))
     assert peer.next(HELLO).text(1) == "polybus"
     return peer
