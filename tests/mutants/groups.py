@@ -214,7 +214,11 @@ REST = [
         ("reset with members", "if group.roster.members and not force:", "if False:"),
         ("reset keeps the epoch", "epoch=progress.epoch + 1,", "epoch=progress.epoch,"),
         ("reset keeps the start of counts", "                        start=to_offset,\n", ""),
-        ("reset to an id skips it", "find_id(number, shard, value)", "find_id(number, shard, value + 1)"),
+        (
+            "reset to an id skips it",
+            "find_id(number, shard, value)",
+            "find_id(number, shard, value + 1)",
+        ),
     ),
     *mutants(
         "groups/dead_letter_queue.py",
