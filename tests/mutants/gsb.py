@@ -421,7 +421,7 @@ REST = [
         ),
         (
             "oversized packets of any kind are skipped",
-            "            if number not in (SERVICE_CALL, CALL_REPLY):\n",
+            "            if number not in SKIPPED:\n",
             "            if False:\n",
         ),
         (
