@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles gsb.proto into gsb_pb2.py and gsb_pb2.pyi, which are kept beside it.
+"""Compiles each .proto file into a module and its stub, which are kept beside it.
 
-`--check` writes nothing and fails if they do not agree with it. What protoc writes
+`--check` writes nothing and fails if they do not agree with them. What protoc writes
 demands a runtime of its own age; so only the description is taken from it, which
 every protobuf understands.
 """
 
+import importlib
 import re
 import sys
 import tempfile
@@ -16,10 +17,10 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
 SOURCES = Path("src")
-PROTO = Path("polybus/dialects/gsb/gsb.proto")
+PROTOS = (Path("polybus/dialects/gsb/gsb.proto"), Path("polybus/dialects/gsb/ya/ya.proto"))
 
 MODULE = '''\
-"""gsb.proto, compiled by .ci/proto.py: do not edit.
+"""{proto}, compiled by .ci/proto.py: do not edit.
 
 The messages are in a pool of their own, so that a program may load another copy of
 the same file.
@@ -38,41 +39,41 @@ for _enum in DESCRIPTOR.enum_types_by_name.values():
 '''
 
 
-def compiled():
+def compiled(proto):
     """The description of the file, and its stub."""
     with tempfile.TemporaryDirectory() as folder:
         set_file = Path(folder, "set")
         arguments = [f"-I{SOURCES}", f"--descriptor_set_out={set_file}", f"--pyi_out={folder}"]
-        if protoc.main(["protoc", *arguments, str(PROTO)]):
-            sys.exit("polybus: gsb.proto does not compile")
+        if protoc.main(["protoc", *arguments, str(proto)]):
+            sys.exit(f"polybus: {proto.name} does not compile")
         found = descriptor_pb2.FileDescriptorSet.FromString(set_file.read_bytes())
-        stub = Path(folder, PROTO).with_name("gsb_pb2.pyi").read_text()
+        stub = Path(folder, proto).with_name(f"{proto.stem}_pb2.pyi").read_text()
         stub = re.sub(r"\b_Mapping\]", "_Mapping[str, object]]", stub)
     return found.file[0].SerializeToString(deterministic=True), stub
 
 
-def written(description):
+def written(proto, description):
     pieces = [description[at : at + 48] for at in range(0, len(description), 48)]
-    return MODULE.format(description=textwrap.indent("\n".join(map(repr, pieces)), " " * 4))
+    text = textwrap.indent("\n".join(map(repr, pieces)), " " * 4)
+    return MODULE.format(proto=proto.name, description=text)
 
 
-def described():
+def described(proto):
     """What the module that is there describes."""
-    sys.path.insert(0, str(SOURCES))
-    from polybus.dialects.gsb import gsb_pb2
-
-    return gsb_pb2.DESCRIPTOR.serialized_pb
+    name = ".".join([*proto.parent.parts, f"{proto.stem}_pb2"])
+    return importlib.import_module(name).DESCRIPTOR.serialized_pb
 
 
 def main():
-    description, stub = compiled()
-    module = (SOURCES / PROTO).with_name("gsb_pb2.py")
-    if "--check" in sys.argv:
-        if described() != description:
-            sys.exit(f"polybus: {module} is not what gsb.proto says: run .ci/proto.py")
-        return
-    module.write_text(written(description))
-    module.with_suffix(".pyi").write_text(stub)
+    sys.path.insert(0, str(SOURCES))
+    for proto in PROTOS:
+        description, stub = compiled(proto)
+        module = (SOURCES / proto).with_name(f"{proto.stem}_pb2.py")
+        if "--check" not in sys.argv:
+            module.write_text(written(proto, description))
+            module.with_suffix(".pyi").write_text(stub)
+        elif described(proto) != description:
+            sys.exit(f"polybus: {module} is not what {proto.name} says: run .ci/proto.py")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from tests.rig import freud_client, gsb_peer, rqueue_client
+from tests.rig import freud_client, gsb_peer, rqueue_client, ya_wire
 from tests.rig.fuzz.mutation import Mutator
 from tests.rig.pirate import zmtp
 from tests.rig.relay import Relay
@@ -132,6 +132,7 @@ def open_ports(bus: BusProcess) -> list[Port]:
         Port("rqueue", tcp("rqueue"), b"", _rqueue_frames(), *short),
         Port("freud", unix("freud"), b"", _freud_frames(), LONG_BURST),
         Port("gsb", tcp("gsb"), gsb_peer.GREETING, _gsb_frames(), *short),
+        Port("gsb+ya", tcp("gsb+ya"), ya_wire.hello(), _ya_frames(), *short),
         Port("pirate", tcp("pirate"), zmtp.GREETING + zmtp.ready(), _pirate_frames(), *short),
         Port(
             "native",
@@ -172,6 +173,10 @@ def _freud_frames() -> list[bytes]:
 
 def _gsb_frames() -> list[bytes]:
     return [bytes.fromhex(one["tcp"]) for one in _vectors("gsb")["frames"]]
+
+
+def _ya_frames() -> list[bytes]:
+    return [bytes.fromhex(one["frame"]) for one in _vectors("ya")["frames"]]
 
 
 def _pirate_frames() -> list[bytes]:

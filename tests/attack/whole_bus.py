@@ -19,6 +19,7 @@ LISTEN = (
     "rqueue=tcp://127.0.0.1:0",
     "freud=unix:{folder}/freud.sock",
     "gsb=tcp://127.0.0.1:0",
+    "gsb+ya=tcp://127.0.0.1:0",
     "pirate=tcp://127.0.0.1:0",
     "native=grpc://127.0.0.1:0",
     "admin=unix:{folder}/admin.sock",

@@ -25,6 +25,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/unit/gsb/test_topics.py",
         "tests/unit/gsb/test_sp.py",
         "tests/unit/gsb/test_codec.py",
+        "tests/unit/gsb/ya",
         "tests/property/gsb/test_model.py",
         "tests/property/gsb/test_pressure.py",
     ),
@@ -420,7 +421,7 @@ REST = [
         ),
         (
             "oversized packets of any kind are skipped",
-            "            if number not in FIELDS:\n",
+            "            if number not in SKIPPED:\n",
             "            if False:\n",
         ),
         (
@@ -430,7 +431,7 @@ REST = [
         ),
         (
             "unknown fields are entered as messages",
-            "number in Packet.DESCRIPTOR.fields_by_number:",
+            "number in self._kinds:",
             "True:",
         ),
         ("fields of an earlier kind are kept", "            self._texts.clear()\n", ""),
@@ -531,7 +532,103 @@ CLIENT = [
     ),
 ]
 
-ALL = [*CALLS, *PRESSURE, *REST, *CLIENT]
+YA = [
+    *mutants(
+        "dialects/gsb/ya/session.py",
+        ("a second hello is ignored", "raise BadFrame(gsb_codec.SECOND_HELLO)", "pass"),
+        (
+            "an oversized first packet is skipped",
+            "        if self.is_first:\n            raise",
+            "        if False:\n            raise",
+        ),
+        (
+            "instance ids of all users are one",
+            "key = (self._pipe.identity.name, instance)",
+            'key = ("", instance)',
+        ),
+        ("its clients are not pinged", "self._calls.pings.peers[self] = None", "pass"),
+        (
+            "calls without a reply have the client's id",
+            "        if request.no_reply:\n            request_id",
+            "        if False:\n            request_id",
+        ),
+        (
+            "calls without a reply get one",
+            "        if request_id.startswith(NO_REPLY):\n            return\n",
+            "",
+        ),
+        (
+            "calls without a reply stay open",
+            "            self._calls.end(call, StatusCode.OK)\n",
+            "            pass\n",
+        ),
+        (
+            "a failing service there has not failed",
+            "        if reply.code:\n",
+            "        if False:\n",
+        ),
+        (
+            "services get the names of here",
+            "self._registered_as[name] + call.address.decode()[len(name) :]",
+            "call.address.decode()",
+        ),
+        (
+            "replies of the bus are sent twice",
+            "        self.send(codec.frame(pb.Packet(call_reply=reply)))\n",
+            "        self.send(2 * codec.frame(pb.Packet(call_reply=reply)))\n",
+        ),
+        (
+            "pings are not answered",
+            "                self.send(codec.frame(pb.Packet(pong=pb.Pong())))\n",
+            "                pass\n",
+        ),
+        (
+            "instance ids have any length",
+            "        if len(instance) > codec.MAX_INSTANCE_BYTES:\n",
+            "        if False:\n",
+        ),
+    ),
+    *mutants(
+        "dialects/gsb/ya/codec.py",
+        (
+            "codes of replies are any",
+            "code if code in known else StatusCode.BAD_REQUEST",
+            "code",
+        ),
+        (
+            "refusals are failures",
+            "pb.CALL_BAD_REQUEST if is_refusal else pb.CALL_FAILURE",
+            "pb.CALL_FAILURE",
+        ),
+        ("failures of the bus have no code", '        text = f"{code} {text}"\n', "        pass\n"),
+        (
+            "a key of a failure's map must be hashable",
+            "except (ValueError, TypeError):",
+            "except ValueError:",
+        ),
+        ("long failures are not cut", "bytes(memoryview(data)[:MAX_FAILURE_BYTES])", "bytes(data)"),
+    ),
+    *mutants(
+        "dialects/gsb/ya/ya_address.py",
+        (
+            "local names may be public",
+            "        if name.startswith(PUBLIC):\n",
+            "        if False:\n",
+        ),
+        (
+            "addresses of nodes keep their names",
+            'f"{NET}{node}{slash}{PUBLIC}{name}" if name else address',
+            "address",
+        ),
+        (
+            "any path is a name",
+            '    if address.startswith("/"):\n        raise',
+            "    if False:\n        raise",
+        ),
+    ),
+]
+
+ALL = [*CALLS, *PRESSURE, *REST, *CLIENT, *YA]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL

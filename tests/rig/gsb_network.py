@@ -33,6 +33,7 @@ class GsbNetwork:
         self.folder = Path(tempfile.mkdtemp(prefix="pb-net-", dir="/tmp"))
         self.buses: dict[str, BusProcess] = {}
         self._places: dict[str, tuple[str, str]] = {}  # the clients' address, the links' one
+        self._ya_places: dict[str, str] = {}  # the address of clients of the deployed framing
         self.ids: dict[str, str] = {}
 
     def start(
@@ -43,11 +44,13 @@ class GsbNetwork:
         flags = [f"--link={self.link_address(other, pinned)}" for other in links]
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        listen = [f"gsb={place}" for place in places]
+        ya = self._ya_places.get(name, "tcp://127.0.0.1:0")
+        listen = [*(f"gsb={place}" for place in places), f"gsb+ya={ya}"]
         bus = serve(*flags, listen=listen, env={"POLYBUS_ACL": self._acl, **env}, folder=folder)
         self.buses[name] = bus
         client, link = [str(address) for dialect, address in bus.listeners if dialect == "gsb"]
         self._places[name] = client, link
+        self._ya_places[name] = str(bus.address("gsb+ya"))
         with self.client(name) as own:
             self.ids[name] = own.call("sys/nodes")["id"]
         return bus
@@ -60,6 +63,9 @@ class GsbNetwork:
 
     def client_address(self, name: str) -> Address:
         return Address.parse(self._places[name][0])
+
+    def ya_address(self, name: str) -> Address:
+        return Address.parse(self._ya_places[name])
 
     def client(self, name: str) -> Any:
         return gsb.blocking.connect(self._places[name][0])

@@ -10,6 +10,7 @@ The test moves the clock and runs the turns of the loop:
     bus.pass_time(5)                     # five seconds pass
     bus.connect_freud(identity=ALICE)    # a Freud connection
     bus.connect_gsb()                    # a GSB connection
+    bus.connect_ya()                     # one of its deployed framing
 
 With `durable=True` the bus has a store. The test decides when commits and reads run:
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from polybus.dialects.freud.server.session import FreudServer
     from polybus.dialects.gsb.limits import GsbLimits
     from polybus.dialects.gsb.server.session import GsbServer
+    from polybus.dialects.gsb.ya.session import YaServer
     from polybus.dialects.rqueue.limits import RqueueLimits
     from polybus.dialects.rqueue.server.session import RqueueServer
 
@@ -136,6 +138,7 @@ class MemoryBus:
             from polybus.dialects.gsb.server.session import GsbServer
 
             self.gsb = GsbServer(self.broker, gsb or GsbLimits(), self, ANONYMOUS)
+            self._ya: YaServer | None = None
 
     def connect(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:
         """A new rqueue connection. With an appetite it reads that many bytes and stops."""
@@ -154,6 +157,14 @@ class MemoryBus:
         is_unix: bool = False,
     ) -> MemoryPipe:
         return self._connect(self.gsb, appetite, identity, is_unix)
+
+    def connect_ya(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:
+        """A connection of GSB's deployed framing."""
+        from polybus.dialects.gsb.ya.session import YaServer
+
+        if self._ya is None:
+            self._ya = YaServer(self.gsb)
+        return self._connect(self._ya, appetite, identity)
 
     def wall_ns(self) -> int:
         return int(self.now_s * 1e9) + self.wall_ahead_ns
@@ -252,7 +263,7 @@ class MemoryBus:
 
     def _connect(
         self,
-        dialect: RqueueServer | FreudServer | GsbServer,
+        dialect: RqueueServer | FreudServer | GsbServer | YaServer,
         appetite: int | None,
         identity: Identity,
         is_unix: bool = False,

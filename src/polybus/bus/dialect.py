@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # In a default address: the folder of the sockets of this user's bus.
 RUNTIME = "<runtime>"
+# The option of an address that holds the framing of its listener, if that is not the usual one.
+FRAMING = "framing"
 
 
 class DialectListener(Protocol):
@@ -180,6 +182,9 @@ class Dialect:
     # Options of its listeners, `freud=unix:/path?length=with-header`: the values of each, the
     # default first. `DialectServer.listen` finds those that were given in `Address.options`.
     listen_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Other framings, each with listeners of its own, `gsb+ya=tcp://…`, and the schemes of each.
+    # `DialectServer.listen` finds the framing in `Address.options`, under FRAMING.
+    framings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # The class of the section `[name]` of the settings, and the bounds of its keys.
     limits: type | None = None
     # Flags of `polybus serve` for keys of that section.

@@ -40,6 +40,15 @@ class DialectRegistry:
         return [one for one in self if one.open_server is not None]
 
     @property
+    def listener_names(self) -> list[str]:
+        """Return the names of listeners: the dialects, each followed by its other framings."""
+        return [
+            name
+            for one in self.listening
+            for name in (one.name, *(f"{one.name}+{framing}" for framing in one.framings))
+        ]
+
+    @property
     def commands(self) -> list[Command]:
         return [command for dialect in self for command in dialect.commands]
 

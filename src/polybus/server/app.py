@@ -189,7 +189,7 @@ class App:
                 listener = await server.listen(wanted.address)
             stack.push_async_callback(listener.drain, 0)
             stack.callback(listener.close)
-            self._listeners.append((wanted.dialect, listener))
+            self._listeners.append((wanted.name, listener))
 
     def _creator_of(self, name: bytes) -> Identity | None:
         return self._broker.topics.creator_of(name) or self._broker.durable.creator_of(name)

@@ -10,6 +10,8 @@ listeners on a host that has both; at port 0 each gets its own port.
 
 An address may end in options, `?NAME=VALUE&NAME=VALUE`: those that its dialect declares
 (`Dialect.listen_options`). So the path of a listed socket must not contain `?`.
+
+`DIALECT+FRAMING=ADDRESS` is a listener of a dialect's other framing (`Dialect.framings`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from polybus.bus.dialect import RUNTIME
+from polybus.bus.dialect import FRAMING, RUNTIME
 from polybus.bus.dialect_registry import installed_dialects
 from polybus.errors import AddressError, ConfigError
 from polybus.model.address import Address
@@ -40,6 +42,16 @@ class ListenerSpec:
     dialect: str
     address: Address
     listed: bool
+
+    @property
+    def framing(self) -> str:
+        """Return the framing if it is not the usual one, else an empty text."""
+        return dict(self.address.options).get(FRAMING, "")
+
+    @property
+    def name(self) -> str:
+        """Return the name by which it is configured and listed."""
+        return f"{self.dialect}+{self.framing}" if self.framing else self.dialect
 
 
 def plan_listeners(
@@ -72,20 +84,24 @@ def _default(text: str, runtime: Path) -> Address:
 
 
 def _parse(item: str, source: str) -> ListenerSpec:
-    name, equals, text = item.partition("=")
+    listener, equals, text = item.partition("=")
     if not equals:
         raise ConfigError(f"{source}: {item!r} is not DIALECT=ADDRESS")
-    known = [*(one.name for one in installed_dialects().listening), ADMIN]
-    if name not in known:
-        raise ConfigError(f"{source}: unknown dialect {name!r}: this bus has {', '.join(known)}")
+    known = [*installed_dialects().listener_names, ADMIN]
+    if listener not in known:
+        raise ConfigError(
+            f"{source}: unknown dialect {listener!r}: this bus has {', '.join(known)}"
+        )
+    name, _, framing = listener.partition("+")
     text, _, options = text.partition("?")
     try:
         address = Address.parse(text)
         if address.is_unix:  # so that the printed address is valid in any folder
             address = Address.parse(f"{address.scheme}:{Path(address.path).absolute()}")
-        address = replace(address, options=_parse_options(name, options))
+        chosen = ((FRAMING, framing),) if framing else ()
+        address = replace(address, options=(*_parse_options(name, options), *chosen))
     except AddressError as error:
-        raise AddressError(f"{source}: {name}: {error}") from None
+        raise AddressError(f"{source}: {listener}: {error}") from None
     return ListenerSpec(name, address, listed=True)
 
 
@@ -128,22 +144,24 @@ def _is_here(host: str, family: socket.AddressFamily) -> bool:
 def _check(one: ListenerSpec, settings: Settings) -> None:
     dialect = None if one.dialect == ADMIN else installed_dialects()[one.dialect]
     schemes = ADMIN_SCHEMES if dialect is None else dialect.schemes
+    if dialect is not None and one.framing:
+        schemes = dialect.framings[one.framing]
     address = one.address
     if address.scheme not in schemes:
         raise ConfigError(
-            f"{one.dialect} cannot listen on {address}: its schemes are {', '.join(schemes)}"
+            f"{one.name} cannot listen on {address}: its schemes are {', '.join(schemes)}"
         )
     has_certificate = settings.tls.certificate is not None
     if address.is_encrypted and not has_certificate and not (dialect and dialect.makes_certificate):
         raise ConfigError(
-            f"{one.dialect} on {address} needs a certificate: set certificate and key in [tls]"
+            f"{one.name} on {address} needs a certificate: set certificate and key in [tls]"
         )
     if address.is_loopback or address.is_encrypted or settings.insecure or dialect is None:
         return
     # Some dialects encrypt by themselves, whatever the scheme.
     if dialect.is_encrypted is None or not dialect.is_encrypted(settings.section(dialect.name)):
         raise ConfigError(
-            f"{one.dialect} on {address} could be reached by other machines, and nothing on it"
+            f"{one.name} on {address} could be reached by other machines, and nothing on it"
             f" is encrypted: {dialect.encryption_hint}, or say insecure = true (--insecure)"
         )
 
@@ -155,5 +173,5 @@ def _check_distinct(wanted: list[ListenerSpec]) -> None:
             continue
         place = str(one.address)  # without its options
         if place in seen:
-            raise ConfigError(f"{place} is asked for twice, by {seen[place]} and {one.dialect}")
-        seen[place] = one.dialect
+            raise ConfigError(f"{place} is asked for twice, by {seen[place]} and {one.name}")
+        seen[place] = one.name

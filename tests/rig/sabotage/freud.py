@@ -57,8 +57,8 @@ SABOTAGES = [
     # Every listener speaks the first framing.
     Patch(
         "one-framing",
-        "dialects/freud/server/framing_listeners.py",
-        "        length = dict(address.options).get(LENGTH, PAYLOAD)\n",
-        "        length = PAYLOAD\n",
+        "bus/framing_listeners.py",
+        "        value = dict(address.options).get(self._option, usual)\n",
+        "        value = usual\n",
     ),
 ]

@@ -15,7 +15,7 @@ SABOTAGES = [
         "gone-off",
         CALLS,
         FAIL_SERVED,
-        "            self._close(call, StatusCode.UNAVAILABLE)\n",
+        "            self.end(call, StatusCode.UNAVAILABLE)\n",
         (SLOW,),
     ),
     # No call reaches its deadline.
@@ -72,6 +72,41 @@ SABOTAGES = [
                 "            max_packet_bytes=1 << 40,\n",
             ),
         ),
+    ),
+    # A client of the deployed framing that reconnects does not replace its earlier connection.
+    Patch(
+        "ya-replace-off",
+        "dialects/gsb/ya/session.py",
+        "            if earlier is not None and not earlier.gone:\n",
+        "            if False:\n",
+    ),
+    # Failures reach clients of the deployed framing as the bus has them.
+    Patch(
+        "ya-failures-raw",
+        "dialects/gsb/ya/session.py",
+        "        if code:\n            code, data = codec.encode_failure(data)\n",
+        "        code &= 0xFFFFFFFF\n",
+    ),
+    # A client of the deployed framing needs no hello.
+    Patch(
+        "ya-hello-off",
+        "dialects/gsb/ya/session.py",
+        '        if self.is_first:\n            if kind != "hello":\n',
+        '        if kind == "hello":\n            if False:\n',
+    ),
+    # Connections of the deployed framing end without ending their calls.
+    Patch(
+        "ya-gone-off",
+        "dialects/gsb/ya/session.py",
+        "    def _marks_frames(self",
+        """    def on_ended(self) -> None:
+        self.broker.leave(self.connection)
+
+    def on_half_closed(self) -> bool:
+        self.broker.finish(self.connection)
+        return True
+
+    def _marks_frames(self""",
     ),
     # A bus that stops closes its connections and answers no open call.
     Patch(

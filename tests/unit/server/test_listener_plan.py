@@ -80,10 +80,10 @@ def test_relative_socket_path_becomes_absolute(monkeypatch, tmp_path):
     assert planned("rqueue=unix:r.sock", admin=False) == [f"rqueue unix:{tmp_path}/r.sock"]
 
 
-@pytest.mark.parametrize("name", ["console", "RQUEUE", "", "x"])
+@pytest.mark.parametrize("name", ["console", "RQUEUE", "", "x", "gsb+", "gsb+x", "rqueue+ya"])
 def test_unknown_dialect_is_refused(name):
     said = refusal(f"{name}=tcp://127.0.0.1:1")
-    known = "freud, gsb, native, pirate, rqueue, admin"
+    known = "freud, gsb, gsb+ya, native, pirate, rqueue, admin"
     assert said == f"--listen: unknown dialect {name!r}: this bus has {known}"
 
 
@@ -101,10 +101,21 @@ def test_unknown_dialect_is_refused(name):
         ("rqueue=tcp://[::]:1", "insecure = true"),
         ("rqueue=tcp://bus.example:1", "could be reached by other machines"),
         ("rqueue=unix:/" + "a" * 200, "at most 107 bytes"),
+        ("gsb+ya=ipc:///x/ya.sock", "gsb+ya cannot listen on ipc:///x/ya.sock"),
+        ("gsb+ya=tcp://0.0.0.0:1", "gsb+ya on tcp://0.0.0.0:1 could be reached"),
+        ("gsb+ya=tcp://127.0.0.1:1?framing=sp", "option must be one of: none"),
     ],
 )
 def test_invalid_listener_is_refused_with_the_reason(listen, says):
     assert says in refusal(listen)
+
+
+def test_another_framing_is_a_listener_of_its_dialect():
+    (one,) = plan_listeners(loaded("gsb+ya=tcp://127.0.0.1:7464"), RUNTIME, admin=False)
+    assert (one.dialect, one.framing, one.name) == ("gsb", "ya", "gsb+ya")
+    assert dict(one.address.options) == {"framing": "ya"}
+    both = "gsb=tcp://127.0.0.1:1", "gsb+ya=tcp://127.0.0.1:1"
+    assert "asked for twice, by gsb and gsb+ya" in refusal(*both)
 
 
 def test_insecure_must_be_set_explicitly():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from polybus.bus.dialect import RUNTIME, Command, Dialect
-from polybus.dialects.freud.limits import BOUNDS, LENGTH, LENGTHS, FreudLimits
+from polybus.dialects.freud.limits import BOUNDS, LENGTH, LENGTHS, PAYLOAD, WITH_HEADER, FreudLimits
 
 if TYPE_CHECKING:
     from polybus.bus.admin_verb import AdminVerb
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 async def open_server(context: ServerContext) -> DialectServer:
     import asyncio
 
-    from polybus.dialects.freud.server.framing_listeners import FramingListeners
+    from polybus.bus.framing_listeners import FramingListeners
     from polybus.dialects.freud.server.session import FreudServer
 
     server = FreudServer(context.broker, context.section, asyncio.get_running_loop())
-    return FramingListeners(server, context.serve_streams)
+    streams = context.serve_streams(server, charge_user=True)
+    with_header = context.serve_streams(server.open_with_header, charge_user=True)
+    return FramingListeners(LENGTH, {PAYLOAD: streams, WITH_HEADER: with_header})
 
 
 def admin_verbs(context: ServerContext) -> Mapping[str, AdminVerb]:

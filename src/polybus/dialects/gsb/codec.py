@@ -12,10 +12,10 @@ docs/spec/gsb.md has the whole format, with its reasons.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from polybus import errors
 from polybus.dialects.gsb import gsb_pb2 as pb
@@ -25,6 +25,8 @@ from polybus.model.limits import MIB
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+P = TypeVar("P", bound=Message)
 
 DEFAULT_MAX_PACKET_BYTES = 16 * MIB
 
@@ -59,8 +61,13 @@ BUS_ERRORS: dict[int, type[PolybusError]] = {
 
 def decode_packet(payload: bytes) -> pb.Packet:
     """Return the packet of a payload. Raises `BadFrame` if it is not one."""
+    return decode_as(pb.Packet, payload)
+
+
+def decode_as(packet_type: type[P], payload: bytes) -> P:
+    """Return a packet of this type, whose kind is one of those that it knows."""
     try:
-        packet = pb.Packet.FromString(payload)
+        packet = packet_type.FromString(payload)
     except DecodeError:
         raise BadFrame(NO_PACKET) from None
     if packet.WhichOneof("kind") is None:

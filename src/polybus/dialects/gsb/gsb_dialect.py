@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.bus.dialect import RUNTIME, Command, Dialect, ServeFlag
+from polybus.bus.dialect import FRAMING, RUNTIME, Command, Dialect, ServeFlag
 from polybus.dialects.gsb.limits import BOUNDS, CALL_LOG_TOPIC, GsbLimits
 
 if TYPE_CHECKING:
@@ -13,15 +13,20 @@ if TYPE_CHECKING:
     from polybus.bus.admin_verb import AdminVerb
     from polybus.bus.dialect import DialectServer, ServerContext
 
+# The framings: nng's, and that of the deployed Golem service bus.
+SP, YA = "sp", "ya"
+
 
 async def open_server(context: ServerContext) -> DialectServer:
     import asyncio
     import os
 
+    from polybus.bus.framing_listeners import FramingListeners
     from polybus.dialects.gsb.network.link_dialler import LinkDialler
     from polybus.dialects.gsb.network.node_key import NodeKey
     from polybus.dialects.gsb.network.node_rules import NodeRules
     from polybus.dialects.gsb.server.session import GsbServer
+    from polybus.dialects.gsb.ya.session import YaServer
     from polybus.model.identity import Identity
 
     # The topic of logged calls belongs to the user that the bus runs as.
@@ -33,7 +38,8 @@ async def open_server(context: ServerContext) -> DialectServer:
     server.dialler = LinkDialler(server, streams, context.section.links, context.log)
     server.network.rules = NodeRules(context.broker.policy, context.rule_verbs, owner)
     context.attached = server
-    return streams
+    ya_streams = context.serve_streams(YaServer(server), certificate=key.certificate)
+    return FramingListeners(FRAMING, {SP: streams, YA: ya_streams})
 
 
 def admin_verbs(context: ServerContext) -> Mapping[str, AdminVerb]:
@@ -46,6 +52,7 @@ DIALECT = Dialect(
     name="gsb",
     default_addresses=("tcp://127.0.0.1:6569", f"ipc://{RUNTIME}/gsb.sock"),
     schemes=("tcp", "tls+tcp", "ipc"),
+    framings={YA: ("tcp", "tls+tcp", "unix")},
     limits=GsbLimits,
     serve_flags=(
         ServeFlag("--link", "links", "ADDRESS", "Link to another bus: tls+tcp://HOST:PORT[#ID]."),

@@ -20,7 +20,6 @@ cdef enum:
     VARINT = 0  # protobuf's wire types
     LENGTH = 2
     LENGTH_SIZE = 8  # of a frame
-    BROADCAST = 12  # kinds, beside those of the .pxd
     MAX_ENUM = 0x7FFFFFFF  # larger values are negative numbers, which are left to protobuf
 
 
@@ -291,16 +290,32 @@ def read(buffer, Py_ssize_t start, Py_ssize_t end):
         PyBuffer_Release(&view)
 
 
+cdef Py_ssize_t count_broadcasts(
+    bytes encoded, Py_ssize_t sent, Py_ssize_t mark, Py_ssize_t head
+) noexcept:
+    """Count the broadcasts beyond `sent` bytes. A frame's length ends at `head`."""
+    cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(encoded)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(encoded)
+    cdef Py_ssize_t at = 0, messages = 0, begin, place
+    cdef uint64_t length
+    while size - at > head:
+        length = 0
+        for place in range(mark, head):
+            length = length << 8 | start[at + place]
+        begin = at + head
+        if length > <uint64_t>(size - begin):
+            break
+        at = begin + <Py_ssize_t>length
+        messages += at > sent and start[begin] == (BROADCAST << 3 | LENGTH)
+    return messages
+
+
 cdef class GsbEncoding(Encoding):
     """Encodes broadcasts for subscribers on TCP or on ipc.
 
     `caller` is the name of the sender of the messages being written. It is set around a
     broadcast of GSB, and empty for messages of other dialects.
     """
-
-    cdef readonly bint ipc
-    cdef bytes sender
-    cdef Slice written  # `sender` for code without the GIL
 
     def __init__(self, int number, bint ipc):
         self.ipc = ipc
@@ -317,22 +332,7 @@ cdef class GsbEncoding(Encoding):
 
     def count(self, bytes encoded not None, Py_ssize_t sent) -> int:
         """Count unsent broadcasts. Calls and replies have counters of their own."""
-        cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(encoded)
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(encoded)
-        cdef Py_ssize_t head = self.ipc + LENGTH_SIZE
-        cdef Py_ssize_t at = 0, messages = 0, begin
-        cdef uint64_t length
-        cdef int place
-        while size - at > head:
-            length = 0
-            for place in range(LENGTH_SIZE):
-                length = length << 8 | start[at + self.ipc + place]
-            begin = at + head
-            if length > <uint64_t>(size - begin):
-                break
-            at = begin + <Py_ssize_t>length
-            messages += at > sent and start[begin] == (BROADCAST << 3 | LENGTH)
-        return messages
+        return count_broadcasts(encoded, sent, self.ipc, self.ipc + LENGTH_SIZE)
 
     cdef Py_ssize_t inner(self, const Frame* frame) noexcept nogil:
         cdef Slice topic, data

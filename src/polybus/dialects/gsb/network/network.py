@@ -352,7 +352,7 @@ class Network:
         if is_here:
             origin = self._origins[message.origin]
             call.origin, call.account = origin.identity, origin.account
-            self.calls.send_call(call, message.data, origin.name)
+            call.endpoint.send_call(call, message.data, origin.name)
         else:
             message.request_id = call.id.decode()
             message.hops += 1

@@ -1,6 +1,6 @@
 """The server side of GSB: services that register and call each other.
 
-session.py           one connection: frames, packets, halting
+session.py           one connection: frames, packets, halting (../ya/session.py: of another framing)
 call_router.py       call, reply, cancel; deadlines; built-in services
 call_table.pyx       the state of open calls, and the fast path
 service_registry.py  registered names, and the resolution of addresses

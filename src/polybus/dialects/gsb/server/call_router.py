@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.gsb_packets import call_request
 from polybus.dialects.gsb.server.back_pressure import BackPressure
 from polybus.dialects.gsb.server.call_log import CallLog
 from polybus.dialects.gsb.server.call_table import OpenCall, overdue
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
 
     from polybus.bus.broker import Broker
     from polybus.bus.timers import Timer, Timers
+    from polybus.dialects.gsb import gsb_pb2 as pb
     from polybus.dialects.gsb.limits import GsbLimits
     from polybus.dialects.gsb.network.network import Network
     from polybus.dialects.gsb.server.call_table import CallTable, Route
@@ -217,7 +216,7 @@ class CallRouter:
         if service.is_link:
             self.network.send_call(call, bytes(data))
         else:
-            self.send_call(call, data, caller.caller_name)
+            service.send_call(call, data, caller.caller_name)
         return True
 
     def open_call(
@@ -239,11 +238,6 @@ class CallRouter:
         self.pressure.on_call_open(call)
         self.deadlines.watch(now_s + deadline_s)
         return call
-
-    def send_call(self, call: OpenCall, data: Buffer, caller_name: bytes) -> None:
-        """Send a call to the connection of its service."""
-        service = call.endpoint
-        service.send(call_request(service.ipc, call.id, data, caller_name, call.address))
 
     def cancel(self, caller: GsbSession, request_id: bytes) -> None:
         call = caller.calls.get(request_id)
@@ -308,7 +302,7 @@ class CallRouter:
         else:
             call.reply_bytes += size
             # Closed first, so that a caller that this reply fills does not halt the service.
-            self._close(call, code)
+            self.end(call, code)
             call.caller.send_reply(call.request_id, code, kind, data)
         return True
 
@@ -372,10 +366,10 @@ class CallRouter:
 
     def fail(self, call: OpenCall, code: StatusCode, message: str, *, cancel: bool) -> None:
         """End a call with a failure of the bus."""
-        self._close(call, code)
+        self.end(call, code)
         # The cancel is sent first because caller and service may be the same connection.
         if cancel and not call.endpoint.gone:
-            call.endpoint.send_packet(pb.Packet(cancel=pb.Cancel(request_id=call.id.decode())))
+            call.endpoint.send_cancel(call.id)
         if not call.caller.gone:
             call.caller.send_failure(call.request_id, code, message)
 
@@ -383,7 +377,7 @@ class CallRouter:
         text = f"no reply for {call.deadline_s:g} s"
         self.fail(call, StatusCode.DEADLINE, text, cancel=True)
 
-    def _close(self, call: OpenCall, code: int) -> None:
+    def end(self, call: OpenCall, code: int) -> None:
         """Remove a call from both tables and log it. The caller of this sends its FULL."""
         call.caller.calls.pop(call.request_id, None)
         call.endpoint.serving.pop(call.id, None)

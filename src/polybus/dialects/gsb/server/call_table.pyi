@@ -3,7 +3,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-# Every CallEndpoint is a GsbSession, its only subclass.
+# Every CallEndpoint is a GsbSession, or a session of another framing, which is one.
 from polybus.dialects.gsb.server.session import GsbSession
 from polybus.model.identity import Identity
 
@@ -108,6 +108,7 @@ class CallEndpoint:
     is_first: bool
     is_link: bool
     ipc: bool
+    has_fast_path: bool
     full_calls: int
     deadline_s: float
     unread_s: float
@@ -115,7 +116,7 @@ class CallEndpoint:
     heard_s: float
     caller_name: bytes
     def attach_fast_path(
-        self, table: CallTable, push: Callable[[bytes], Any], ipc: bool
+        self, table: CallTable, push: Callable[[bytes], Any], ipc: bool, length_size: int = 8
     ) -> None: ...
     def receive(self, buffer: Buffer, start: int, end: int) -> int: ...
     def finish_large(self) -> bool: ...

@@ -237,6 +237,9 @@ cdef class CallEndpoint:
     cdef public bint is_first  # no packet received yet: a hello is allowed
     cdef public bint is_link  # to another bus: its calls and replies have rules of their own
     cdef public bint ipc
+    # False: its packets are not those of gsb.proto, so the slow path reads and writes them.
+    cdef readonly bint has_fast_path
+    cdef Py_ssize_t head_size  # of a frame: the mark of ipc, and the length
     cdef public Py_ssize_t full_calls
     cdef public double deadline_s, unread_s, halted_since_s, heard_s
     cdef public bytes caller_name
@@ -261,11 +264,20 @@ cdef class CallEndpoint:
     def __dealloc__(self):
         PyMem_Free(self.out)
 
-    def attach_fast_path(self, CallTable table not None, push, bint ipc):
-        """Set the shared table and the outbox. Must be called before `receive`."""
+    def attach_fast_path(
+        self, CallTable table not None, push, bint ipc, Py_ssize_t length_size=LENGTH_SIZE
+    ):
+        """Set the shared table and the outbox. Must be called before `receive`.
+
+        Frames whose length has another size than SP's hold packets of another protocol.
+        """
+        if not 0 < length_size <= LENGTH_SIZE:
+            raise ValueError("length_size must be 1 to 8")
         self.table = table
         self.push = push
         self.ipc = ipc
+        self.head_size = ipc + length_size
+        self.has_fast_path = length_size == LENGTH_SIZE
 
     cdef double unread_by(self, double now_s) noexcept:
         """Return the total time for which the connection was halted."""
@@ -319,24 +331,24 @@ cdef class CallEndpoint:
         if not self.is_open or not self.head(at, size, &length):
             return not self.is_open or (self.ipc and at[0] != IPC_MARK)
         return length > <uint64_t>self.table.max_packet_bytes or (
-            length <= <uint64_t>(size - self.ipc - LENGTH_SIZE)
+            length <= <uint64_t>(size - self.head_size)
         )
 
     cdef bint head(self, const unsigned char* at, Py_ssize_t size, uint64_t* length) noexcept:
         """Read the length of a frame. Returns False if its head is incomplete or invalid."""
-        cdef int place
-        if size < self.ipc + LENGTH_SIZE or (self.ipc and at[0] != IPC_MARK):
+        cdef Py_ssize_t place
+        if size < self.head_size or (self.ipc and at[0] != IPC_MARK):
             return False
         length[0] = 0
-        for place in range(LENGTH_SIZE):
-            length[0] = length[0] << 8 | at[self.ipc + place]
+        for place in range(self.ipc, self.head_size):
+            length[0] = length[0] << 8 | at[place]
         return True
 
     cdef Py_ssize_t take(self, const unsigned char* start, Py_ssize_t size, double now_s) except -1:
         """Handle frames while they are complete and the fast path takes them."""
         cdef const unsigned char* at = start
         cdef const unsigned char* end = start + size
-        cdef Py_ssize_t head = self.ipc + LENGTH_SIZE
+        cdef Py_ssize_t head = self.head_size
         cdef uint64_t length
         if self.large is not None:
             if self.halted:
@@ -389,7 +401,7 @@ cdef class CallEndpoint:
         cdef Packet packet
         cdef Kind kind
         cdef bint done
-        if not self.table.fast_path_enabled:
+        if not (self.has_fast_path and self.table.fast_path_enabled):
             return False
         kind = read_packet(at, size, &packet)
         if kind == SERVICE_CALL:
@@ -427,6 +439,8 @@ cdef class CallEndpoint:
         # The slow path makes the caller or the service wait (back_pressure.py).
         if endpoint.full or endpoint.is_link or (self.full and not endpoint.credits):
             return False
+        if not endpoint.has_fast_path:
+            return False
         request_id = packet.request_id.at[:packet.request_id.size]
         if PyDict_GetItem(self.calls, request_id) is not NULL:
             return False
@@ -453,7 +467,7 @@ cdef class CallEndpoint:
             return False
         call = <OpenCall>entry
         # The slow path decides whether the reply has to wait (back_pressure.py).
-        if call.caller.full:
+        if call.caller.full or not call.caller.has_fast_path:
             return False
         if packet.type == PARTIAL:
             return self.partial(call, packet, now_s)

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.bus.request_outcome import OutcomeKind, RequestOutcome
 from polybus.bus.subscriptions import SubscribeResult
-from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.gsb_packets import frame
 from polybus.dialects.gsb.server.service_registry import OK_STATUS, ServiceStatus
 from polybus.dialects.gsb.service_address import StatusCode
 from polybus.errors import InvalidTopic
@@ -62,14 +60,13 @@ class ControlRequests:
 
     def __init__(self, server: GsbServer, session: GsbSession) -> None:
         self._broker = server.broker
-        self._services = server.calls.services
         self._session = session
         # Replies that wait for a commit, or for a reply before them.
         self._slots: deque[ReplySlot] = deque()
         self._pending_bytes = 0
 
-    def execute(self, kind: str, packet: pb.Packet) -> bool:
-        """Execute one request. Returns False if it has to wait.
+    def execute(self, kind: str, packet: Any) -> bool:
+        """Execute one request, a packet of either framing. Returns False if it has to wait.
 
         The session is then halted, and the transport offers the request again.
         """
@@ -78,9 +75,9 @@ class ControlRequests:
         session = self._session
         match kind:
             case "register_request":
-                status = self._services.register(session, packet.register_request.service_id)
+                status = session.register(packet.register_request.service_id)
             case "unregister_request":
-                status = self._services.unregister(session, packet.unregister_request.service_id)
+                status = session.unregister(packet.unregister_request.service_id)
             case "subscribe_request":
                 status = self._subscribe(packet.subscribe_request.topic)
             case "unsubscribe_request":
@@ -107,7 +104,7 @@ class ControlRequests:
         self._broker.count_refusal(self._session.connection, result.value, name)
         return ServiceStatus(StatusCode.DENIED, f"{result.value} is reached")
 
-    def _broadcast(self, request: pb.BroadcastRequest) -> bool:
+    def _broadcast(self, request: Any) -> bool:
         session, connection, data = self._session, self._session.connection, request.data
         try:
             name = topic_name.check_topic_name(request.topic)
@@ -156,7 +153,7 @@ class ControlRequests:
         if code and self._session.gone:
             self._broker.counters.count("dropped", reason)
         status = ServiceStatus(code, reason) if code else OK_STATUS
-        slot.data = self._encode(BROADCAST, status)
+        slot.data = self._session.encode_status(BROADCAST, status)
         while self._slots and (ready := self._slots[0].data) is not None:
             self._pending_bytes -= self._slots.popleft().weight
             self._session.send(ready)
@@ -178,17 +175,9 @@ class ControlRequests:
         return slot
 
     def _reply(self, kind: str, status: ServiceStatus) -> bool:
-        data = self._encode(kind, status)
+        data = self._session.encode_status(kind, status)
         if self._slots:
             self._append(ReplySlot(0, data))
         else:
             self._session.send(data)
         return True
-
-    def _encode(self, kind: str, status: ServiceStatus) -> bytes:
-        packet = pb.Packet()
-        reply: Any = getattr(packet, kind.replace("_request", "_reply"))
-        reply.SetInParent()  # else a reply without code and message would have no kind
-        reply.code = status.code
-        reply.message = status.message
-        return frame(self._session.ipc, packet.SerializeToString())

@@ -9,6 +9,8 @@ As in protobuf, the last of several fields counts, and unknown fields are skippe
 
 from __future__ import annotations
 
+from google.protobuf.message import Message
+
 from polybus.dialects.gsb.codec import NO_PACKET
 from polybus.dialects.gsb.gsb_pb2 import Packet
 from polybus.dialects.gsb.service_address import MAX_LOGGED_ADDRESS_BYTES
@@ -16,13 +18,9 @@ from polybus.dialects.gsb.sp import TOO_LARGE
 from polybus.errors import BadFrame
 
 SERVICE_CALL, CALL_REPLY, RELAY_CALL = 6, 7, 23
+SKIPPED = frozenset({SERVICE_CALL, CALL_REPLY, RELAY_CALL})
 ADDRESS, REQUEST_ID, DATA = "address", "request_id", "data"
-# The extracted fields of each kind.
-FIELDS = {
-    SERVICE_CALL: {1: ADDRESS, 2: REQUEST_ID, 3: DATA},
-    CALL_REPLY: {1: REQUEST_ID, 4: DATA},
-    RELAY_CALL: {1: REQUEST_ID, 2: DATA, 4: ADDRESS},
-}
+EXTRACTED = frozenset({ADDRESS, REQUEST_ID, DATA})
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 MAX_VARINT_BYTES = 10
@@ -33,14 +31,16 @@ class OversizedPacket:
 
     `feed` raises `BadFrame` if the bytes are not a packet, or one of a kind that must not be so
     large. A request id over `max_id_bytes` is dropped because no reply could carry it. A long
-    address is truncated.
+    address is truncated. `packet_type` may be that of another framing, whose calls and replies
+    have the same numbers.
     """
 
-    def __init__(self, size: int, max_id_bytes: int) -> None:
+    def __init__(self, size: int, max_id_bytes: int, packet_type: type[Message] = Packet) -> None:
         self.left = size
         self.kind = 0
         self.data_bytes = 0
         self._max_id_bytes = max_id_bytes
+        self._kinds = packet_type.DESCRIPTOR.fields_by_number
         self._texts: dict[str, bytearray] = {}
         self._inner_left = 0  # bytes left of the call or reply; 0 between the packet's fields
         self._held = bytearray()  # an incomplete tag, with its length or value
@@ -110,10 +110,10 @@ class OversizedPacket:
         """Begin a field whose value has `size` bytes."""
         self._held.clear()
         number = tag >> 3 if tag & 7 == LENGTH else 0  # no extracted field has another wire type
-        if not self._inner_left and number in Packet.DESCRIPTOR.fields_by_number:
+        if not self._inner_left and number in self._kinds:
             # The field is the call or reply: its own fields follow. Protobuf merges a second
             # one of the same kind; one of another kind replaces it.
-            if number not in FIELDS:
+            if number not in SKIPPED:
                 raise BadFrame(TOO_LARGE)
             if number != self.kind:
                 self.kind, self.data_bytes = number, 0
@@ -121,7 +121,7 @@ class OversizedPacket:
             self._inner_left = size
             return
         self._value_left, self._text = size, None
-        name = FIELDS[self.kind].get(number) if self._inner_left else None
+        name = self._name_of(number) if self._inner_left else None
         if name == DATA:
             self.data_bytes = size
         elif name is not None:
@@ -129,6 +129,12 @@ class OversizedPacket:
             self._max_kept = MAX_LOGGED_ADDRESS_BYTES if name == ADDRESS else self._max_id_bytes
             if name == ADDRESS or size <= self._max_kept:
                 self._text = text
+
+    def _name_of(self, number: int) -> str | None:
+        """Return the name of a field of the call or reply, if it is extracted."""
+        message = self._kinds[self.kind].message_type
+        field = message.fields_by_number.get(number) if message is not None else None
+        return field.name if field is not None and field.name in EXTRACTED else None
 
 
 def _varint(held: bytearray, at: int) -> tuple[int, int | None]:

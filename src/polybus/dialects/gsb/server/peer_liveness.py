@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from polybus.dialects.gsb import gsb_pb2 as pb
-
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.dialects.gsb.limits import GsbLimits
@@ -42,7 +40,7 @@ class PingMonitor:
                 self._broker.cut(peer.connection, "ping_timeout")
             elif silent_s >= self._limits.ping_idle_s and not peer.pinged:
                 peer.pinged = True
-                peer.send_packet(pb.Packet(ping=pb.Ping()))
+                peer.send_ping()
 
 
 class StuckWindow(NamedTuple):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.outbox import Outbox
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.gsb_packets import GsbEncoding, call_reply, frame, read
+from polybus.dialects.gsb.gsb_packets import GsbEncoding, call_reply, call_request, frame, read
 from polybus.dialects.gsb.network.network import Network
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.dialects.gsb.server.call_router import FULL, PARTIAL, CallRouter
@@ -53,9 +53,10 @@ if TYPE_CHECKING:
     from polybus.dialects.gsb.limits import GsbLimits
     from polybus.dialects.gsb.network.link import Link
     from polybus.dialects.gsb.network.link_dialler import LinkDialler
+    from polybus.dialects.gsb.server.call_table import OpenCall
+    from polybus.kernel.framing import Encoding
     from polybus.model.identity import Identity
 
-LENGTH = struct.Struct(">Q")
 MAX_VARINT = 2**64 - 1  # protobuf encodes a negative code modulo 2**64
 
 
@@ -120,7 +121,12 @@ class GsbSession(CallEndpoint):
 
     It calls `receive_slow_path` for frames that it does not handle, and `packet_slow_path` for
     a large packet that it has assembled.
+
+    Sessions of another framing (ya/session.py) have the same rules and other packets.
     """
+
+    NAME = "gsb"  # of its listeners
+    LENGTH = struct.Struct(">Q")  # of a frame
 
     waiting_for: GsbSession | None = None
     link: Link | None = None  # of a connection to another bus
@@ -139,11 +145,13 @@ class GsbSession(CallEndpoint):
         free_bytes = min(full_bytes, limits.outbox_free_bytes)
         self._outbox = Outbox(pipe, broker.turn, self, full_bytes, max_bytes, free_bytes)
         self.send = self._outbox.push
-        self.attach_fast_path(server.calls.table, self._outbox.push, pipe.is_unix)
+        is_marked = self._marks_frames(pipe)
+        table = server.calls.table
+        self.attach_fast_path(table, self._outbox.push, is_marked, self.LENGTH.size)
         self.connection = broker.join(
-            "gsb",
+            self.NAME,
             pipe,
-            server.encodings[self.ipc],
+            self._choose_encoding(server),
             outbox=self._outbox,
             reader=BroadcastOutbox(self, broker.counters, max_bytes),
         )
@@ -153,12 +161,22 @@ class GsbSession(CallEndpoint):
         self.on_writable = self._outbox.on_writable
         self._requests = ControlRequests(server, self)
         self._max_packet_bytes = limits.max_packet_bytes
-        self._head_bytes = sp.head_size(sp.Form(self.ipc))
+        self._head_bytes = self.ipc + self.LENGTH.size
         self._greeted = False
         self._skipping: OversizedPacket | None = None
         self._is_retry_scheduled = False
         self._is_drained = False
         self._calls.join(self)
+        self._begin()
+
+    def _marks_frames(self, pipe: ConnectionIO) -> bool:
+        """Return whether each frame begins with SP's mark of ipc."""
+        return pipe.is_unix
+
+    def _choose_encoding(self, server: GsbServer) -> Encoding:
+        return server.encodings[self.ipc]
+
+    def _begin(self) -> None:
         self.send(sp.GREETING)
 
     # --- called by the transport (`on_stalled` and `on_writable` are the outbox's own)
@@ -235,14 +253,17 @@ class GsbSession(CallEndpoint):
         begin = at + self._head_bytes
         if begin > end:
             return 0
-        size: int = LENGTH.unpack_from(buffer, begin - LENGTH.size)[0]
+        size: int = self.LENGTH.unpack_from(buffer, begin - self.LENGTH.size)[0]
         if size > self._max_packet_bytes:
-            self._skipping = OversizedPacket(size, self._max_packet_bytes)
+            self._skipping = self._begin_oversized(size)
             self.is_open = False  # the fast path must not read the skipped bytes as frames
             return self._head_bytes
         if begin + size > end:
             return 0
         return self._head_bytes + size if self._packet(buffer, begin, begin + size) else 0
+
+    def _begin_oversized(self, size: int) -> OversizedPacket:
+        return OversizedPacket(size, self._max_packet_bytes)
 
     def _skip(self, skipping: OversizedPacket, data: memoryview) -> int:
         """Skip bytes of a packet over max_packet_bytes. At its end, refuse the call."""
@@ -321,6 +342,12 @@ class GsbSession(CallEndpoint):
             raise BadFrame(codec.BAD_REPLY_TYPE)
         return self._calls.reply(self, call_id, code, kind, data)
 
+    def register(self, service_id: str) -> ServiceStatus:
+        return self._calls.services.register(self, service_id)
+
+    def unregister(self, service_id: str) -> ServiceStatus:
+        return self._calls.services.unregister(self, service_id)
+
     # --- sending to the peer (`send` is the outbox's `push`)
 
     def send_packet(self, packet: pb.Packet) -> None:
@@ -328,6 +355,25 @@ class GsbSession(CallEndpoint):
 
     def send_reply(self, request_id: bytes, code: int, kind: int, data: Buffer) -> None:
         self.send(call_reply(self.ipc, request_id, code & MAX_VARINT, kind, data))
+
+    def send_call(self, call: OpenCall, data: Buffer, caller_name: bytes) -> None:
+        """Send a call to its service, which this connection has registered."""
+        self.send(call_request(self.ipc, call.id, data, caller_name, call.address))
+
+    def send_cancel(self, call_id: bytes) -> None:
+        self.send_packet(pb.Packet(cancel=pb.Cancel(request_id=call_id.decode())))
+
+    def send_ping(self) -> None:
+        self.send_packet(pb.Packet(ping=pb.Ping()))
+
+    def encode_status(self, kind: str, status: ServiceStatus) -> bytes:
+        """Return the framed reply to a request without an id (control_requests.py)."""
+        packet = pb.Packet()
+        reply: Any = getattr(packet, kind.replace("_request", "_reply"))
+        reply.SetInParent()  # else a reply without code and message would have no kind
+        reply.code = status.code
+        reply.message = status.message
+        return frame(self.ipc, packet.SerializeToString())
 
     def send_failure(self, request_id: bytes, code: int, message: str) -> None:
         """Send the FULL reply with which the bus itself ends a call."""
