@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
+import pytest
+from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.server.oversized_packet import OversizedPacket
+from polybus.dialects.gsb.server.oversized_packet import CALL_REPLY, SERVICE_CALL, OversizedPacket
+from polybus.dialects.gsb.ya import ya_pb2 as ya_pb
 from polybus.errors import BadFrame
 
-Fields = tuple[str, bytes, bytes, int]
+Fields = tuple[int, bytes, bytes, int]
 
 text = st.text("aü/", max_size=5)
 data = st.binary(max_size=300)
 calls = st.builds(pb.ServiceCallRequest, address=text, request_id=text, data=data)
 replies = st.builds(pb.CallReply, request_id=text, data=data, code=st.sampled_from([0, 500]))
+ya_calls = st.builds(
+    ya_pb.CallRequest, caller=text, address=text, request_id=text, data=data, no_reply=st.booleans()
+)
 # Unknown fields, and known ones of another wire type; at both levels, in any order.
 unknown = st.sampled_from(
     [b"\x9a\x06\x02hi", b"\xa0\x06\x05", b"\xa5\x06four", b"\xa1\x06eight..."]
@@ -37,31 +42,32 @@ def kinds(number: int, messages: st.SearchStrategy[bytes]) -> st.SearchStrategy[
     return inside.map(lambda inner: field(number, inner))
 
 
-packets = st.lists(
-    st.one_of(
-        kinds(6, calls.map(pb.ServiceCallRequest.SerializeToString)),
-        kinds(7, replies.map(pb.CallReply.SerializeToString)),
+def packets(call: st.SearchStrategy[Message]) -> st.SearchStrategy[bytes]:
+    parts = st.one_of(
+        kinds(SERVICE_CALL, call.map(lambda one: one.SerializeToString())),
+        kinds(CALL_REPLY, replies.map(pb.CallReply.SerializeToString)),
         strays,
-    ),
-    min_size=1,
-    max_size=3,
-).map(b"".join)
+    )
+    return st.lists(parts, min_size=1, max_size=3).map(b"".join)
 
 
-def extract(payload: bytes, step: int) -> Fields | None:
-    skipping = OversizedPacket(len(payload), 1000)
+# Replies have the same fields in both framings.
+FRAMINGS = {"sp": (pb.Packet, packets(calls)), "ya": (ya_pb.Packet, packets(ya_calls))}
+
+
+def extract(packet_type: type[Message], payload: bytes, step: int) -> Fields | None:
+    skipping = OversizedPacket(len(payload), 1000, packet_type)
     try:
         for at in range(0, len(payload), step):
             skipping.feed(memoryview(payload)[at : at + step])
     except BadFrame:
         return None
-    kind = {6: "service_call_request", 7: "call_reply"}[skipping.kind]
-    return kind, skipping.request_id, skipping.address, skipping.data_bytes
+    return skipping.kind, skipping.request_id, skipping.address, skipping.data_bytes
 
 
-def expected(payload: bytes) -> Fields | None:
+def expected(packet_type: type[Message], payload: bytes) -> Fields | None:
     try:
-        packet = pb.Packet.FromString(payload)
+        packet = packet_type.FromString(payload)
     except DecodeError:
         return None
     kind = packet.WhichOneof("kind")
@@ -69,17 +75,24 @@ def expected(payload: bytes) -> Fields | None:
         return None
     message = getattr(packet, kind)
     address = getattr(message, "address", "").encode()
-    return kind, message.request_id.encode(), address, len(message.data)
+    number = packet_type.DESCRIPTOR.fields_by_name[kind].number
+    return number, message.request_id.encode(), address, len(message.data)
 
 
-@given(packets, st.integers(1, 400))
-def test_extracted_fields_equal_protobufs(payload, step):
+@pytest.mark.parametrize("framing", FRAMINGS)
+@given(source=st.data())
+def test_extracted_fields_equal_protobufs(framing, source):
+    packet_type, payloads = FRAMINGS[framing]
+    payload, step = source.draw(payloads), source.draw(st.integers(1, 400))
     if payload:
-        assert extract(payload, step) == expected(payload)
+        assert extract(packet_type, payload, step) == expected(packet_type, payload)
 
 
-@given(packets, st.data())
-def test_truncated_packets_are_read_as_by_protobuf(payload, source):
+@pytest.mark.parametrize("framing", FRAMINGS)
+@given(source=st.data())
+def test_truncated_packets_are_read_as_by_protobuf(framing, source):
+    packet_type, payloads = FRAMINGS[framing]
+    payload = source.draw(payloads)
     cut = payload[: source.draw(st.integers(1, max(1, len(payload))))]
     if cut:
-        assert extract(cut, 1) == expected(cut)
+        assert extract(packet_type, cut, 1) == expected(packet_type, cut)
