@@ -188,6 +188,80 @@ def test_pynng_without_polybus_calls_three_hops_away(line, service):
     assert reply.data == b"\xa9from afar"
 
 
+@pytest.fixture(scope="module")
+def readable() -> Iterator[GsbNetwork]:
+    """Three nodes on a line, whose topics under public/ every node may read."""
+    with GsbNetwork(acl="allow node:* subscribe public/*") as net:
+        net.start("a")
+        net.start("b", links=["a"])
+        net.start("c", links=["b"])
+        net.await_nodes(3)
+        yield net
+
+
+def test_a_topic_of_another_node_is_read_by_all_subscribers(readable):
+    net = readable
+    topic = f"/net/{net.ids['c']}/public/news"
+    with net.client("a") as first, net.client("a") as second, net.client("c") as sender:
+        readers = [first.subscribe(topic), second.subscribe(topic), first.subscribe(topic)]
+        for number in range(300):
+            sender.broadcast("public/news", number)
+        for reader in readers:
+            messages = [reader.get(20) for _ in range(300)]
+            assert [one.data for one in messages] == list(range(300))
+            assert {one.topic for one in messages} == {topic}
+        assert net.buses["c"].run("gsb", "ls", "--at", str(net.client_address("c"))).returncode == 0
+        for reader in readers:
+            reader.unsubscribe()
+    until(lambda: connections(net, "c") == 0, "the other node has no subscription left")
+    until(lambda: connections(net, "a") == 0, "this node has none either")
+
+
+def connections(net: GsbNetwork, name: str) -> int:
+    """The connections of a node that are not links; the asking one not counted."""
+    with net.client(name) as client:
+        stats = client.call("sys/stats")["gsb"]
+    return int(stats["connections"]) - int(stats["network"]["links"]) - 1
+
+
+def test_only_public_topics_are_read_and_only_by_a_rule(readable, line):
+    net = readable
+    with net.client("a") as reader:
+        with pytest.raises(DoesNotExist, match="only topics under public/"):
+            reader.subscribe(f"/net/{net.ids['c']}/private")
+        with pytest.raises(DoesNotExist, match="unknown node"):
+            reader.subscribe(f"/net/{UNKNOWN}/public/news")
+        with pytest.raises(MalformedRequest):
+            reader.subscribe("/net/nothing/public/news")
+        with pytest.raises(MalformedRequest, match="subscribe to the topic"):
+            reader.call(f"/net/{net.ids['c']}/public/gsb/channel", b"public/news")
+        with pytest.raises(MalformedRequest, match="is this node: subscribe to 'public/own'"):
+            reader.subscribe(f"/net/{net.ids['a']}/public/own")
+    with line.client("a") as reader, pytest.raises(Denied, match="not allowed to subscribe"):
+        reader.subscribe(f"/net/{line.ids['c']}/public/news")
+
+
+def test_a_subscription_outlives_a_broken_link():
+    with GsbNetwork(acl="allow node:* subscribe public/*") as net:
+        net.start("a")
+        net.start("b", links=["a"])
+        net.start("c", links=["b"])
+        net.await_nodes(3)
+        with net.client("a") as client:
+            reader = client.subscribe(f"/net/{net.ids['c']}/public/news")
+            net.kill("b")
+            until(lambda: net.reachable("a") == {}, "the loss is noticed")
+            net.start("b", links=["a"])
+            net.await_nodes(3)
+            with net.client("c") as sender:
+
+                def has_arrived() -> bool:
+                    sender.broadcast("public/news", 1)
+                    return reader.get(0.2) is not None
+
+                until(has_arrived, "messages arrive again")
+
+
 def test_the_command_line_shows_nodes_and_calls_them(line, service):
     @service.service("public/json")
     def answer(call: gsb.Call) -> object:

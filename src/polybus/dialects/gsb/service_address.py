@@ -32,6 +32,7 @@ RESERVED = frozenset({"local", "net", BUILT_IN})
 # The bus's own services for other nodes.
 RESERVED_PUBLIC = "public/gsb"
 PUBLIC_PING, PUBLIC_ACL = "public/gsb/ping", "public/gsb/acl"
+PUBLIC_CHANNEL = "public/gsb/channel"
 
 _SEGMENT = r"[A-Za-z0-9_.-]{1,64}"
 _SERVICE = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")

@@ -27,7 +27,7 @@ from polybus.dialects.gsb.network.node_key import ID_BYTES, node_id_of
 from polybus.dialects.gsb.network.topology import MAX_HOPS, REFRESH_S, Novelty, Topology
 from polybus.dialects.gsb.server.call_table import NodeAccount, Route
 from polybus.dialects.gsb.server.service_registry import ServiceStatus
-from polybus.dialects.gsb.service_address import PUBLIC_ACL, PUBLIC_PING, StatusCode
+from polybus.dialects.gsb.service_address import PUBLIC_ACL, PUBLIC_CHANNEL, PUBLIC_PING, StatusCode
 from polybus.errors import BadFrame, MalformedRequest
 from polybus.model.identity import Identity
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.timers import Timers
     from polybus.dialects.gsb.limits import GsbLimits
+    from polybus.dialects.gsb.network.channels import Channels
     from polybus.dialects.gsb.network.node_key import NodeKey
     from polybus.dialects.gsb.server.call_router import CallRouter
     from polybus.dialects.gsb.server.call_table import OpenCall, Service
@@ -75,6 +76,7 @@ class CallingNode(NamedTuple):
 
 class Network:
     calls: CallRouter
+    channels: Channels
     rules: node_rules.NodeRules | None = None  # of a bus whose rules can be changed
 
     def __init__(self, broker: Broker, limits: GsbLimits, timers: Timers, key: NodeKey) -> None:
@@ -397,6 +399,9 @@ class Network:
             return ServiceStatus(StatusCode.DENIED, "the call is not signed by its node")
         if message.address in BUILT_IN_SERVICES:
             return message.address
+        if message.address == PUBLIC_CHANNEL:
+            feed = self.channels.open_feed(origin, message.data)
+            return feed if isinstance(feed, ServiceStatus) else feed.route
         services = self.calls.services
         route = services.route_network_call(link.session, origin.identity, address)
         return self._if_room(route)

@@ -181,6 +181,8 @@ class CallRouter:
         self.services.unregister_all(peer)
         if peer.link is not None:
             self.network.on_lost(peer.link)
+        if peer.channels:
+            self.network.channels.leave(peer)
         for call in list(peer.serving.values()):
             lost = "the link to its node is broken" if peer.is_link else "the service went away"
             self.fail(call, StatusCode.UNAVAILABLE, lost, cancel=False)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.request_outcome import OutcomeKind, RequestOutcome
 from polybus.bus.subscriptions import SubscribeResult
 from polybus.dialects.gsb.server.service_registry import OK_STATUS, ServiceStatus
-from polybus.dialects.gsb.service_address import StatusCode
-from polybus.errors import InvalidTopic
+from polybus.dialects.gsb.service_address import StatusCode, parse_address
+from polybus.errors import InvalidTopic, MalformedRequest
 from polybus.kernel.fanout import BLOCKED
 from polybus.model import topic_name
 from polybus.model.access_rule import PRODUCE
@@ -24,12 +24,13 @@ from polybus.model.access_rule import PRODUCE
 if TYPE_CHECKING:
     from polybus.dialects.gsb.server.session import GsbServer, GsbSession
 
-BROADCAST = "broadcast_request"
+BROADCAST, SUBSCRIBE = "broadcast_request", "subscribe_request"
+NODES = "/net/"  # the beginning of names of other nodes' topics
 CONTROL_KINDS = frozenset(
     {
         "register_request",
         "unregister_request",
-        "subscribe_request",
+        SUBSCRIBE,
         "unsubscribe_request",
         BROADCAST,
     }
@@ -60,6 +61,7 @@ class ControlRequests:
 
     def __init__(self, server: GsbServer, session: GsbSession) -> None:
         self._broker = server.broker
+        self._channels = server.channels
         self._session = session
         # Replies that wait for a commit, or for a reply before them.
         self._slots: deque[ReplySlot] = deque()
@@ -79,10 +81,12 @@ class ControlRequests:
             case "unregister_request":
                 status = session.unregister(packet.unregister_request.service_id)
             case "subscribe_request":
-                status = self._subscribe(packet.subscribe_request.topic)
+                topic = packet.subscribe_request.topic
+                if topic.startswith(NODES):
+                    return self._subscribe_remote(topic)
+                status = self._subscribe(topic)
             case "unsubscribe_request":
-                name = packet.unsubscribe_request.topic.encode("utf-8", "surrogatepass")
-                removed = self._broker.unsubscribe(session.connection, name)
+                removed = self._unsubscribe(packet.unsubscribe_request.topic)
                 missing = ServiceStatus(StatusCode.NOT_FOUND, "no such subscription")
                 status = OK_STATUS if removed else missing
             case _:
@@ -103,6 +107,34 @@ class ControlRequests:
             return ServiceStatus(StatusCode.DENIED, f"topic {topic!r} is damaged")
         self._broker.count_refusal(self._session.connection, result.value, name)
         return ServiceStatus(StatusCode.DENIED, f"{result.value} is reached")
+
+    def _subscribe_remote(self, topic: str) -> bool:
+        """Subscribe to a topic of another node. The reply is sent when that node has answered."""
+        try:
+            name, node = parse_address(topic)
+        except MalformedRequest as error:
+            return self._reply(SUBSCRIBE, ServiceStatus(StatusCode.BAD_REQUEST, str(error)))
+        assert node is not None
+        if node == self._channels.node_id:
+            # Messages have the topic's own name, and the client waits for this one.
+            text = f"{node} is this node: subscribe to {name!r}"
+            return self._reply(SUBSCRIBE, ServiceStatus(StatusCode.BAD_REQUEST, text))
+        slot = self._append(ReplySlot(0))
+        then = partial(self._on_status, SUBSCRIBE, slot)
+        self._channels.subscribe(self._session, node, name, then)
+        return True
+
+    def _unsubscribe(self, topic: str) -> bool:
+        """Returns False if there is no such subscription."""
+        if topic.startswith(NODES):
+            try:
+                name, node = parse_address(topic)
+            except MalformedRequest:
+                return False
+            assert node is not None
+            return self._channels.unsubscribe(self._session, node, name)
+        name_bytes = topic.encode("utf-8", "surrogatepass")
+        return self._broker.unsubscribe(self._session.connection, name_bytes)
 
     def _broadcast(self, request: Any) -> bool:
         session, connection, data = self._session, self._session.connection, request.data
@@ -152,8 +184,11 @@ class ControlRequests:
         reason = outcome.text or outcome.kind.value
         if code and self._session.gone:
             self._broker.counters.count("dropped", reason)
-        status = ServiceStatus(code, reason) if code else OK_STATUS
-        slot.data = self._session.encode_status(BROADCAST, status)
+        self._on_status(BROADCAST, slot, ServiceStatus(code, reason) if code else OK_STATUS)
+
+    def _on_status(self, kind: str, slot: ReplySlot, status: ServiceStatus) -> None:
+        """Send the reply to a request whose outcome is known now, in its order."""
+        slot.data = self._session.encode_status(kind, status)
         while self._slots and (ready := self._slots[0].data) is not None:
             self._pending_bytes -= self._slots.popleft().weight
             self._session.send(ready)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from polybus.dialects.gsb.server.call_table import Route, Service
 from polybus.dialects.gsb.service_address import (
     BUILT_IN,
+    PUBLIC_CHANNEL,
     StatusCode,
     check_service_name,
     parse_address,
@@ -127,6 +128,8 @@ class ServiceRegistry:
         """Return whether the rules still allow an open call."""
         if call.caller.is_link and call.origin is None:
             return True  # relayed to another node, which decides
+        if PUBLIC_CHANNEL in (call.service.id, call.address.decode()):
+            return True  # a subscription: channels.py decides
         identity, allows = call.caller.connection.pipe.identity, self._broker.policy.allows
         if call.endpoint.is_link:
             return allows(identity, CALL, remote_name(call.service.id, call.address.decode()))
@@ -186,6 +189,9 @@ class ServiceRegistry:
         self, peer: GsbSession, address: bytes, node: str, name: str
     ) -> Route | ServiceStatus:
         """Resolve an address of another node: the route is the link towards it."""
+        if name == PUBLIC_CHANNEL:
+            text = f"subscribe to the topic /net/{node}/… instead"
+            return ServiceStatus(StatusCode.BAD_REQUEST, text)
         judged = remote_name(node, name)
         if not self._broker.policy.allows(peer.connection.pipe.identity, CALL, judged):
             self._broker.count_refusal(peer.connection, "call_denied", judged)

@@ -27,6 +27,7 @@ from polybus.bus.outbox import Outbox
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.gsb_packets import GsbEncoding, call_reply, call_request, frame, read
+from polybus.dialects.gsb.network.channels import Channels
 from polybus.dialects.gsb.network.network import Network
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.dialects.gsb.server.call_router import FULL, PARTIAL, CallRouter
@@ -77,8 +78,10 @@ class GsbServer:
         self.broker = broker
         self.limits = limits
         self.timers = timers
+        self.owner = owner
         self.network = Network(broker, limits, timers, key or NodeKey.generate())
         self.calls = CallRouter(broker, limits, timers, owner, self.network)
+        self.channels = self.network.channels = Channels(self, self.network)
         numbers = broker.new_encoding_number(), broker.new_encoding_number()
         self.encodings = (GsbEncoding(numbers[0], False), GsbEncoding(numbers[1], True))
         self.senders = SenderTracker.install(broker, self.encodings)
@@ -136,6 +139,7 @@ class GsbSession(CallEndpoint):
         self.broker = broker
         self._calls = server.calls
         self._network = server.network
+        self.channels: set[tuple[str, str]] = set()  # subscribed topics of other nodes
         self.senders = server.senders
         self._call_soon = server.timers.call_soon
         self._pipe = pipe
@@ -374,6 +378,11 @@ class GsbSession(CallEndpoint):
         reply.code = status.code
         reply.message = status.message
         return frame(self.ipc, packet.SerializeToString())
+
+    def send_broadcast(self, topic: str, data: bytes, caller: str) -> None:
+        """Send a message of another node's topic."""
+        message = pb.BroadcastRequest(topic=topic, data=data, caller=caller)
+        self.send_packet(pb.Packet(broadcast_request=message))
 
     def send_failure(self, request_id: bytes, code: int, message: str) -> None:
         """Send the FULL reply with which the bus itself ends a call."""

@@ -188,6 +188,10 @@ class YaSession(GsbSession):
         if request.no_reply:
             self._calls.end(call, StatusCode.OK)
 
+    def send_broadcast(self, topic: str, data: bytes, caller: str) -> None:
+        message = pb.BroadcastRequest(topic=topic, data=data, caller=caller)
+        self.send(codec.frame(pb.Packet(broadcast_request=message)))
+
     def send_cancel(self, call_id: bytes) -> None:
         """Do nothing: this protocol has no cancel. Later replies are counted and dropped."""
 

@@ -1,0 +1,280 @@
+"""Topics of other nodes: `/net/<node id>/public/news` is subscribed like a topic of this bus.
+
+A subscription is a stream of calls' machinery. This node calls `public/gsb/channel` of the other
+one with the topic's name as data. The other node decides by its rules (`subscribe`), answers with
+an empty PARTIAL, and then with one PARTIAL for each message. So the way, the loss of a link, and
+credit are those of every call. One stream serves all subscribers of this bus.
+
+    subscriber ──subscribe──▶ RemoteChannel ──call──▶ ... ──▶ ChannelFeed ──subscribe──▶ topic
+        ◀── broadcast_request ──        ◀── PARTIAL per message ──      ◀── broadcast ──
+
+Delivery is at most once, as for every broadcast: a feed whose caller is too slow, and a subscriber
+that is full, lose messages, which are counted. A stream that breaks is opened again, with pauses,
+as long as it has subscribers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from polybus.bus.subscriptions import SubscribeResult
+from polybus.dialects.gsb import codec
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.network.bus_pipe import BusPipe
+from polybus.dialects.gsb.server.call_table import Route, Service
+from polybus.dialects.gsb.server.service_registry import (
+    OK_STATUS,
+    PUBLIC,
+    ServiceStatus,
+    remote_name,
+)
+from polybus.dialects.gsb.service_address import PUBLIC_CHANNEL, StatusCode
+from polybus.errors import InvalidTopic
+from polybus.model import topic_name
+from polybus.model.access_rule import SUBSCRIBE
+
+if TYPE_CHECKING:
+    from polybus.dialects.gsb.network.network import CallingNode, Network
+    from polybus.dialects.gsb.server.call_table import OpenCall
+    from polybus.dialects.gsb.server.session import GsbServer, GsbSession
+
+FULL, PARTIAL = 0, 1
+MAX_CHANNELS = 4096  # topics of other nodes that this bus reads
+MAX_FEEDS, MAX_NODE_FEEDS = 4096, 256  # topics that other nodes read: of all, of one node
+DEADLINE_S = 4_000_000.0  # of a stream, which may be silent for long
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
+LASTING = frozenset({StatusCode.UNAVAILABLE, StatusCode.DEADLINE, StatusCode.CANCELLED})
+
+Then = Callable[[ServiceStatus], None]
+
+
+class ChannelFeed:
+    """The stream of a topic of this bus to another node."""
+
+    def __init__(self, channels: Channels, origin: CallingNode, topic: bytes) -> None:
+        self._channels = channels
+        self._server = channels.server
+        self.node = origin.identity.node
+        self.topic = topic
+        self.identity = origin.identity
+        timers = self._server.timers
+        self._pipe = BusPipe(self.node, origin.identity, timers, self._take)
+        self.session = self._server(self._pipe)
+        self.session.credits = True
+        self.route = Route(Service(PUBLIC_CHANNEL, self.session, 0), topic)
+        self.call: OpenCall | None = None
+
+    def subscribe(self) -> SubscribeResult:
+        return self._server.broker.subscribe(self.session.connection, self.topic)
+
+    def begin(self, call: OpenCall) -> None:
+        """Confirm the subscription."""
+        self.call = call
+        self._server.calls.reply(self.session, call.id, StatusCode.OK, PARTIAL, b"")
+
+    def close(self) -> None:
+        self._channels.forget_feed(self)
+        self._pipe.close()
+        self._server.calls.leave(self.session)
+        self._server.broker.leave(self.session.connection)
+
+    def _take(self, packet: pb.Packet) -> None:
+        calls, call = self._server.calls, self.call
+        if packet.HasField("call_request"):
+            call = self.session.serving.get(packet.call_request.request_id.encode())
+            if call is not None:
+                self.begin(call)
+        elif packet.HasField("cancel"):
+            self.close()
+        elif packet.HasField("broadcast_request") and call is not None:
+            data = packet.broadcast_request.SerializeToString()
+            if calls.pressure.can_forward(call, partial=True):
+                calls.reply(self.session, call.id, StatusCode.OK, PARTIAL, data)
+            else:
+                self._server.broker.counters.count("dropped", "channel_full")
+
+
+class RemoteChannel:
+    """A topic of another node, and its subscribers on this bus."""
+
+    def __init__(self, channels: Channels, node: str, topic: str) -> None:
+        self._channels = channels
+        self._server = channels.server
+        self.node, self.topic = node, topic
+        self.name = f"/net/{node}/{topic}"
+        self.subscribers: dict[GsbSession, None] = {}
+        self._waiting: list[Then] = []
+        self._is_confirmed = False
+        self._calls_made = 0
+        self._pause_s = FIRST_PAUSE_S
+        self._pipe = BusPipe(self.name, channels.identity, self._server.timers, self._take)
+        self._session = self._server(self._pipe)
+        self._open()
+
+    def add(self, session: GsbSession, then: Then) -> None:
+        """Add a subscriber; `then` gets the outcome once it is known."""
+        self.subscribers[session] = None
+        if self._is_confirmed:
+            then(OK_STATUS)
+        else:
+            self._waiting.append(then)
+
+    def remove(self, session: GsbSession) -> None:
+        self.subscribers.pop(session, None)
+        if not self.subscribers:
+            self.close()
+
+    def close(self) -> None:
+        self._channels.forget_channel(self)
+        self._server.calls.leave(self._session)  # cancels the call
+        self._pipe.close()
+        self._server.broker.leave(self._session.connection)
+
+    def _open(self) -> None:
+        if self._pipe.is_closed:
+            return
+        link = self._server.network.route(self.node)
+        if isinstance(link, ServiceStatus):
+            self._server.timers.call_soon(lambda: self._on_end(link))
+            return
+        self._calls_made += 1
+        route, data = Route(link, PUBLIC_CHANNEL.encode()), self.topic.encode()
+        request_id = b"%d" % self._calls_made
+        calls = self._server.calls
+        call = calls.open_call(self._session, route, request_id, len(data), DEADLINE_S)
+        self._server.network.send_call(call, data)
+
+    def _take(self, packet: pb.Packet) -> None:
+        reply = packet.call_reply
+        if reply.type == FULL:
+            self._on_end(self._channels.read_failure(reply.data))
+        elif reply.data:
+            message = pb.BroadcastRequest.FromString(reply.data)
+            for session in list(self.subscribers):
+                if session.full:
+                    self._server.broker.counters.count("dropped", "subscriber_full")
+                else:
+                    session.send_broadcast(self.name, message.data, message.caller)
+        else:
+            self._is_confirmed, self._pause_s = True, FIRST_PAUSE_S
+            self._answer(OK_STATUS)
+
+    def _on_end(self, status: ServiceStatus) -> None:
+        """Open the stream again if it was confirmed before and may work again."""
+        if self._is_confirmed and status.code in LASTING:
+            pause_s = self._pause_s * (0.5 + random.random() / 2)
+            self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+            self._server.timers.call_later(pause_s, self._open)
+            return
+        if self._is_confirmed:
+            counters = self._server.broker.counters
+            counters.count("dropped", "channel_ended", len(self.subscribers))
+        self._answer(status)
+        self.subscribers.clear()
+        self.close()
+
+    def _answer(self, status: ServiceStatus) -> None:
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then(status)
+
+
+class Channels:
+    """The channels of a bus, in both directions."""
+
+    def __init__(self, server: GsbServer, network: Network) -> None:
+        self.server = server
+        self._remote: dict[tuple[str, str], RemoteChannel] = {}
+        self._feeds: dict[ChannelFeed, None] = {}
+        self._feeds_by_node: Counter[str] = Counter()
+        self.identity = server.owner
+        self.node_id = network.node_id
+        server.broker.policy.on_change(self._end_denied)
+
+    # --- topics of other nodes
+
+    def subscribe(self, session: GsbSession, node: str, topic: str, then: Then) -> None:
+        """Subscribe a connection; `then` gets the outcome, at once or later."""
+        broker = self.server.broker
+        identity = session.connection.pipe.identity
+        channel = self._remote.get((node, topic))
+        if not broker.policy.allows(identity, SUBSCRIBE, remote_name(node, topic)):
+            text = f"not allowed to subscribe to '/net/{node}/{topic}'"
+            then(ServiceStatus(StatusCode.DENIED, text))
+        elif len(session.channels) >= broker.limits.max_subscriptions_per_connection:
+            text = "max_subscriptions_per_connection is reached"
+            then(ServiceStatus(StatusCode.DENIED, text))
+        elif channel is None and len(self._remote) >= MAX_CHANNELS:
+            then(ServiceStatus(StatusCode.DENIED, "the bus reads too many topics of other nodes"))
+        else:
+            if channel is None:
+                channel = self._remote[node, topic] = RemoteChannel(self, node, topic)
+            session.channels.add((node, topic))
+            channel.add(session, then)
+
+    def unsubscribe(self, session: GsbSession, node: str, topic: str) -> bool:
+        """Returns False if the connection has no such subscription."""
+        if (node, topic) not in session.channels:
+            return False
+        session.channels.discard((node, topic))
+        if (channel := self._remote.get((node, topic))) is not None:
+            channel.remove(session)
+        return True
+
+    def leave(self, session: GsbSession) -> None:
+        for node, topic in list(session.channels):
+            self.unsubscribe(session, node, topic)
+
+    def forget_channel(self, channel: RemoteChannel) -> None:
+        self._remote.pop((channel.node, channel.topic), None)
+
+    def read_failure(self, data: bytes) -> ServiceStatus:
+        """Return the failure with which the other node, or the way to it, has ended a stream."""
+        try:
+            failure = codec.unpack(data)
+            return ServiceStatus(StatusCode(failure["code"]), str(failure["message"])[:500])
+        except (ValueError, KeyError, TypeError):
+            return ServiceStatus(StatusCode.UNAVAILABLE, "the other node has ended the stream")
+
+    # --- topics of this bus
+
+    def open_feed(self, origin: CallingNode, data: bytes) -> ChannelFeed | ServiceStatus:
+        """Subscribe another node to a topic of this bus, or return the refusal."""
+        node, broker = origin.identity.node, self.server.broker
+        try:
+            topic = topic_name.check_topic_name(data.decode())
+        except (InvalidTopic, UnicodeDecodeError) as error:
+            return ServiceStatus(StatusCode.BAD_REQUEST, str(error))
+        if not topic.startswith(PUBLIC.encode()):
+            return ServiceStatus(StatusCode.NOT_FOUND, "only topics under public/ can be read")
+        if not broker.policy.allows(origin.identity, SUBSCRIBE, topic):
+            broker.counters.count("refused", "network_subscribe_denied")
+            return ServiceStatus(
+                StatusCode.DENIED, f"not allowed to subscribe to {data.decode()!r}"
+            )
+        if len(self._feeds) >= MAX_FEEDS or self._feeds_by_node[node] >= MAX_NODE_FEEDS:
+            return ServiceStatus(StatusCode.UNAVAILABLE, "the node reads too many topics")
+        feed = ChannelFeed(self, origin, topic)
+        result = feed.subscribe()
+        self._feeds[feed] = None
+        self._feeds_by_node[node] += 1
+        if result is not SubscribeResult.NEW:
+            feed.close()
+            return ServiceStatus(StatusCode.DENIED, f"cannot subscribe: {result.value}")
+        return feed
+
+    def forget_feed(self, feed: ChannelFeed) -> None:
+        if self._feeds.pop(feed, 0) is None:
+            self._feeds_by_node[feed.node] -= 1
+            self._feeds_by_node += Counter()  # drops zeros
+
+    def _end_denied(self) -> None:
+        """End the streams that the rules no longer allow."""
+        allows = self.server.broker.policy.allows
+        for feed in list(self._feeds):
+            if feed.call is not None and not allows(feed.identity, SUBSCRIBE, feed.topic):
+                text = "not allowed to subscribe any longer"
+                self.server.calls.fail(feed.call, StatusCode.DENIED, text, cancel=True)
