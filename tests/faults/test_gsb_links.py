@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from polybus.dialects.gsb.network.announcement import Announcement
 from polybus.dialects.gsb.network.call_signer import CallSigner
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.testing.bus_process import BusProcess
-from tests.faults.gsb_live import check_no_state_left, serving, tables
+from tests.faults.gsb_live import MAX_PACKET_BYTES, check_no_state_left, serving, tables
 from tests.rig.gsb_link_peer import LinkPeer, pack
 from tests.rig.gsb_peer import HungUp, connect, partial
 from tests.rig.gsb_wire import read_failure
@@ -172,6 +173,38 @@ def test_fields_out_of_their_bounds_end_the_link(bus, peer, fields):
     with pytest.raises(HungUp):
         peer.wait_for("call_reply")
     assert count(bus, "connections", "closed", "bad_relay") == 1
+
+
+def test_an_oversized_call_is_answered_and_the_link_stays(bus, peer, service):
+    peer.send_call(peer.call("public/greeter", data=bytes(MAX_PACKET_BYTES)))
+    assert refusal(peer) == 413
+    peer.send_call(peer.call("public/greeter"))
+    assert peer.wait_for("call_reply").code == 0
+
+
+def test_a_node_that_dials_again_replaces_its_old_link(bus, peer):
+    """Its end of the old link may have ended without a word to the bus."""
+    with LinkPeer(bus.address("gsb"), HOSTILE) as again:
+        again.settle()
+        peer.peer.wait_for_end()
+        assert tables(bus)["network"]["links"] == 1
+    assert count(bus, "connections", "closed", "duplicate_link") == 1
+
+
+def test_a_restarted_node_replaces_a_link_that_is_dead(bus, peer):
+    """The old process gives no sign of life: its connection is open, and it reads nothing."""
+
+    def is_linked() -> bool:
+        try:
+            with LinkPeer(bus.address("gsb"), HOSTILE, instance=8) as second:
+                second.settle()
+                return True
+        except HungUp:
+            return False
+
+    until(is_linked, "the new process is linked")
+    assert count(bus, "connections", "closed", "duplicate_node") > 0
+    assert json.loads(bus.run("stats", "--json").stdout)["alarms"] == []
 
 
 @pytest.mark.parametrize(
