@@ -266,6 +266,8 @@ OTHERS: dict[str, str] = {
     **dict.fromkeys(("freud subscription create", "freud subscription rm"), OWN_INPUT),
     **dict.fromkeys(("freud topic publish", "group rm", "group reset", "gsb ping"), OWN_INPUT),
     **dict.fromkeys(("gsb serve", "rqueue sink", "rqueue pusher", "pirate drop"), OWN_INPUT),
+    **dict.fromkeys(("gsb id", "gsb nodes"), "prints node ids, which are hex digits, and numbers"),
+    **dict.fromkeys(("gsb link add", "gsb link rm", "gsb link ls"), OWN_INPUT),
     # Ids that are not plain text are printed as hex.
     **dict.fromkeys(("pirate clients ls", "pirate clients rm"), SAME_FILTER),
     **dict.fromkeys(("store salvage", "store compact", "store backup"), SAME_FILTER),

@@ -135,9 +135,11 @@ class MemoryBus:
             self._last_to_run = FairScheduler
         if has_dialect("gsb"):
             from polybus.dialects.gsb.limits import GsbLimits
+            from polybus.dialects.gsb.network.node_key import NodeKey
             from polybus.dialects.gsb.server.session import GsbServer
 
-            self.gsb = GsbServer(self.broker, gsb or GsbLimits(), self, ANONYMOUS)
+            key = NodeKey(bytes(32))  # the same id in every run
+            self.gsb = GsbServer(self.broker, gsb or GsbLimits(), self, ANONYMOUS, key)
             self._ya: YaServer | None = None
 
     def connect(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:

@@ -61,6 +61,7 @@ def test_an_idle_bus_counts_nothing():
             "full": 0,
             "waiting": 0,
             "ended": {},
+            "network": {"node": bus.gsb.network.node_id, "links": 0, "nodes": 0, "callers": {}},
         },
     }
 

@@ -63,7 +63,7 @@ DIALECT = Dialect(
         Command(
             "gsb",
             "polybus.dialects.gsb.cli",
-            "Services that call each other: call, ls, serve, ping, id, nodes, link.",
+            "Services that call each other, also on other buses.",
         ),
     ),
     open_server=open_server,
