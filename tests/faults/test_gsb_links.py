@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -166,10 +167,14 @@ def test_a_stream_stops_without_credit_and_goes_on_with_it(bus, peer):
         {"deadline_ms": 0},
         {"free_partials": 0},
         {"free_bytes": 1 << 30},
+        {"address": "x" * 70_000},
     ],
 )
 def test_fields_out_of_their_bounds_end_the_link(bus, peer, fields):
-    peer.send_call(peer.call("public/x", **fields))
+    call = peer.call("public/x")
+    for name, value in fields.items():
+        setattr(call, name, value)
+    peer.send_call(call)
     with pytest.raises(HungUp):
         peer.wait_for("call_reply")
     assert count(bus, "connections", "closed", "bad_relay") == 1
@@ -267,6 +272,53 @@ def test_packets_of_clients_are_refused_on_a_link(bus, peer):
     with pytest.raises(HungUp):
         peer.settle()
     assert count(bus, "connections", "closed", "wrong_direction") == 1
+
+
+def test_a_large_packet_without_data_is_not_decoded(bus):
+    """Empty announcements take fifty times their size in memory; neither kind is allowed."""
+    large = pack(announce=pb.Announce(announcements=[pb.Announcement()] * 200_000))
+    hidden = pack(cancel=pb.Cancel(request_id="1")) + large
+    for payload in (large, hidden):
+        with connect(bus.address("gsb")) as stranger:
+            stranger.send(payload)
+            stranger.wait_for_end()
+    assert count(bus, "connections", "closed", "too_large") == 2
+
+
+def test_strangers_of_one_host_have_few_handshakes_at_a_time(bus):
+    """Hellos without a proof take places of handshakes, not of links."""
+    hello = pb.LinkHello(version=1, public_key=HONEST.public, nonce=bytes(32), instance=1)
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(connect(bus.address("gsb"))) for _ in range(40)]
+        for stranger in strangers:
+            stranger.send(pack(link_hello=hello))
+        until(lambda: count(bus, "connections", "closed", "max_links") == 24, "24 are refused")
+
+
+def test_a_call_of_an_earlier_run_of_the_bus_is_refused(peer, service):
+    call = peer.call("public/greeter")
+    call.target_instance += 1
+    peer.send_call(call)
+    assert refusal(peer) == 503
+    assert service == []
+
+
+def test_an_old_counter_is_refused_at_no_cost(peer, service):
+    first, second = peer.call("public/greeter"), peer.call("public/greeter")
+    peer.signer = CallSigner(HOSTILE, peer.instance)
+    peer.send_call(second)
+    assert peer.wait_for("call_reply").code == 0
+    first.counter = 1  # its MAC is wrong; the next one is right and far ahead
+    peer.send_call(first)
+    assert refusal(peer) == 403
+    assert len(service) == 1
+
+
+def test_a_large_ping_is_refused(peer):
+    peer.send_call(peer.call("public/gsb/ping", data=bytes(2000)))
+    assert refusal(peer) == 413
+    peer.send_call(peer.call("public/gsb/ping", data=b"\x01"))
+    assert peer.wait_for("call_reply").data == b"\x01"
 
 
 def test_a_stranger_without_the_key_of_its_hello_gets_no_link(bus):

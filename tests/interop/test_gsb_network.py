@@ -210,6 +210,7 @@ def test_a_topic_of_another_node_is_read_by_all_subscribers(readable):
             messages = [reader.get(20) for _ in range(300)]
             assert [one.data for one in messages] == list(range(300))
             assert {one.topic for one in messages} == {topic}
+            assert {one.caller for one in messages} == {net.ids["c"]}
         assert net.buses["c"].run("gsb", "ls", "--at", str(net.client_address("c"))).returncode == 0
         for reader in readers:
             reader.unsubscribe()

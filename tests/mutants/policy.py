@@ -62,8 +62,16 @@ POLICY = mutants(
         "is_user = identity.is_in_doubt and _may_name_local(who, number)",
         "is_user = identity.is_in_doubt and who.kind == rules.ANONYMOUS",
     ),
-    ("in doubt is every key", "return who.kind != rules.KEY and not", "return not"),
-    ("in doubt is a ghost", "who.kind != rules.KEY and not is_unknown_here", "True"),
+    (
+        "in doubt is every key",
+        "return who.kind not in (rules.KEY, rules.NODE) and not",
+        "return not",
+    ),
+    (
+        "in doubt is a ghost",
+        "who.kind not in (rules.KEY, rules.NODE) and not is_unknown_here",
+        "True",
+    ),
     ("the main group does not count", "identity.groups | {identity.gid}", "identity.groups"),
     ("a key keeps its user's rules", "if who.kind == rules.KEY or identity.key:", "if False:"),
     ("unknown names name all", "if number is None or identity.uid is None:", "if False:"),

@@ -375,7 +375,7 @@ def _names(who: Principal, number: int | None, identity: Identity, groups: froze
 def _may_name_local(who: Principal, number: int | None) -> bool:
     """Return whether a rule may name a local caller of an unknown user, who showed no key."""
     is_unknown_here = number is None and who.kind in (rules.USER, rules.GROUP)
-    return who.kind != rules.KEY and not is_unknown_here
+    return who.kind not in (rules.KEY, rules.NODE) and not is_unknown_here
 
 
 def _find_verdict(table: VerbTable, named: RuleMatch, topic: bytes) -> Decision | None:

@@ -64,6 +64,8 @@ class Identity:
         """Return whether both are the same owner: equal keys, or equal uid and service."""
         if creator is None or self.account is None or self.key != creator.key:
             return False
+        if self.node or creator.node:
+            return False  # nodes create nothing
         return bool(self.key) or (self.uid, self.service) == (creator.uid, creator.service)
 
 

@@ -8,8 +8,10 @@ their certificate.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
+import re
 import ssl
 from pathlib import Path
 
@@ -17,13 +19,19 @@ from polybus.errors import ConfigError
 from polybus.server.settings import TlsSettings
 from polybus.transports.tls_connection import CertificateContext
 
-BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+CERTIFICATE = re.compile(
+    rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END "
+)
 
 
-def digest_of(pem: str) -> bytes:
-    """Return the SHA-256 of the first certificate of a PEM text."""
-    begin, end = pem.index(BEGIN), pem.index(END) + len(END)
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem[begin:end])).digest()
+def digest_of(pem: bytes) -> bytes:
+    """Return the SHA-256 of the first certificate of a PEM file; empty if none is found."""
+    found = CERTIFICATE.search(pem)
+    try:
+        der = base64.b64decode(found[1]) if found else b""
+    except ValueError:
+        der = b""
+    return hashlib.sha256(der).digest() if der else b""
 
 
 def own_context(certificate: bytes, key: bytes) -> ssl.SSLContext:
@@ -37,7 +45,7 @@ def own_context(certificate: bytes, key: bytes) -> ssl.SSLContext:
         context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
-    context.certificate_digest = digest_of(certificate.decode())
+    context.certificate_digest = digest_of(certificate)
     return context
 
 
@@ -71,7 +79,7 @@ class Certificates:
         try:
             # An empty password: a key that has one would stop the bus to ask for it.
             context.load_cert_chain(self._certificate, self._key, password="")
-            context.certificate_digest = digest_of(self._certificate.read_text())
+            context.certificate_digest = digest_of(self._certificate.read_bytes())
         except ssl.SSLError as error:
             reason = error.reason or "not a certificate with its key in PEM form"
             raise ConfigError(f"[tls] {self._certificate} and {self._key}: {reason}") from None

@@ -35,6 +35,9 @@ NO_PACKET = "no_packet"  # not a Packet, or one of an unknown kind
 WRONG_DIRECTION = "wrong_direction"
 BAD_REPLY_TYPE = "bad_reply_type"
 SECOND_HELLO = "second_hello"  # a hello that is not the first packet
+TOO_LARGE = "too_large"
+# Kinds that carry data of clients: calls, replies, broadcasts.
+LARGE_KINDS = frozenset({6, 7, 12, 16, 23})
 
 
 class Origin:
@@ -57,6 +60,28 @@ BUS_ERRORS: dict[int, type[PolybusError]] = {
     StatusCode.UNAVAILABLE: errors.ServiceGone,
     StatusCode.DEADLINE: errors.DeadlinePassed,
 }
+
+
+def check_large(payload: memoryview) -> None:
+    """Raise `BadFrame` unless a large packet is one of a kind that carries data of clients.
+
+    Lists of small messages take much more memory decoded than on the wire.
+    """
+    tag, at = _read_varint(payload, 0)
+    size, at = _read_varint(payload, at)
+    # One field alone: protobuf merges several, and the others could be of any kind.
+    if tag & 7 != 2 or tag >> 3 not in LARGE_KINDS or at + size != len(payload):
+        raise BadFrame(TOO_LARGE)
+
+
+def _read_varint(payload: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 64 and at < len(payload):
+        byte = payload[at]
+        value, at, shift = value | (byte & 0x7F) << shift, at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+    raise BadFrame(NO_PACKET)
 
 
 def decode_packet(payload: bytes) -> pb.Packet:

@@ -231,7 +231,7 @@ class Announce(_message.Message):
     def __init__(self, announcements: _Optional[_Iterable[_Union[Announcement, _Mapping[str, object]]]] = ...) -> None: ...
 
 class RelayCall(_message.Message):
-    __slots__ = ("request_id", "data", "address", "origin", "target", "hops", "deadline_ms", "counter", "mac", "free_partials", "free_bytes", "instance")
+    __slots__ = ("request_id", "data", "address", "origin", "target", "hops", "deadline_ms", "counter", "mac", "free_partials", "free_bytes", "instance", "target_instance")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +244,7 @@ class RelayCall(_message.Message):
     FREE_PARTIALS_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     data: bytes
     address: str
@@ -256,7 +257,8 @@ class RelayCall(_message.Message):
     free_partials: int
     free_bytes: int
     instance: int
-    def __init__(self, request_id: _Optional[str] = ..., data: _Optional[bytes] = ..., address: _Optional[str] = ..., origin: _Optional[bytes] = ..., target: _Optional[bytes] = ..., hops: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., counter: _Optional[int] = ..., mac: _Optional[bytes] = ..., free_partials: _Optional[int] = ..., free_bytes: _Optional[int] = ..., instance: _Optional[int] = ...) -> None: ...
+    target_instance: int
+    def __init__(self, request_id: _Optional[str] = ..., data: _Optional[bytes] = ..., address: _Optional[str] = ..., origin: _Optional[bytes] = ..., target: _Optional[bytes] = ..., hops: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., counter: _Optional[int] = ..., mac: _Optional[bytes] = ..., free_partials: _Optional[int] = ..., free_bytes: _Optional[int] = ..., instance: _Optional[int] = ..., target_instance: _Optional[int] = ...) -> None: ...
 
 class Packet(_message.Message):
     __slots__ = ("hello", "register_request", "register_reply", "unregister_request", "unregister_reply", "service_call_request", "call_reply", "subscribe_request", "subscribe_reply", "unsubscribe_request", "unsubscribe_reply", "broadcast_request", "broadcast_reply", "ping", "pong", "call_request", "cancel", "credit", "link_hello", "link_accept", "link_proof", "announce", "relay_call")

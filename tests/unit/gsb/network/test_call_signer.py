@@ -43,6 +43,8 @@ def test_a_call_is_taken_once(ends):
         ("address", "public/other"),
         ("data", b"other"),
         ("counter", 7),
+        ("instance", 9),
+        ("target_instance", 9),
         ("target", b"t" * 20),
         ("origin", b"o" * 20),
         ("mac", b""),
@@ -77,11 +79,21 @@ def test_calls_of_an_earlier_run_are_refused_and_those_of_the_new_one_taken(ends
     assert target.check(signed(CallSigner(A, 2)), announced(A, instance=2))
 
 
-def test_counters_continue_after_a_node_was_forgotten(ends):
-    origin, target = ends
-    assert target.check(signed(origin), announced(A))
-    origin.forget(B.node_id)
-    assert target.check(signed(origin), announced(A))
+def test_a_call_for_an_earlier_run_of_its_target_is_refused(ends):
+    origin, _ = ends
+    call = signed(origin)
+    restarted = CallSigner(B, 2)
+    assert not restarted.check(call, announced(A))
+    call.target_instance = 2
+    assert not restarted.check(call, announced(A))  # the MAC covers it
+
+
+def test_a_counter_far_behind_costs_no_memory(ends):
+    """A window of the whole distance would have 2**60 bits."""
+    window = ReplayWindow()
+    assert window.accept(2**61)
+    assert not window.accept(1)
+    assert window.accept(2**63 - 1)
 
 
 @given(st.lists(st.integers(1, 3 * WINDOW), max_size=60))

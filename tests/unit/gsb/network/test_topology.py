@@ -91,12 +91,25 @@ def test_the_newest_announcement_counts():
 
 
 def test_the_table_of_nodes_is_bounded_and_known_nodes_are_still_updated():
-    here = topology(max_nodes=2)
-    assert here.offer(announce(1), 0) is Novelty.NEWER
-    assert here.offer(announce(2), 0) is Novelty.NEWER
+    here = topology(max_nodes=2, neighbours=(B, C, IDS[4]))
+    assert here.offer(announce(1, A), 0) is Novelty.NEWER
+    assert here.offer(announce(2, A), 0) is Novelty.NEWER
     assert here.offer(announce(3), 0) is Novelty.TOO_MANY
     assert here.offer(announce(2, A), 0) is Novelty.NEWER
     assert len(here) == 2
+    # A neighbour always has room.
+    assert here.offer(announce(4, A), 0) is Novelty.NEWER
+    assert len(here) == 2
+    assert here.path_to(IDS[4]) == Path(IDS[4], 1)
+
+
+def test_nodes_without_a_path_make_room_for_others():
+    here = topology(max_nodes=2, neighbours=(B,))
+    assert here.offer(announce(5), 0) is Novelty.NEWER  # invented, perhaps
+    assert here.offer(announce(6), 0) is Novelty.NEWER
+    assert here.offer(announce(1, A), 0) is Novelty.NEWER
+    assert here.offer(announce(2, B), 0) is Novelty.NEWER
+    assert here.path_to(B) == Path(B, 1)
 
 
 def test_silent_nodes_are_forgotten_and_stay_known():

@@ -50,6 +50,8 @@ class Announcement:
     @classmethod
     def decode(cls, message: pb.Announcement) -> Announcement:
         """Check the form and the signature. Raises `MalformedRequest`."""
+        if len(message.neighbours) > MAX_NEIGHBOURS:
+            raise MalformedRequest("an announcement has an invalid form")
         neighbours = tuple(f"0x{one.hex()}" for one in message.neighbours)
         fields = (
             message.public_key,
@@ -62,7 +64,6 @@ class Announcement:
             len(message.public_key) == len(message.exchange_key) == KEY_BYTES
             and len(message.signature) == SIGNATURE_BYTES
             and 0 < message.sequence <= MAX_SEQUENCE
-            and len(neighbours) <= MAX_NEIGHBOURS
             and all(len(one) == ID_BYTES for one in message.neighbours)
             and list(neighbours) == sorted(set(neighbours))
         )

@@ -4,9 +4,9 @@ Origin and target of a call share a secret (node_key.py), so a node between them
 nor change a call of another node. A MAC is a hundred times faster than a signature, and there is
 one for each call.
 
-The MAC covers origin, target, the origin's instance, a counter, the address and the data. The
-target remembers the newest counters of each origin and takes each of them once. The instance is
-that of the origin's announcement: counters start again with a new one.
+The MAC covers origin, target, the instances of both, a counter, the address and the data. The
+target remembers the newest counters of each origin and takes each of them once. A process that
+starts has a new instance, so calls for an earlier one are worth nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MAC_BYTES = 16
 # Counters of one origin that may overtake each other: calls take different paths.
 WINDOW = 4096
+MAX_PEERS = 16_384  # some 1 KiB each; more than the nodes of half an hour, with `max_nodes` 1024
 
 
 class ReplayWindow:
@@ -46,10 +47,10 @@ class ReplayWindow:
             self._seen = (self._seen << shift | 1) & ((1 << WINDOW) - 1) if shift < WINDOW else 1
             self._newest = counter
             return True
-        bit = 1 << (self._newest - counter)
-        if self._newest - counter >= WINDOW or self._seen & bit:
+        behind = self._newest - counter
+        if behind >= WINDOW or self._seen & 1 << behind:
             return False
-        self._seen |= bit
+        self._seen |= 1 << behind
         return True
 
 
@@ -62,7 +63,7 @@ class _Peer:
         self.exchange = announcement.exchange
         self.instance = announcement.instance
         self.secret = secret
-        # Above those that were used for this node before it was forgotten, if it was.
+        # Above those that were used for this node before its entry was dropped, if it was.
         self.counters: Iterator[int] = count(time.time_ns() >> 10)
         self.window = ReplayWindow()
 
@@ -81,7 +82,8 @@ class CallSigner:
         """
         peer = self._peer(target)
         call.origin, call.target = self._own, bytes.fromhex(target.node_id[2:])
-        call.instance, call.counter = self._instance, next(peer.counters)
+        call.instance, call.target_instance = self._instance, target.instance
+        call.counter = next(peer.counters)
         call.mac = _mac(peer.secret, call)
 
     def check(self, call: pb.RelayCall, origin: Announcement) -> bool:
@@ -90,15 +92,11 @@ class CallSigner:
             peer = self._peer(origin)
         except ValueError:
             return False
-        if call.instance != peer.instance:
+        if call.instance != peer.instance or call.target_instance != self._instance:
             return False
         if not hmac.compare_digest(_mac(peer.secret, call), call.mac):
             return False
         return peer.window.accept(call.counter)
-
-    def forget(self, node: str) -> None:
-        """Forget a node whose announcement has expired."""
-        self._peers.pop(node, None)
 
     def _peer(self, announcement: Announcement) -> _Peer:
         node = announcement.node_id
@@ -106,6 +104,8 @@ class CallSigner:
         if peer is None or peer.exchange != announcement.exchange:
             peer = _Peer(announcement, self._key.shared_secret(announcement.exchange))
             self._peers[node] = peer
+            if len(self._peers) > MAX_PEERS:
+                self._peers.pop(next(iter(self._peers)))
         elif peer.instance != announcement.instance:
             # The origin has restarted, and its counters with it.
             peer.instance, peer.window = announcement.instance, ReplayWindow()
@@ -115,10 +115,11 @@ class CallSigner:
 def _mac(secret: bytes, call: pb.RelayCall) -> bytes:
     digest = hashlib.blake2b(key=secret, digest_size=MAC_BYTES, person=b"polybus call")
     address = call.address.encode()
-    head = b"%b%b%b%b%b" % (
+    head = b"%b%b%b%b%b%b" % (
         call.origin,
         call.target,
         call.instance.to_bytes(8, "big"),
+        call.target_instance.to_bytes(8, "big"),
         call.counter.to_bytes(8, "big"),
         len(address).to_bytes(2, "big"),
     )

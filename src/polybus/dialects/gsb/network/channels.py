@@ -1,6 +1,6 @@
 """Topics of other nodes: `/net/<node id>/public/news` is subscribed like a topic of this bus.
 
-A subscription is a stream of calls' machinery. This node calls `public/gsb/channel` of the other
+A subscription is a call with a stream of replies. This node calls `public/gsb/channel` of the other
 one with the topic's name as data. The other node decides by its rules (`subscribe`), answers with
 an empty PARTIAL, and then with one PARTIAL for each message. So the way, the loss of a link, and
 credit are those of every call. One stream serves all subscribers of this bus.
@@ -19,6 +19,8 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
 
 from polybus.bus.subscriptions import SubscribeResult
 from polybus.dialects.gsb import codec
@@ -46,7 +48,11 @@ MAX_CHANNELS = 4096  # topics of other nodes that this bus reads
 MAX_FEEDS, MAX_NODE_FEEDS = 4096, 256  # topics that other nodes read: of all, of one node
 DEADLINE_S = 4_000_000.0  # of a stream, which may be silent for long
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
-LASTING = frozenset({StatusCode.UNAVAILABLE, StatusCode.DEADLINE, StatusCode.CANCELLED})
+CONFIRM_S = 20.0  # for the answer of the other node to a subscription
+RELAY_BYTES = 512  # of a reply besides its data
+LASTING = frozenset(
+    {StatusCode.UNAVAILABLE, StatusCode.DEADLINE, StatusCode.CANCELLED, StatusCode.TOO_LARGE}
+)
 
 Then = Callable[[ServiceStatus], None]
 
@@ -90,8 +96,11 @@ class ChannelFeed:
         elif packet.HasField("cancel"):
             self.close()
         elif packet.HasField("broadcast_request") and call is not None:
+            packet.broadcast_request.caller = ""  # users of this node mean nothing to others
             data = packet.broadcast_request.SerializeToString()
-            if calls.pressure.can_forward(call, partial=True):
+            if len(data) + RELAY_BYTES > self._server.limits.max_packet_bytes:
+                self._server.broker.counters.count("dropped", "channel_too_large")
+            elif calls.pressure.can_forward(call, partial=True):
                 calls.reply(self.session, call.id, StatusCode.OK, PARTIAL, data)
             else:
                 self._server.broker.counters.count("dropped", "channel_full")
@@ -106,7 +115,7 @@ class RemoteChannel:
         self.node, self.topic = node, topic
         self.name = f"/net/{node}/{topic}"
         self.subscribers: dict[GsbSession, None] = {}
-        self._waiting: list[Then] = []
+        self._waiting: list[tuple[GsbSession, Then]] = []
         self._is_confirmed = False
         self._calls_made = 0
         self._pause_s = FIRST_PAUSE_S
@@ -120,10 +129,14 @@ class RemoteChannel:
         if self._is_confirmed:
             then(OK_STATUS)
         else:
-            self._waiting.append(then)
+            self._waiting.append((session, then))
 
     def remove(self, session: GsbSession) -> None:
         self.subscribers.pop(session, None)
+        ended = [then for one, then in self._waiting if one is session]
+        self._waiting = [(one, then) for one, then in self._waiting if one is not session]
+        for then in ended:
+            then(ServiceStatus(StatusCode.CANCELLED, "unsubscribed before the node has answered"))
         if not self.subscribers:
             self.close()
 
@@ -146,24 +159,37 @@ class RemoteChannel:
         calls = self._server.calls
         call = calls.open_call(self._session, route, request_id, len(data), DEADLINE_S)
         self._server.network.send_call(call, data)
+        if not self._is_confirmed:
+            self._server.timers.call_later(CONFIRM_S, self._check_confirmed)
+
+    def _check_confirmed(self) -> None:
+        if not self._is_confirmed:
+            status = ServiceStatus(StatusCode.DEADLINE, "the other node does not answer")
+            self._on_end(status)
 
     def _take(self, packet: pb.Packet) -> None:
         reply = packet.call_reply
         if reply.type == FULL:
             self._on_end(self._channels.read_failure(reply.data))
         elif reply.data:
-            message = pb.BroadcastRequest.FromString(reply.data)
+            try:
+                message = pb.BroadcastRequest.FromString(reply.data)
+            except DecodeError:
+                self._server.broker.counters.count("dropped", "bad_channel_message")
+                return
             for session in list(self.subscribers):
                 if session.full:
                     self._server.broker.counters.count("dropped", "subscriber_full")
                 else:
-                    session.send_broadcast(self.name, message.data, message.caller)
+                    session.send_broadcast(self.name, message.data, self.node)
         else:
             self._is_confirmed, self._pause_s = True, FIRST_PAUSE_S
             self._answer(OK_STATUS)
 
     def _on_end(self, status: ServiceStatus) -> None:
         """Open the stream again if it was confirmed before and may work again."""
+        if self._pipe.is_closed:
+            return
         if self._is_confirmed and status.code in LASTING:
             pause_s = self._pause_s * (0.5 + random.random() / 2)
             self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
@@ -172,13 +198,15 @@ class RemoteChannel:
         if self._is_confirmed:
             counters = self._server.broker.counters
             counters.count("dropped", "channel_ended", len(self.subscribers))
-        self._answer(status)
+        for session in self.subscribers:
+            session.channels.discard((self.node, self.topic))
         self.subscribers.clear()
+        self._answer(status)
         self.close()
 
     def _answer(self, status: ServiceStatus) -> None:
         waiting, self._waiting = self._waiting, []
-        for then in waiting:
+        for _, then in waiting:
             then(status)
 
 
@@ -229,7 +257,9 @@ class Channels:
             self.unsubscribe(session, node, topic)
 
     def forget_channel(self, channel: RemoteChannel) -> None:
-        self._remote.pop((channel.node, channel.topic), None)
+        key = channel.node, channel.topic
+        if self._remote.get(key) is channel:
+            del self._remote[key]
 
     def read_failure(self, data: bytes) -> ServiceStatus:
         """Return the failure with which the other node, or the way to it, has ended a stream."""
@@ -272,8 +302,13 @@ class Channels:
             self._feeds_by_node += Counter()  # drops zeros
 
     def _end_denied(self) -> None:
-        """End the streams that the rules no longer allow."""
+        """End the streams and the subscriptions that the rules no longer allow."""
         allows = self.server.broker.policy.allows
+        for channel in list(self._remote.values()):
+            name = remote_name(channel.node, channel.topic)
+            for session in list(channel.subscribers):
+                if not allows(session.connection.pipe.identity, SUBSCRIBE, name):
+                    self.unsubscribe(session, channel.node, channel.topic)
         for feed in list(self._feeds):
             if feed.call is not None and not allows(feed.identity, SUBSCRIBE, feed.topic):
                 text = "not allowed to subscribe any longer"

@@ -74,7 +74,7 @@ class DialledLink:
                     await self._dialler.dial(self.target.address)
                     await self._dialler.wait_ended()
                     self.error = ""
-                except (OSError, TimeoutError) as error:
+                except (OSError, UnicodeError) as error:
                     self._set_error(error)
                 if self.link is not None and self.link.is_up:
                     pause_s = FIRST_PAUSE_S

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from polybus.dialects.gsb.server.call_table import OpenCall, Service
     from polybus.dialects.gsb.server.session import GsbSession
 
-HANDSHAKE_TIMEOUT_S = 10.0
+HANDSHAKE_TIMEOUT_S = 5.0
+MAX_UNPROVED, MAX_HOST_UNPROVED = 256, 16  # links in their handshake: of all, of one host
 PING_S = 5.0
 SILENT_S = 15.0  # a link that is silent for this long is broken
 FLOOD_DELAY_S = 0.01  # announcements of this time travel together
@@ -49,6 +50,8 @@ MAX_ANNOUNCED = 32  # announcements in one packet
 ANNOUNCEMENTS_PER_S = 200.0  # of one link; a signature takes some 150 µs to check
 RELAY_BYTES = 512  # of a relayed call besides its data; more than the longest address and ids
 MAX_FREE_BYTES = 1 << 24
+MAX_ADDRESS_CHARACTERS = 300  # a valid one is shorter
+MAX_PING_BYTES = 1024
 
 # Reasons for which a link is refused or closed. They are names of counters.
 OWN_NODE = "own_node"
@@ -72,6 +75,11 @@ class CallingNode(NamedTuple):
     name: bytes
     identity: Identity
     account: NodeAccount
+
+
+def host_of(session: GsbSession) -> str:
+    """Return the peer's address without its port."""
+    return session.connection.pipe.peer.rpartition(":")[0]
 
 
 class Network:
@@ -116,7 +124,10 @@ class Network:
 
     def accept(self, session: GsbSession, hello: pb.LinkHello) -> None:
         """Begin a link on a connection whose first packet asks for one. Raises `BadFrame`."""
-        if self._is_stopping or len(self.links) + len(self._unproved) >= self._limits.max_links:
+        host = host_of(session)
+        strangers = sum(host_of(link.session) == host for link in self._unproved)
+        is_full = len(self.links) >= self._limits.max_links or len(self._unproved) >= MAX_UNPROVED
+        if self._is_stopping or is_full or strangers >= MAX_HOST_UNPROVED:
             raise BadFrame(TOO_MANY_LINKS)
         self._new_link(session).accept(hello)
 
@@ -184,8 +195,7 @@ class Network:
         for node in [one for one, at_s in self._duplicates.items() if now_s - at_s > CLEAR_S]:
             del self._duplicates[node]
             self._broker.alarms.clear_alarm(ALARM, node)
-        for node in self.topology.expire(now_s):
-            self._signer.forget(node)
+        if self.topology.expire(now_s):
             self._on_paths_changed()
 
     def _new_link(self, session: GsbSession, address: str = "", expected: str = "") -> Link:
@@ -212,7 +222,7 @@ class Network:
         the node has restarted, and the next try of the new process succeeds.
         """
         now_s = self.now_s()
-        if other.challenged_s is None:
+        if other.challenged_s is None or now_s - other.challenged_s > CLEAR_S:
             other.challenged_s = now_s
             other.ping()
         elif other.session.heard_s > other.challenged_s:
@@ -243,9 +253,9 @@ class Network:
     def on_announce(self, link: Link, message: pb.Announce) -> None:
         """Keep the newer announcements and pass them on. Raises `BadFrame`."""
         link.announcements_left -= len(message.announcements)
-        if link.announcements_left < 0:
+        if link.announcements_left < 0 or len(message.announcements) > MAX_ANNOUNCED:
             raise BadFrame(ANNOUNCEMENT_FLOOD)
-        has_news = False
+        before = self.topology.paths()
         for encoded in message.announcements:
             # Most announcements arrive over several links; a signature is checked once.
             if not self.topology.is_newer(node_id_of(encoded.public_key), encoded.sequence):
@@ -256,13 +266,12 @@ class Network:
                 raise BadFrame(BAD_ANNOUNCEMENT) from None
             match self.topology.offer(announcement, self.now_s()):
                 case Novelty.NEWER:
-                    has_news = True
                     self._schedule_flood(announcement.node_id, link)
                 case Novelty.OWN:
                     self._on_own_announced(announcement)
                 case Novelty.TOO_MANY:
                     self._broker.counters.count("refused", "max_nodes")
-        if has_news:
+        if self.topology.paths() != before:
             self._on_paths_changed()
 
     def _on_own_announced(self, announcement: Announcement) -> None:
@@ -363,7 +372,10 @@ class Network:
     def _call_built_in(self, session: GsbSession, name: str, message: pb.RelayCall) -> None:
         """Answer a call of another node to a service of the bus itself."""
         request_id, refusal = message.request_id.encode(), None
-        if name == PUBLIC_PING:
+        if name == PUBLIC_PING and len(message.data) > MAX_PING_BYTES:
+            text = f"a ping must have at most {MAX_PING_BYTES} bytes"
+            refusal = ServiceStatus(StatusCode.TOO_LARGE, text)
+        elif name == PUBLIC_PING:
             session.send_reply(request_id, StatusCode.OK, FULL, message.data)
         elif self.rules is not None:
             origin = Identity(node=f"0x{message.origin.hex()}")
@@ -377,6 +389,7 @@ class Network:
         has_form = (
             len(message.origin) == len(message.target) == ID_BYTES
             and 0 < message.hops <= MAX_HOPS
+            and len(message.address) <= MAX_ADDRESS_CHARACTERS
             and message.deadline_ms > 0
             and 0 < message.free_partials <= 1 << 16
             and 0 < message.free_bytes <= MAX_FREE_BYTES
@@ -390,10 +403,12 @@ class Network:
         """Return the service that a node calls, the name of one of the bus itself, or a refusal."""
         origin = self._origin_of(message.origin)
         announced = None if origin is None else self.topology.get(origin.identity.node)
-        if origin is None or announced is None or announced.instance != message.instance:
+        instances = message.instance, message.target_instance
+        if announced is None or instances != (announced.instance, self._instance):
             # A call may overtake the announcement of a node that has just started.
-            text = "the announcement of the calling node has not arrived"
+            text = "the announcement of one of the two nodes has not arrived"
             return ServiceStatus(StatusCode.UNAVAILABLE, text)
+        assert origin is not None
         if not self._signer.check(message, announced):
             self._broker.counters.count("refused", "forged_call")
             return ServiceStatus(StatusCode.DENIED, "the call is not signed by its node")

@@ -20,7 +20,7 @@ from polybus.bus.admin_verb import AdminError
 from polybus.dialects.gsb.server.service_registry import PUBLIC, ServiceStatus
 from polybus.dialects.gsb.service_address import PUBLIC_ACL, RESERVED_PUBLIC, StatusCode
 from polybus.errors import InvalidRule
-from polybus.model.access_rule import CALL, NODE, Rule
+from polybus.model.access_rule import CALL, DENY, NODE, Rule
 
 if TYPE_CHECKING:
     from polybus.bus.admin_verb import AdminVerb
@@ -76,6 +76,10 @@ class NodeRules:
                 code = ERRORS.get(error.code, StatusCode.BAD_REQUEST)
                 session.send_failure(request_id, code, str(error))
             return
+        except Exception as error:  # the call must end in any case
+            if not session.gone:
+                session.send_failure(request_id, StatusCode.FAILURE, f"the bus failed: {error}")
+            raise
         if verb == "ls":
             rules = [Rule.parse(str(one["rule"])) for one in answer]
             answer = [str(one) for one in rules if _is_for_nodes(one)]
@@ -90,7 +94,7 @@ def _read_request(data: bytes) -> tuple[str, Rule | None]:
     except (ValueError, msgpack.UnpackException):
         request = None
     verb = request.get("verb") if isinstance(request, dict) else None
-    if verb not in VERBS:
+    if not isinstance(verb, str) or verb not in VERBS:
         raise ValueError(f"the data must be a map with a verb of {', '.join(VERBS)}")
     if verb == "ls":
         return verb, None
@@ -105,5 +109,7 @@ def _read_request(data: bytes) -> tuple[str, Rule | None]:
 
 def _is_for_nodes(rule: Rule) -> bool:
     is_own = rule.pattern.startswith(RESERVED_PUBLIC)
+    # A deny rule with a star could lock other nodes out of this service.
+    is_own = is_own or (rule.effect == DENY and not rule.is_exact)
     is_public = rule.pattern.startswith(PUBLIC) and not is_own
     return rule.who.kind == NODE and rule.verbs == (CALL,) and is_public

@@ -12,11 +12,10 @@ forgotten, but its node stays known for longer: a call to it fails as unavailabl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from polybus.dialects.gsb.network.announcement import MAX_NEIGHBOURS, Announcement
+from polybus.dialects.gsb.network.announcement import Announcement
 
 REFRESH_S = 30.0
 EXPIRE_S = 100.0
@@ -73,7 +72,7 @@ class Topology:
         if kept is not None and announcement.sequence <= kept.sequence:
             is_same = announcement.sequence == kept.sequence
             return Novelty.KNOWN if is_same else Novelty.OLDER
-        if kept is None and len(self._announced) >= self._max_nodes:
+        if kept is None and len(self._announced) >= self._max_nodes and not self._make_room(node):
             return Novelty.TOO_MANY
         self._announced[node] = announcement
         self._heard_s[node] = now_s
@@ -114,6 +113,19 @@ class Topology:
             del self._forgotten[next(iter(self._forgotten))]
         return old
 
+    def _make_room(self, node: str) -> bool:
+        """Forget a node without a path, or any for a neighbour. Returns False if none may go."""
+        paths = self.paths()
+        is_neighbour = self._own is not None and node in self._own.neighbours
+        lost = next((one for one in self._announced if one not in paths), None)
+        if lost is None and is_neighbour:
+            lost = max(paths, key=lambda one: paths[one].hops)
+        if lost is None:
+            return False
+        del self._announced[lost], self._heard_s[lost]
+        self._paths = None
+        return True
+
     def _offer_own(self, announcement: Announcement) -> Novelty:
         """An announcement of this node comes back, from an earlier run or from another process."""
         own = self._own
@@ -149,8 +161,3 @@ class Topology:
         """Return whether a node announces this neighbour."""
         announced = self._announced.get(node)
         return announced is not None and neighbour in announced.neighbours
-
-
-def neighbours_of(links: Iterable[str]) -> tuple[str, ...]:
-    """Return the announced neighbours of a node that has these links."""
-    return tuple(sorted(links)[:MAX_NEIGHBOURS])

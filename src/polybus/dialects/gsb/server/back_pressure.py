@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MIN_WINDOW = 2  # one PARTIAL is in flight while the service makes the next
 MAX_WINDOW = 256
+MAX_CREDIT = 1 << 16  # of a relayed call
 
 
 class BackPressure:
@@ -146,7 +147,7 @@ class BackPressure:
 
     def on_credit(self, call: OpenCall, replies: int) -> None:
         """Take the credit that the caller of a relayed call grants, and pass it on."""
-        call.credit += replies
+        call.credit = min(call.credit + replies, MAX_CREDIT)
         call.resume_clock(self._clock())
         if call.endpoint.credits:
             credit = pb.Credit(request_id=call.id.decode(), replies=replies)

@@ -289,8 +289,10 @@ class CallRouter:
             self.counters.count("dropped", "unknown_call")
             return True
         if not self.pressure.can_forward(call, partial=kind == PARTIAL):
-            if service.is_link:
-                # A link must not wait: links that wait for each other would never go on.
+            is_full_link = call.caller.is_link and not self.pressure.has_room(call.caller)
+            if service.is_link or is_full_link:
+                # A link must not wait: links that wait for each other would never go on. And a
+                # node that grants credit and does not read must not stop a service.
                 text = "the caller takes its replies too slowly"
                 self.fail(call, StatusCode.UNAVAILABLE, text, cancel=kind == PARTIAL)
                 return True

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from polybus.kernel.framing import Encoding
     from polybus.model.identity import Identity
 
+MAX_CONTROL_BYTES = 64 * 1024  # of a packet that carries no data of clients
 MAX_VARINT = 2**64 - 1  # protobuf encodes a negative code modulo 2**64
 
 
@@ -295,6 +296,8 @@ class GsbSession(CallEndpoint):
         # Calls and replies in their usual form are decoded without protobuf.
         hot: Any = read(buffer, start, end)
         if hot is None:
+            if end - start > MAX_CONTROL_BYTES:
+                codec.check_large(memoryview(buffer)[start:end])
             done = self._decode_and_handle(bytes(memoryview(buffer)[start:end]))
         elif hot[0] == SERVICE_CALL:
             if self.link is not None:
