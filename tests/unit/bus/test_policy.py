@@ -53,6 +53,37 @@ def may(
 # --- line by line
 
 
+NODE_ID, OTHER_ID = "0x" + "a" * 40, "0x" + "b" * 40
+NODE, OTHER_NODE = Identity(node=NODE_ID), Identity(node=OTHER_ID)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_node_may_do_nothing_without_a_rule_that_names_it(verb):
+    assert not may(Policy(), NODE, verb)
+    assert not may(Policy(), NODE, verb, creator=ANONYMOUS)
+    assert not may(Policy(), NODE, verb, creator=NODE)
+    assert not may(policy(f"allow everyone {verb} *"), NODE, verb)
+    assert not may(policy(f"allow anonymous {verb} *"), NODE, verb)
+    assert not may(policy(f"allow node:{OTHER_ID} {verb} *"), NODE, verb)
+    assert may(policy(f"allow node:{NODE_ID} {verb} *"), NODE, verb)
+    assert may(policy(f"allow node:* {verb} t"), NODE, verb)
+
+
+def test_deny_rule_for_everyone_names_nodes_and_wins():
+    rules = policy("allow node:* call public/*", "deny everyone call public/secret")
+    assert may(rules, NODE, "call", b"public/x")
+    assert not may(rules, NODE, "call", b"public/secret")
+    assert not may(policy("allow node:* call *", f"deny node:{NODE_ID} call *"), NODE, "call")
+    assert may(policy("allow node:* call *", f"deny node:{NODE_ID} call *"), OTHER_NODE, "call")
+
+
+def test_rule_for_nodes_changes_nothing_for_other_callers():
+    rules = policy("allow node:* call public/*", "deny node:* subscribe *")
+    for who in (ALICE, OVER_TCP, KEYED, ANONYMOUS, IN_DOUBT):
+        assert may(rules, who, "call", b"public/x")
+        assert may(rules, who, "subscribe", b"public/x")
+
+
 def test_rule_needs_more_than_the_prefix_of_its_pattern():
     rules = policy("deny everyone produce a*z")
     assert not may(rules, ALICE, "produce", b"a-z")
