@@ -12,6 +12,13 @@ SABOTAGES = [
         "            max_streams=limits.max_streams,\n",
         "            max_streams=1 << 30,\n",
     ),
+    # gRPC accepts many streams of a connection, but not so many that the host has no thread left.
+    Patch(
+        "grpc-many-streams",
+        "transports/flight/flight_handler.py",
+        "            max_streams=limits.max_streams,\n",
+        "            max_streams=2000,\n",
+    ),
     # A client may cancel any number of calls.
     Patch(
         "resets-uncounted",
