@@ -1,10 +1,11 @@
-"""The caller: `python -m bench.gsb.caller KIND ADDRESS IN_FLIGHT`, driven by lines on stdin.
+"""The caller: `python -m bench.gsb.caller KIND ADDRESS IN_FLIGHT [NODE]`, driven by lines on stdin.
 
     calls N      N calls, IN_FLIGHT at once; each sends another number and must get it back
     numbers N    a stream of N numbers, which must be 0, 1, 2, …
     items N      a stream of N items of 1 MiB
 
-The answer to each is a line of JSON: seconds, and for calls the 50th and 99th percentile.
+With NODE the calls go to that node. The answer to each line is a line of JSON: seconds, and for
+calls the 50th and 99th percentile.
 """
 
 import asyncio
@@ -37,9 +38,10 @@ async def gsb_bus(address: str, stack: AsyncExitStack) -> Any:
 
 async def gsb(address: str, stack: AsyncExitStack) -> Call:
     bus = await gsb_bus(address, stack)
+    echo = f"/net/{sys.argv[4]}/{ECHO}" if len(sys.argv) > 4 else ECHO
 
     async def call(number: int) -> int:
-        answer: int = await bus.call(ECHO, number)
+        answer: int = await bus.call(echo, number)
         return answer
 
     return call

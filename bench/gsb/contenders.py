@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.gsb.cases import BYTES, CALLS, ITEMS
+from bench.gsb.links import Node
 from bench.gsb.wire import ITEM_BYTES
 from bench.gsb.wire import ITEMS as ITEM_STREAM
 from bench.gsb.wire import NUMBERS as NUMBER_STREAM
@@ -61,18 +62,31 @@ class Pair:
 
 @contextmanager
 def pair(
-    name: str, kind: str, address: str, in_flight: int, order: str, pid: int | None, whole: int = 0
+    name: str,
+    kind: str,
+    address: str,
+    in_flight: int,
+    order: str,
+    pid: int | None,
+    whole: int = 0,
+    *,
+    far: Node | None = None,
 ) -> Iterator[Pair]:
-    """Run caller and service of one kind. `whole` is the count of a measurement; 0: by time."""
+    """Run caller and service of one kind. `whole` is the count of a measurement; 0: by time.
+
+    The service is at `far`, if that is given, and the caller at `address`.
+    """
     label = f"gsb-{name.replace(' ', '-').replace('/', '-')}"
     with ExitStack() as stack:
-        command = [sys.executable, "-m", "bench.gsb.service", kind, address]
+        at = address if far is None else far.address
+        command = [sys.executable, "-m", "bench.gsb.service", kind, at]
         service = stack.enter_context(Program(f"{label}-service", command))
         if service.line() != "ready":
             raise DidNotStart(f"{label}: the service is not ready; see {service.log}")
         OWN_PIDS.add(service.pid)
         stack.callback(OWN_PIDS.discard, service.pid)
-        arguments = (kind, address, str(in_flight))
+        node = () if far is None else (far.id,)
+        arguments = (kind, address, str(in_flight), *node)
         caller = stack.enter_context(
             crew(f"{label}-caller", "bench.gsb.caller", *arguments, processes=1)
         )

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
@@ -10,17 +10,23 @@ from bench.gsb.cases import (
     BULK,
     CASES,
     GRPC,
+    IDLE,
     IN_FLIGHT,
+    LINK,
     MANY,
     NATS,
+    NO_LINK,
     ONE,
+    ONE_BUS,
     PYNNG,
     PYNNG_ENDS,
     RELAY,
     REQUIREMENTS,
     STREAM,
+    TWO_LINKS,
 )
 from bench.gsb.contenders import Pair, direct, nats, pair, polybus, relay, require
+from bench.gsb.links import Idle, alone, line
 from bench.gsb.wire import ITEMS, NUMBERS
 from bench.harness.awake import awake
 from bench.harness.options import Options
@@ -28,6 +34,7 @@ from bench.harness.places import Unavailable
 from bench.harness.programs import DidNotStart
 from bench.harness.report import Outcome
 from bench.native.contenders import OURS, Bus
+from bench.store.contract import Contender
 from bench.store.rounds import Case, run_case
 from bench.store.run import data_folder
 from polybus import __version__
@@ -40,7 +47,8 @@ ORDERS = {STREAM: NUMBERS, BULK: ITEMS}
 
 def run(options: Options) -> Outcome:
     outcome = Outcome("gsb", options)
-    outcome.versions = {RELAY: "", PYNNG: "", NATS: "", GRPC: "", OURS: __version__}
+    peers = (RELAY, PYNNG, NATS, GRPC, ONE_BUS, TWO_LINKS, NO_LINK)
+    outcome.versions = {**dict.fromkeys(peers, ""), OURS: __version__}
     effort = options.effort()
     if options.short:
         effort = replace(effort, repeat_until_s=time.monotonic() + SHORT_REPEATS_S)
@@ -49,7 +57,10 @@ def run(options: Options) -> Outcome:
         for case in (case for case in CASES if options.wants(case.name)):
             print(f"… {case.title}", file=sys.stderr, flush=True)
             with ExitStack() as during, awake() if case is ONE else nullcontext():
-                contenders = list(_contenders(case, bus, options, during))
+                if case in (LINK, IDLE):
+                    contenders = _linked(case, during)
+                else:
+                    contenders = list(_contenders(case, bus, options, during))
                 outcome.results.append(run_case(case, effort, contenders, writes_files=False))
     for requirement in REQUIREMENTS:
         outcome.verdicts += requirement.judge(outcome.results)
@@ -71,6 +82,20 @@ def _contenders(case: Case, bus: Bus, options: Options, during: ExitStack) -> It
         yield during.enter_context(pair(PYNNG, "req", address, in_flight, order, None))
     if case in (ONE, MANY):
         yield from _brokers(in_flight, order, during)
+
+
+def _linked(case: Case, during: ExitStack) -> Sequence[Contender]:
+    near, middle, far = during.enter_context(line())
+    if case is IDLE:
+        lone = during.enter_context(alone())
+        return [Idle(OURS, near.pid), Idle(NO_LINK, lone.pid)]
+    columns = (
+        pair(OURS, "gsb", near.address, IN_FLIGHT, "calls", near.pid, far=middle),
+        pair(ONE_BUS, "gsb", far.address, IN_FLIGHT, "calls", far.pid),
+        # The CPU time is that of the bus that passes the calls on.
+        pair(TWO_LINKS, "gsb", far.address, IN_FLIGHT, "calls", middle.pid, far=near),
+    )
+    return [during.enter_context(column) for column in columns]
 
 
 def _brokers(in_flight: int, order: str, during: ExitStack) -> Iterator[Pair]:

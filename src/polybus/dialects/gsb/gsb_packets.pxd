@@ -9,6 +9,16 @@ cdef enum Kind:
     CALL_REPLY = 7
     BROADCAST = 12  # of the fan-out: never found, but written
     CALL_REQUEST = 16
+    RELAY_CALL = 23
+
+# Bounds of a call between nodes (`RelayCall`).
+cpdef enum:
+    ID_BYTES = 20  # of a node
+    MAX_HOPS = 8
+    MAX_ADDRESS = 300  # a valid address is shorter
+    MAX_FREE_PARTIALS = 0x10000
+    MAX_FREE_BYTES = 0x1000000
+    RELAY_BYTES = 512  # besides the data; more than the longest address and ids
 
 cdef struct Slice:
     const unsigned char* at
@@ -21,6 +31,17 @@ cdef struct Packet:
     Slice caller
     uint64_t code
     uint64_t type
+    # Of a call between nodes:
+    Slice origin
+    Slice target
+    Slice mac
+    uint64_t hops
+    uint64_t deadline_ms
+    uint64_t counter
+    uint64_t free_partials
+    uint64_t free_bytes
+    uint64_t instance
+    uint64_t target_instance
 
 cdef Kind read_packet(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil
 cdef Slice slice_of(bytes text) noexcept
@@ -33,6 +54,10 @@ cdef Py_ssize_t frame_size(bint ipc, Py_ssize_t inner) noexcept nogil
 cdef Py_ssize_t reply_size(Slice request_id, uint64_t code, uint64_t type, Slice data) noexcept nogil
 cdef unsigned char* put_reply(
     unsigned char* out, bint ipc, Py_ssize_t inner, Slice request_id, uint64_t code, uint64_t type, Slice data
+) noexcept nogil
+cdef Py_ssize_t relay_size(const Packet* call) noexcept nogil
+cdef unsigned char* put_relay(
+    unsigned char* out, bint ipc, Py_ssize_t inner, const Packet* call
 ) noexcept nogil
 cdef Py_ssize_t count_broadcasts(
     bytes encoded, Py_ssize_t sent, Py_ssize_t mark, Py_ssize_t head

@@ -2,6 +2,13 @@ from typing_extensions import Buffer
 
 from polybus.kernel.framing import Encoding
 
+ID_BYTES: int
+MAX_HOPS: int
+MAX_ADDRESS: int
+MAX_FREE_PARTIALS: int
+MAX_FREE_BYTES: int
+RELAY_BYTES: int
+
 def frame(ipc: bool, payload: bytes) -> bytes: ...
 def call_request(
     ipc: bool, request_id: bytes, data: Buffer, caller: bytes, address: bytes

@@ -12,7 +12,7 @@ protobuf library.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from polybus.kernel.framing cimport Encoding, Frame
 
@@ -20,6 +20,7 @@ cdef enum:
     VARINT = 0  # protobuf's wire types
     LENGTH = 2
     LENGTH_SIZE = 8  # of a frame
+    FIELDS = 16  # a field's number is below it, so that its tag has one byte
     MAX_ENUM = 0x7FFFFFFF  # larger values are negative numbers, which are left to protobuf
 
 
@@ -50,59 +51,107 @@ cdef inline bint is_ascii(Slice text) noexcept nogil:
     return True
 
 
+cdef struct Form:
+    # 1 + the offset in `Packet`, by field number; 0 for a number that the kind does not have.
+    Py_ssize_t texts[FIELDS]
+    Py_ssize_t numbers[FIELDS]
+
+
+cdef Form SERVICE_CALL_FORM, CALL_REPLY_FORM, CALL_REQUEST_FORM, RELAY_CALL_FORM
+
+
+cdef void define_forms() noexcept:
+    """Fill the forms, by the field numbers of gsb.proto."""
+    cdef Packet packet
+    cdef char* start = <char*>&packet
+    SERVICE_CALL_FORM.texts[1] = 1 + (<char*>&packet.address - start)
+    SERVICE_CALL_FORM.texts[2] = 1 + (<char*>&packet.request_id - start)
+    SERVICE_CALL_FORM.texts[3] = 1 + (<char*>&packet.data - start)
+    CALL_REPLY_FORM.texts[1] = 1 + (<char*>&packet.request_id - start)
+    CALL_REPLY_FORM.numbers[2] = 1 + (<char*>&packet.code - start)
+    CALL_REPLY_FORM.numbers[3] = 1 + (<char*>&packet.type - start)
+    CALL_REPLY_FORM.texts[4] = 1 + (<char*>&packet.data - start)
+    CALL_REQUEST_FORM.texts[1] = 1 + (<char*>&packet.request_id - start)
+    CALL_REQUEST_FORM.texts[2] = 1 + (<char*>&packet.data - start)
+    CALL_REQUEST_FORM.texts[3] = 1 + (<char*>&packet.caller - start)
+    CALL_REQUEST_FORM.texts[4] = 1 + (<char*>&packet.address - start)
+    RELAY_CALL_FORM.texts[1] = 1 + (<char*>&packet.request_id - start)
+    RELAY_CALL_FORM.texts[2] = 1 + (<char*>&packet.data - start)
+    RELAY_CALL_FORM.texts[4] = 1 + (<char*>&packet.address - start)
+    RELAY_CALL_FORM.texts[5] = 1 + (<char*>&packet.origin - start)
+    RELAY_CALL_FORM.texts[6] = 1 + (<char*>&packet.target - start)
+    RELAY_CALL_FORM.numbers[7] = 1 + (<char*>&packet.hops - start)
+    RELAY_CALL_FORM.numbers[8] = 1 + (<char*>&packet.deadline_ms - start)
+    RELAY_CALL_FORM.numbers[9] = 1 + (<char*>&packet.counter - start)
+    RELAY_CALL_FORM.texts[10] = 1 + (<char*>&packet.mac - start)
+    RELAY_CALL_FORM.numbers[11] = 1 + (<char*>&packet.free_partials - start)
+    RELAY_CALL_FORM.numbers[12] = 1 + (<char*>&packet.free_bytes - start)
+    RELAY_CALL_FORM.numbers[13] = 1 + (<char*>&packet.instance - start)
+    RELAY_CALL_FORM.numbers[14] = 1 + (<char*>&packet.target_instance - start)
+
+
+define_forms()
+
+
 cdef Kind read_packet(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil:
     """Decode a call or reply in its usual form. Returns NOT_HOT for any other packet."""
     cdef const unsigned char* end = at + size
-    cdef uint64_t length, value
+    cdef uint64_t tag, length
     cdef Kind kind
-    cdef int number, wire, seen = 0
-    cdef Slice* texts[5]  # of the kind, by field number
-    if size < 2:
+    cdef const Form* form
+    # A tag has one or two bytes, so no kind is read that protobuf would refuse.
+    at = take_varint(at, at + 2 if size > 2 else end, &tag)
+    if at is NULL:
         return NOT_HOT
-    texts[0] = texts[1] = texts[2] = texts[3] = texts[4] = NULL
-    if at[0] == (SERVICE_CALL << 3 | LENGTH):
-        kind = SERVICE_CALL
-        texts[1], texts[2], texts[3] = &packet.address, &packet.request_id, &packet.data
-    elif at[0] == (CALL_REPLY << 3 | LENGTH):
-        kind = CALL_REPLY
-        texts[1], texts[4] = &packet.request_id, &packet.data
-    elif at[0] == (CALL_REQUEST << 3 & 0x7F | LENGTH | 0x80) and at[1] == CALL_REQUEST >> 4:
-        kind = CALL_REQUEST
-        texts[1], texts[2] = &packet.request_id, &packet.data
-        texts[3], texts[4] = &packet.caller, &packet.address
-        at += 1  # its tag has two bytes
+    if tag == (CALL_REPLY << 3 | LENGTH):
+        kind, form = CALL_REPLY, &CALL_REPLY_FORM
+    elif tag == (SERVICE_CALL << 3 | LENGTH):
+        kind, form = SERVICE_CALL, &SERVICE_CALL_FORM
+    elif tag == (CALL_REQUEST << 3 | LENGTH):
+        kind, form = CALL_REQUEST, &CALL_REQUEST_FORM
+    elif tag == (RELAY_CALL << 3 | LENGTH):
+        kind, form = RELAY_CALL, &RELAY_CALL_FORM
     else:
         return NOT_HOT
-    at = take_varint(at + 1, end, &length)
-    if at is NULL or length != <uint64_t>(end - at):
+    at = take_varint(at, end, &length)
+    if at is NULL or length != <uint64_t>(end - at) or not read_fields(at, end, form, packet):
         return NOT_HOT
-    packet.address.size = packet.request_id.size = packet.data.size = packet.caller.size = 0
-    packet.address.at = packet.request_id.at = packet.data.at = packet.caller.at = at
-    packet.code = packet.type = 0
-    while at < end:
-        number, wire = at[0] >> 3, at[0] & 7
-        if number > 4 or seen & (1 << number):
-            return NOT_HOT
-        seen |= 1 << number
-        at = take_varint(at + 1, end, &value)
-        if at is NULL:
-            return NOT_HOT
-        if wire == LENGTH and texts[number] is not NULL:
-            if value > <uint64_t>(end - at):
-                return NOT_HOT
-            texts[number].at = at
-            texts[number].size = <Py_ssize_t>value
-            at += value
-        elif wire == VARINT and kind == CALL_REPLY and number == 2 and value <= MAX_ENUM:
-            packet.code = value
-        elif wire == VARINT and kind == CALL_REPLY and number == 3 and value <= MAX_ENUM:
-            packet.type = value
-        else:
-            return NOT_HOT
+    if kind == CALL_REPLY and (packet.code > MAX_ENUM or packet.type > MAX_ENUM):
+        return NOT_HOT
     # ASCII needs no check for valid UTF-8, which protobuf demands of a text.
     if not (is_ascii(packet.address) and is_ascii(packet.request_id) and is_ascii(packet.caller)):
         return NOT_HOT
     return kind
+
+
+cdef bint read_fields(
+    const unsigned char* at, const unsigned char* end, const Form* form, Packet* packet
+) noexcept nogil:
+    """Decode the fields of a message. Returns False if they have not the usual form."""
+    cdef uint64_t value
+    cdef Slice* text
+    cdef int number, wire, seen = 0
+    memset(packet, 0, sizeof(Packet))
+    while at < end:
+        number, wire = at[0] >> 3, at[0] & 7
+        if number >= FIELDS or seen & (1 << number):
+            return False
+        seen |= 1 << number
+        at = take_varint(at + 1, end, &value)
+        if at is NULL:
+            return False
+        if wire == LENGTH and form.texts[number]:
+            if value > <uint64_t>(end - at):
+                return False
+            text = <Slice*>(<char*>packet + form.texts[number] - 1)
+            text.at = at
+            text.size = <Py_ssize_t>value
+            at += value
+        elif wire == VARINT and form.numbers[number]:
+            (<uint64_t*>(<char*>packet + form.numbers[number] - 1))[0] = value
+        else:
+            return False
+    return True
 
 
 # --- writing: `…_size` returns the size, `put_…` writes and returns the position after it
@@ -140,6 +189,17 @@ cdef unsigned char* put_field(unsigned char* out, int number, Slice field) noexc
         return out
     memcpy(out, field.at, field.size)
     return out + field.size
+
+
+cdef inline Py_ssize_t number_size(uint64_t value) noexcept nogil:
+    return 1 + varint_size(value) if value else 0
+
+
+cdef inline unsigned char* put_number(unsigned char* out, int number, uint64_t value) noexcept nogil:
+    if not value:
+        return out
+    out[0] = number << 3 | VARINT
+    return put_varint(out + 1, value)
 
 
 cdef Py_ssize_t tag_size(int kind) noexcept nogil:
@@ -234,12 +294,7 @@ def call_reply(bint ipc, bytes request_id not None, uint64_t code, uint64_t kind
 
 
 cdef Py_ssize_t reply_size(Slice request_id, uint64_t code, uint64_t type, Slice data) noexcept nogil:
-    cdef Py_ssize_t size = field_size(request_id) + field_size(data)
-    if code:
-        size += 1 + varint_size(code)
-    if type:
-        size += 1 + varint_size(type)
-    return size
+    return field_size(request_id) + number_size(code) + number_size(type) + field_size(data)
 
 
 cdef unsigned char* put_reply(
@@ -247,13 +302,31 @@ cdef unsigned char* put_reply(
 ) noexcept nogil:
     out = put_head(out, ipc, CALL_REPLY, inner)
     out = put_field(out, 1, request_id)
-    if code:
-        out[0] = 2 << 3 | VARINT
-        out = put_varint(out + 1, code)
-    if type:
-        out[0] = 3 << 3 | VARINT
-        out = put_varint(out + 1, type)
+    out = put_number(put_number(out, 2, code), 3, type)
     return put_field(out, 4, data)
+
+
+cdef Py_ssize_t relay_size(const Packet* call) noexcept nogil:
+    return (
+        field_size(call.request_id) + field_size(call.data) + field_size(call.address)
+        + field_size(call.origin) + field_size(call.target) + number_size(call.hops)
+        + number_size(call.deadline_ms) + number_size(call.counter) + field_size(call.mac)
+        + number_size(call.free_partials) + number_size(call.free_bytes)
+        + number_size(call.instance) + number_size(call.target_instance)
+    )
+
+
+cdef unsigned char* put_relay(
+    unsigned char* out, bint ipc, Py_ssize_t inner, const Packet* call
+) noexcept nogil:
+    out = put_head(out, ipc, RELAY_CALL, inner)
+    out = put_field(put_field(out, 1, call.request_id), 2, call.data)
+    out = put_field(out, 4, call.address)
+    out = put_field(put_field(out, 5, call.origin), 6, call.target)
+    out = put_number(put_number(out, 7, call.hops), 8, call.deadline_ms)
+    out = put_field(put_number(out, 9, call.counter), 10, call.mac)
+    out = put_number(put_number(out, 11, call.free_partials), 12, call.free_bytes)
+    return put_number(put_number(out, 13, call.instance), 14, call.target_instance)
 
 
 def read(buffer, Py_ssize_t start, Py_ssize_t end):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polybus.dialects.gsb.gsb_packets import MAX_HOPS
 from polybus.dialects.gsb.network.announcement import MAX_NEIGHBOURS, Announcement
 from polybus.dialects.gsb.network.node_key import NodeKey
-from polybus.dialects.gsb.network.topology import EXPIRE_S, MAX_HOPS, Novelty, Path, Topology
+from polybus.dialects.gsb.network.topology import EXPIRE_S, Novelty, Path, Topology
 from polybus.errors import MalformedRequest
 
 KEYS = sorted((NodeKey(bytes([n]) * 32) for n in range(1, 13)), key=lambda key: key.node_id)

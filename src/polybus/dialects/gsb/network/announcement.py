@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.gsb_packets import ID_BYTES
 from polybus.dialects.gsb.network.node_key import (
-    ID_BYTES,
     KEY_BYTES,
     SIGNATURE_BYTES,
     NodeKey,
@@ -82,6 +82,10 @@ class Announcement:
             neighbours=[bytes.fromhex(one[2:]) for one in self.neighbours],
             signature=self.signature,
         )
+
+    def is_same_run(self, other: Announcement) -> bool:
+        """Return whether calls to both announced nodes have the same key."""
+        return (self.instance, self.exchange) == (other.instance, other.exchange)
 
     @cached_property
     def node_id(self) -> str:

@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 from polybus.bus.subscriptions import SubscribeResult
 from polybus.dialects.gsb import codec
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.gsb_packets import RELAY_BYTES
 from polybus.dialects.gsb.network.bus_pipe import BusPipe
 from polybus.dialects.gsb.server.call_table import Route, Service
 from polybus.dialects.gsb.server.service_registry import (
@@ -39,8 +40,8 @@ from polybus.model import topic_name
 from polybus.model.access_rule import SUBSCRIBE
 
 if TYPE_CHECKING:
-    from polybus.dialects.gsb.network.network import CallingNode, Network
-    from polybus.dialects.gsb.server.call_table import OpenCall
+    from polybus.dialects.gsb.network.network import Network
+    from polybus.dialects.gsb.server.call_table import CallingNode, OpenCall
     from polybus.dialects.gsb.server.session import GsbServer, GsbSession
 
 FULL, PARTIAL = 0, 1
@@ -49,7 +50,6 @@ MAX_FEEDS, MAX_NODE_FEEDS = 4096, 256  # topics that other nodes read: of all, o
 DEADLINE_S = 4_000_000.0  # of a stream, which may be silent for long
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
 CONFIRM_S = 20.0  # for the answer of the other node to a subscription
-RELAY_BYTES = 512  # of a reply besides its data
 LASTING = frozenset(
     {StatusCode.UNAVAILABLE, StatusCode.DEADLINE, StatusCode.CANCELLED, StatusCode.TOO_LARGE}
 )

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from polybus.dialects.gsb import codec
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.network.link_handshake import BAD_HANDSHAKE
-from polybus.dialects.gsb.server.call_table import Service
+from polybus.dialects.gsb.server.call_table import NodeService
 from polybus.errors import BadFrame
 
 if TYPE_CHECKING:
+    from polybus.dialects.gsb.network.call_key import CallKey
     from polybus.dialects.gsb.network.link_handshake import LinkHandshake
     from polybus.dialects.gsb.network.network import Network
     from polybus.dialects.gsb.server.session import GsbSession
@@ -36,11 +37,10 @@ class Link:
         self._handshake = handshake
         self.address = address
         self.began_s = network.now_s()
-        self.is_up = False
         self.round_trip_s: float | None = None
         self.challenged_s: float | None = None  # when it was asked for a sign of life
         # The nodes beyond this link, as services for the calls that go to them.
-        self._nodes: dict[str, Service] = {}
+        self._nodes: dict[str, NodeService] = {}
         self.announcements_left = 0.0  # that it may send at once
         session.link = self
         session.is_link = session.credits = True
@@ -57,6 +57,10 @@ class Link:
     def is_dialled(self) -> bool:
         return bool(self.address)
 
+    @property
+    def is_up(self) -> bool:
+        return self.session.is_link_up
+
     def begin(self) -> None:
         """Send the first packet of the dialler."""
         self.session.send_packet(pb.Packet(link_hello=self._handshake.hello()))
@@ -65,11 +69,11 @@ class Link:
         """Answer the first packet of a dialler. Raises `BadFrame`."""
         self.session.send_packet(pb.Packet(link_accept=self._handshake.on_hello(hello)))
 
-    def service_for(self, node: str) -> Service:
+    def service_for(self, node: str, key: CallKey) -> NodeService:
         """Return the service by which calls to a node go over this link."""
         service = self._nodes.get(node)
         if service is None:
-            service = self._nodes[node] = Service(node, self.session, 0)
+            service = self._nodes[node] = NodeService(node, self.session, key)
         return service
 
     def forget_nodes(self) -> None:

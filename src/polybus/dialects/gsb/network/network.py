@@ -15,17 +15,25 @@ the calling node may call the service. Nodes between them relay and decide nothi
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.gsb_packets import (
+    ID_BYTES,
+    MAX_ADDRESS,
+    MAX_FREE_BYTES,
+    MAX_FREE_PARTIALS,
+    MAX_HOPS,
+    RELAY_BYTES,
+)
 from polybus.dialects.gsb.network import node_rules
 from polybus.dialects.gsb.network.announcement import MAX_NEIGHBOURS, Announcement
 from polybus.dialects.gsb.network.call_signer import CallSigner
 from polybus.dialects.gsb.network.link import Link
 from polybus.dialects.gsb.network.link_handshake import LinkHandshake
-from polybus.dialects.gsb.network.node_key import ID_BYTES, node_id_of
-from polybus.dialects.gsb.network.topology import MAX_HOPS, REFRESH_S, Novelty, Topology
-from polybus.dialects.gsb.server.call_table import NodeAccount, Route
+from polybus.dialects.gsb.network.node_key import node_id_of
+from polybus.dialects.gsb.network.topology import REFRESH_S, Novelty, Topology
+from polybus.dialects.gsb.server.call_table import CallingNode, Route
 from polybus.dialects.gsb.server.service_registry import ServiceStatus
 from polybus.dialects.gsb.service_address import PUBLIC_ACL, PUBLIC_CHANNEL, PUBLIC_PING, StatusCode
 from polybus.errors import BadFrame, MalformedRequest
@@ -48,9 +56,6 @@ SILENT_S = 15.0  # a link that is silent for this long is broken
 FLOOD_DELAY_S = 0.01  # announcements of this time travel together
 MAX_ANNOUNCED = 32  # announcements in one packet
 ANNOUNCEMENTS_PER_S = 200.0  # of one link; a signature takes some 150 µs to check
-RELAY_BYTES = 512  # of a relayed call besides its data; more than the longest address and ids
-MAX_FREE_BYTES = 1 << 24
-MAX_ADDRESS_CHARACTERS = 300  # a valid one is shorter
 MAX_PING_BYTES = 1024
 
 # Reasons for which a link is refused or closed. They are names of counters.
@@ -67,14 +72,6 @@ CHALLENGE_S = 2.0  # for a sign of life
 CLEAR_S = 60.0  # nodes dial again after 10 s at most
 BUILT_IN_SERVICES = frozenset({PUBLIC_PING, PUBLIC_ACL})
 FULL = 0
-
-
-class CallingNode(NamedTuple):
-    """A node that calls services of this one: its id as a service sees it, and its account."""
-
-    name: bytes
-    identity: Identity
-    account: NodeAccount
 
 
 def host_of(session: GsbSession) -> str:
@@ -102,7 +99,6 @@ class Network:
         self.links: dict[str, Link] = {}
         self._unproved: dict[Link, None] = {}
         self._duplicates: dict[str, float] = {}  # nodes with the alarm, and when it was last seen
-        self._origins: dict[bytes, CallingNode] = {}
         self._to_flood: dict[str, Link | None] = {}  # nodes, and the link that announced each
         self._is_flood_scheduled = False
         self._announced_s = self._pinged_s = broker.now_s()
@@ -111,6 +107,8 @@ class Network:
     def start(self, calls: CallRouter) -> None:
         """Begin to announce this node, whose calls the router routes."""
         self.calls = calls
+        calls.table.node = self._own
+        self._origins = calls.table.calling_nodes
         self.announce()
         self._broker.on_tick.append(self.tick)
 
@@ -152,7 +150,7 @@ class Network:
         self._unproved.pop(link, None)
         peer = link.session.connection.pipe.peer
         self.links[link.node_id] = link
-        link.is_up = True
+        link.session.is_link_up = True
         link.announcements_left = self._limits.max_nodes + ANNOUNCEMENTS_PER_S
         session = link.session
         session.caller_name = link.node_id.encode()
@@ -255,7 +253,7 @@ class Network:
         link.announcements_left -= len(message.announcements)
         if link.announcements_left < 0 or len(message.announcements) > MAX_ANNOUNCED:
             raise BadFrame(ANNOUNCEMENT_FLOOD)
-        before = self.topology.paths()
+        before, has_new_run = self.topology.paths(), False
         for encoded in message.announcements:
             # Most announcements arrive over several links; a signature is checked once.
             if not self.topology.is_newer(node_id_of(encoded.public_key), encoded.sequence):
@@ -264,6 +262,8 @@ class Network:
                 announcement = Announcement.decode(encoded)
             except MalformedRequest:
                 raise BadFrame(BAD_ANNOUNCEMENT) from None
+            kept = self.topology.get(announcement.node_id)
+            has_new_run |= kept is not None and not kept.is_same_run(announcement)
             match self.topology.offer(announcement, self.now_s()):
                 case Novelty.NEWER:
                     self._schedule_flood(announcement.node_id, link)
@@ -271,7 +271,8 @@ class Network:
                     self._on_own_announced(announcement)
                 case Novelty.TOO_MANY:
                     self._broker.counters.count("refused", "max_nodes")
-        if self.topology.paths() != before:
+        # Calls to a node that has restarted need another key.
+        if has_new_run or self.topology.paths() != before:
             self._on_paths_changed()
 
     def _on_own_announced(self, announcement: Announcement) -> None:
@@ -304,16 +305,22 @@ class Network:
     def _on_paths_changed(self) -> None:
         for link in self.links.values():
             link.forget_nodes()
+        for origin in self._origins.values():
+            origin.key = None
         self.calls.services.invalidate_routes()
 
     # --- calls
 
     def route(self, node: str) -> Service | ServiceStatus:
         """Return the link towards a node, as a service, or the refusal of a call to it."""
-        path = self.topology.path_to(node)
+        path, announced = self.topology.path_to(node), self.topology.get(node)
         link = None if path is None else self.links.get(path.via)
-        if link is not None:
-            return link.service_for(node)
+        if link is not None and announced is not None:
+            try:
+                return link.service_for(node, self._signer.key_for(announced))
+            except ValueError:
+                text = f"node {node} has announced an invalid key"
+                return ServiceStatus(StatusCode.UNAVAILABLE, text)
         if self.topology.was_known(node):
             return ServiceStatus(StatusCode.UNAVAILABLE, f"node {node} cannot be reached")
         return ServiceStatus(StatusCode.NOT_FOUND, f"unknown node {node}")
@@ -335,12 +342,7 @@ class Network:
             free_partials=call.free_partials,
             free_bytes=call.free_bytes,
         )
-        try:
-            self._signer.sign(message, target)
-        except ValueError:
-            text = f"node {call.service.id} has announced an invalid key"
-            self.calls.fail(call, StatusCode.UNAVAILABLE, text, cancel=False)
-            return
+        self._signer.sign(message, target)
         call.endpoint.send_packet(pb.Packet(relay_call=message))
 
     def relay(self, link: Link, message: pb.RelayCall) -> None:
@@ -360,6 +362,7 @@ class Network:
             return
         call = self.calls.open_call(session, route, request_id, size, message.deadline_ms / 1000)
         call.free_partials, call.free_bytes = message.free_partials, message.free_bytes
+        call.address = route.address or address
         if is_here:
             origin = self._origins[message.origin]
             call.origin, call.account = origin.identity, origin.account
@@ -389,9 +392,9 @@ class Network:
         has_form = (
             len(message.origin) == len(message.target) == ID_BYTES
             and 0 < message.hops <= MAX_HOPS
-            and len(message.address) <= MAX_ADDRESS_CHARACTERS
+            and len(message.address) <= MAX_ADDRESS
             and message.deadline_ms > 0
-            and 0 < message.free_partials <= 1 << 16
+            and 0 < message.free_partials <= MAX_FREE_PARTIALS
             and 0 < message.free_bytes <= MAX_FREE_BYTES
         )
         if not has_form:
@@ -412,6 +415,7 @@ class Network:
         if not self._signer.check(message, announced):
             self._broker.counters.count("refused", "forged_call")
             return ServiceStatus(StatusCode.DENIED, "the call is not signed by its node")
+        origin.key = self._signer.key_for(announced)
         if message.address in BUILT_IN_SERVICES:
             return message.address
         if message.address == PUBLIC_CHANNEL:
@@ -422,18 +426,13 @@ class Network:
         return self._if_room(route)
 
     def _find_next_link(
-        self, link: Link, message: pb.RelayCall, address: bytes
+        self, link: Link, message: pb.RelayCall, _address: bytes
     ) -> Route | ServiceStatus:
         """Return the way to the target of a call, or a refusal."""
-        target = f"0x{message.target.hex()}"
         if message.hops >= MAX_HOPS:
-            return ServiceStatus(StatusCode.UNAVAILABLE, f"node {target} is too far away")
-        onward = self.route(target)
-        if isinstance(onward, ServiceStatus):
-            return onward
-        if onward.endpoint is link.session:
-            return ServiceStatus(StatusCode.UNAVAILABLE, f"no way to {target} but back")
-        return self._if_room(Route(onward, address))
+            text = f"node 0x{message.target.hex()} is too far away"
+            return ServiceStatus(StatusCode.UNAVAILABLE, text)
+        return self._if_room(self.calls.services.route_relayed_call(link.session, message.target))
 
     def _if_room(self, route: Route | ServiceStatus) -> Route | ServiceStatus:
         """Refuse a call for whose service there is no room, because a link must not wait."""
@@ -450,8 +449,7 @@ class Network:
                 return None
             if len(self._origins) >= self._limits.max_nodes:
                 del self._origins[next(iter(self._origins))]
-            origin = CallingNode(name.encode(), Identity(node=name), NodeAccount())
-            self._origins[node] = origin
+            origin = self._origins[node] = CallingNode(Identity(node=name))
         return origin
 
     # --- statistics

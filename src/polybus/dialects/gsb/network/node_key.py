@@ -30,11 +30,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from polybus.dialects.gsb.gsb_packets import ID_BYTES
 from polybus.errors import Damaged
 
 FILE = "gsb-node.pem"
 KEY_BYTES = 32
-ID_BYTES = 20
 SIGNATURE_BYTES = 64
 SECRET_BYTES = 32
 CERTIFICATE_DAYS = 36_500  # no one checks it: a new one is made at every start

@@ -15,11 +15,11 @@ from collections import deque
 from enum import Enum
 from typing import NamedTuple
 
+from polybus.dialects.gsb.gsb_packets import MAX_HOPS
 from polybus.dialects.gsb.network.announcement import Announcement
 
 REFRESH_S = 30.0
 EXPIRE_S = 100.0
-MAX_HOPS = 8
 MAX_FORGOTTEN = 4096  # nodes that were known once
 
 

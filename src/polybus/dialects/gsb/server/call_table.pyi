@@ -3,6 +3,8 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from polybus.dialects.gsb.network.call_key import CallKey
+
 # Every CallEndpoint is a GsbSession, or a session of another framing, which is one.
 from polybus.dialects.gsb.server.session import GsbSession
 from polybus.model.identity import Identity
@@ -22,6 +24,8 @@ class CallTable:
     window_bytes: int
     min_window: int
     max_window: int
+    node: bytes
+    calling_nodes: dict[bytes, CallingNode]
     def __init__(
         self,
         clock: Callable[[], float],
@@ -44,6 +48,10 @@ class Service:
     pending: int
     def __init__(self, name: str, endpoint: GsbSession, since_ms: int) -> None: ...
 
+class NodeService(Service):
+    key: CallKey
+    def __init__(self, node: str, link: GsbSession, key: CallKey) -> None: ...
+
 class Route:
     service: Service
     address: bytes
@@ -55,6 +63,13 @@ class NodeAccount:
     request_bytes: int
     reply_bytes: int
     def add(self, call: OpenCall, has_failed: bool) -> None: ...
+
+class CallingNode:
+    name: bytes
+    identity: Identity
+    account: NodeAccount
+    key: CallKey | None
+    def __init__(self, identity: Identity) -> None: ...
 
 class OpenCall:
     caller: GsbSession
@@ -107,6 +122,7 @@ class CallEndpoint:
     is_open: bool
     is_first: bool
     is_link: bool
+    is_link_up: bool
     ipc: bool
     has_fast_path: bool
     full_calls: int

@@ -20,7 +20,8 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from polybus.dialects.gsb.gsb_packets cimport CALL_REPLY, CALL_REQUEST, SERVICE_CALL, Kind, Packet, Slice, field_size, frame_size, put_field, put_head, put_reply, read_packet, reply_size, slice_of
+from polybus.dialects.gsb.gsb_packets cimport CALL_REPLY, CALL_REQUEST, ID_BYTES, MAX_ADDRESS, MAX_FREE_BYTES, MAX_FREE_PARTIALS, MAX_HOPS, RELAY_BYTES, RELAY_CALL, SERVICE_CALL, Kind, Packet, Slice, field_size, frame_size, put_field, put_head, put_relay, put_reply, read_packet, relay_size, reply_size, slice_of
+from polybus.dialects.gsb.network.call_key cimport CallKey
 
 cdef enum:
     LENGTH_SIZE = 8
@@ -33,6 +34,7 @@ cdef enum:
     # Shorter packets stay in the transport's buffer until they are complete.
     LARGE_BYTES = 64 * 1024
     HEX_DIGITS = 16
+    MAX_UINT32 = 0xFFFFFFFF
     # Slow-path packets per read before the connection yields: a few milliseconds of the loop.
     MAX_SLOW = 128
 
@@ -53,6 +55,9 @@ cdef class CallTable:
     cdef public list log
     cdef readonly Py_ssize_t max_packet_bytes, max_open_calls, free_partials, free_bytes
     cdef readonly Py_ssize_t window_bytes, min_window, max_window
+    # The network: the id of this node, and the nodes that call it, by their ids (20 bytes).
+    cdef public bytes node
+    cdef readonly dict calling_nodes
     cdef object clock, grant
     cdef list touched  # endpoints with unflushed output of this `receive`
 
@@ -73,6 +78,8 @@ cdef class CallTable:
         self.max_window = max_window
         self.generation = 1
         self.fast_path_enabled = True
+        self.node = b""
+        self.calling_nodes = {}
         self.touched = []
 
     cdef int flush(self) except -1:
@@ -102,6 +109,17 @@ cdef class Service:
 
 
 @cython.final
+cdef class NodeService(Service):
+    """Another node, as the service of the calls that go to it over a link."""
+
+    cdef readonly CallKey key
+
+    def __init__(self, str node not None, CallEndpoint link not None, CallKey key not None):
+        Service.__init__(self, node, link, 0)
+        self.key = key
+
+
+@cython.final
 cdef class Route:
     """A resolved address that one caller is allowed to call."""
 
@@ -127,6 +145,22 @@ cdef class NodeAccount:
 
 
 @cython.final
+cdef class CallingNode:
+    """A node that calls services of this one."""
+
+    cdef readonly bytes name  # its id, as services see it
+    cdef readonly object identity
+    cdef readonly NodeAccount account
+    # The key of its announced run. None until a call has come since paths have changed.
+    cdef public CallKey key
+
+    def __init__(self, identity not None):
+        self.identity = identity
+        self.name = identity.node.encode()
+        self.account = NodeAccount()
+
+
+@cython.final
 @cython.freelist(256)
 cdef class OpenCall:
     """One open call."""
@@ -134,7 +168,8 @@ cdef class OpenCall:
     cdef readonly CallEndpoint caller
     cdef readonly Service service
     cdef readonly CallEndpoint endpoint  # the service's; the name may have a new owner
-    cdef readonly bytes request_id, id, address
+    cdef readonly bytes request_id, id
+    cdef public bytes address
     cdef readonly double begun_s
     cdef readonly Py_ssize_t request_bytes
     cdef public Py_ssize_t partials, reply_bytes
@@ -236,6 +271,7 @@ cdef class CallEndpoint:
     cdef public bint is_open  # greeted, and not skipping an oversized packet
     cdef public bint is_first  # no packet received yet: a hello is allowed
     cdef public bint is_link  # to another bus: its calls and replies have rules of their own
+    cdef public bint is_link_up  # its handshake is done
     cdef public bint ipc
     # False: its packets are not those of gsb.proto, so the slow path reads and writes them.
     cdef readonly bint has_fast_path
@@ -406,6 +442,8 @@ cdef class CallEndpoint:
         kind = read_packet(at, size, &packet)
         if kind == SERVICE_CALL:
             done = self.service_call(&packet, now_s)
+        elif kind == RELAY_CALL:
+            done = self.relay_call(&packet, now_s)
         elif kind == CALL_REPLY:
             done = self.call_reply(&packet, now_s)
         else:
@@ -415,44 +453,106 @@ cdef class CallEndpoint:
         return done
 
     cdef bint service_call(self, const Packet* packet, double now_s) except -1:
-        cdef CallTable table = self.table
-        cdef bytes address, request_id
-        cdef Route route
-        cdef CallEndpoint endpoint
-        cdef OpenCall call
+        cdef bytes address
         cdef void* entry
-        # After a change of names or rules the slow path resolves the addresses again.
-        if self.draining or self.is_link or self.generation != table.generation:
-            return False
-        # The slow path refuses these.
-        if not 0 < packet.request_id.size <= MAX_ID or PyDict_Size(self.calls) >= table.max_open_calls:
-            return False
-        # An earlier deadline than all others needs a new timer, which the slow path sets.
-        if now_s + self.deadline_s < table.next_due_s:
+        cdef OpenCall call
+        if self.is_link or not self.may_open(packet, now_s + self.deadline_s):
             return False
         address = packet.address.at[:packet.address.size]
         entry = <void*>PyDict_GetItem(self.routes, address)
-        if entry is NULL:
+        if entry is NULL or not self.may_use(<Route>entry, packet):
+            return False
+        # The slow path refuses a call that would be too large for its link.
+        if (<Route>entry).service.endpoint.is_link and (
+            packet.data.size + RELAY_BYTES > self.table.max_packet_bytes
+        ):
+            return False
+        call = self.open_call(<Route>entry, packet, now_s)
+        if call.endpoint.is_link:
+            call.endpoint.write_signed(call, packet.data)
+        else:
+            call.endpoint.write_call(call, packet.data, self.caller_name)
+        return True
+
+    cdef bint relay_call(self, const Packet* packet, double now_s) except -1:
+        """Take a call of another node, for a service of this one or for the next link."""
+        if not self.is_link_up or not has_usual_form(packet):
+            return False
+        if not self.may_open(packet, now_s + packet.deadline_ms / 1000.0):
+            return False
+        if packet.target.at[:ID_BYTES] == self.table.node:
+            return self.take_relayed(packet, now_s)
+        return self.pass_on(packet, now_s)
+
+    cdef bint take_relayed(self, const Packet* packet, double now_s) except -1:
+        cdef CallingNode origin
+        cdef Route route
+        cdef OpenCall call
+        cdef void* entry
+        cdef bytes address = packet.address.at[:packet.address.size]
+        entry = <void*>PyDict_GetItem(self.table.calling_nodes, packet.origin.at[:ID_BYTES])
+        if entry is NULL or (<CallingNode>entry).key is None:
+            return False
+        origin = <CallingNode>entry
+        entry = <void*>PyDict_GetItem(self.routes, origin.name + address)
+        if entry is NULL or not self.may_use(<Route>entry, packet):
             return False
         route = <Route>entry
-        endpoint = route.service.endpoint
+        # Last, because a counter is accepted once: the slow path could not take the call again.
+        if not origin.key.check_call(packet):
+            return False
+        call = self.open_call(route, packet, now_s)
+        set_terms(call, packet)
+        call.origin, call.account = origin.identity, origin.account
+        call.endpoint.write_call(call, packet.data, origin.name)
+        return True
+
+    cdef bint pass_on(self, const Packet* packet, double now_s) except -1:
+        cdef OpenCall call
+        cdef Packet onward
+        cdef void* entry = <void*>PyDict_GetItem(self.routes, packet.target.at[:ID_BYTES])
+        # The slow path finds the way, and answers calls that have none.
+        if entry is NULL or packet.hops >= MAX_HOPS or not self.may_use(<Route>entry, packet):
+            return False
+        call = self.open_call(<Route>entry, packet, now_s)
+        set_terms(call, packet)
+        call.address = packet.address.at[:packet.address.size]
+        onward = packet[0]
+        onward.request_id = slice_of(call.id)
+        onward.hops += 1
+        call.endpoint.write_relay(&onward)
+        return True
+
+    cdef bint may_open(self, const Packet* packet, double due_s) except -1:
+        """Return False if the slow path must refuse a call, or set a timer for it."""
+        # After a change of names, rules or paths the slow path resolves the addresses again.
+        if self.draining or self.generation != self.table.generation:
+            return False
+        if not 0 < packet.request_id.size <= MAX_ID or PyDict_Size(self.calls) >= self.table.max_open_calls:
+            return False
+        # An earlier deadline than all others needs a new timer.
+        return due_s >= self.table.next_due_s
+
+    cdef bint may_use(self, Route route, const Packet* packet) except -1:
+        """Return False if the slow path must decide about this call to a service."""
+        cdef CallEndpoint endpoint = route.service.endpoint
         # The slow path makes the caller or the service wait (back_pressure.py).
-        if endpoint.full or endpoint.is_link or (self.full and not endpoint.credits):
+        if endpoint.full or (self.full and not endpoint.credits) or not endpoint.has_fast_path:
             return False
-        if not endpoint.has_fast_path:
-            return False
-        request_id = packet.request_id.at[:packet.request_id.size]
-        if PyDict_GetItem(self.calls, request_id) is not NULL:
-            return False
+        return PyDict_GetItem(self.calls, packet.request_id.at[:packet.request_id.size]) is NULL
+
+    cdef OpenCall open_call(self, Route route, const Packet* packet, double now_s):
+        """Add a call to both tables."""
+        cdef CallTable table = self.table
+        cdef bytes request_id = packet.request_id.at[:packet.request_id.size]
+        cdef OpenCall call = OpenCall.__new__(OpenCall)
         table.opened += 1
-        call = OpenCall.__new__(OpenCall)
         call.begin(self, route, request_id, hexadecimal(table.opened), packet.data.size, now_s)
         PyDict_SetItem(self.calls, request_id, call)
-        PyDict_SetItem(endpoint.serving, call.id, call)
+        PyDict_SetItem(call.endpoint.serving, call.id, call)
         route.service.calls += 1
         route.service.pending += 1
-        endpoint.write_call(call, packet.data)
-        return True
+        return call
 
     cdef bint call_reply(self, const Packet* packet, double now_s) except -1:
         cdef CallTable table = self.table
@@ -514,9 +614,27 @@ cdef class CallEndpoint:
 
     # --- writing for the peer
 
-    cdef int write_call(self, OpenCall call, Slice data) except -1:
+    cdef int write_signed(self, OpenCall call, Slice data) except -1:
+        """Write a call of this node for another one, over this link."""
+        cdef Packet packet
+        cdef bytes mac
+        packet.request_id, packet.address, packet.data = slice_of(call.id), slice_of(call.address), data
+        packet.hops = 1
+        packet.deadline_ms = <uint64_t>max(1, call.deadline_s * 1000)
+        packet.free_partials, packet.free_bytes = call.free_partials, call.free_bytes
+        mac = (<NodeService?>call.service).key.sign_call(&packet)
+        return self.write_relay(&packet)
+
+    cdef int write_relay(self, const Packet* packet) except -1:
+        cdef Py_ssize_t inner = relay_size(packet)
+        cdef Py_ssize_t size = frame_size(self.ipc, inner) + 1
+        cdef bytes alone = self.room(size)
+        put_relay(self.place(alone), self.ipc, inner, packet)
+        return self.written(alone, size)
+
+    cdef int write_call(self, OpenCall call, Slice data, bytes caller_name) except -1:
         cdef Slice request_id = slice_of(call.id)
-        cdef Slice caller = slice_of(call.caller.caller_name)
+        cdef Slice caller = slice_of(caller_name)
         cdef Slice address = slice_of(call.address)
         cdef Py_ssize_t inner = (
             field_size(request_id) + field_size(data) + field_size(caller) + field_size(address)
@@ -578,6 +696,23 @@ cdef class CallEndpoint:
             self.out_size = 0
             self.push(data)
         return 0
+
+
+cdef bint has_usual_form(const Packet* call) noexcept:
+    """Return False if the slow path must check the fields of a call between nodes."""
+    return (
+        call.origin.size == ID_BYTES and call.target.size == ID_BYTES
+        and call.address.size <= MAX_ADDRESS
+        and 0 < call.hops <= MAX_HOPS and 0 < call.deadline_ms <= MAX_UINT32
+        and 0 < call.free_partials <= MAX_FREE_PARTIALS and 0 < call.free_bytes <= MAX_FREE_BYTES
+    )
+
+
+cdef void set_terms(OpenCall call, const Packet* packet) noexcept:
+    """Apply the deadline and the free replies that a call brings along."""
+    call.deadline_s = packet.deadline_ms / 1000.0
+    call.free_partials = <Py_ssize_t>packet.free_partials
+    call.free_bytes = <Py_ssize_t>packet.free_bytes
 
 
 def overdue(endpoints, double now_s):

@@ -185,6 +185,19 @@ class ServiceRegistry:
                 return ServiceStatus(StatusCode.DENIED, f"not allowed to call {name!r}")
         return self._cache_route(peer, key, Route(service, name.encode()))
 
+    def route_relayed_call(self, peer: GsbSession, target: bytes) -> Route | ServiceStatus:
+        """Find the next link of a call between two other nodes. The route has no address."""
+        self._refresh_routes(peer)
+        if (route := peer.routes.get(target)) is not None:
+            return route
+        node = f"0x{target.hex()}"
+        link = self._network.route(node)
+        if isinstance(link, ServiceStatus):
+            return link
+        if link.endpoint is peer:
+            return ServiceStatus(StatusCode.UNAVAILABLE, f"no way to {node} but back")
+        return self._cache_route(peer, target, Route(link, b""))
+
     def _route_remote(
         self, peer: GsbSession, address: bytes, node: str, name: str
     ) -> Route | ServiceStatus:

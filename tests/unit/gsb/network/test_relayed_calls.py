@@ -1,0 +1,212 @@
+"""Calls between nodes on a bus in memory: the fast path and the slow path do the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polybus.bus.policy import Policy
+from polybus.bus.rule_table import PlacedRule
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.limits import GsbLimits
+from polybus.dialects.gsb.network.node_key import NodeKey
+from polybus.model.access_rule import Rule
+from tests.rig.gsb_link_peer import MemoryLink
+from tests.rig.gsb_memory_peer import MemoryPeer, Reply
+from tests.rig.gsb_wire import read_failure
+from tests.rig.memory_bus import MemoryBus
+
+A, C, UNKNOWN = NodeKey(b"a" * 32), NodeKey(b"c" * 32), NodeKey(b"u" * 32)
+MAX_PACKET_BYTES = 4096
+
+
+def new_bus(*, fast: bool) -> MemoryBus:
+    limits = GsbLimits(max_open_calls=8, max_packet_bytes=MAX_PACKET_BYTES)
+    bus = MemoryBus(gsb=limits, policy=Policy())
+    bus.gsb.calls.table.fast_path_enabled = fast
+    allow = Rule.parse("allow node:* call public/*")
+    bus.broker.policy.replace([PlacedRule(allow, "config", None)])
+    return bus
+
+
+class Network:
+    """The bus with a service and a caller of its own, and links to the nodes A and C."""
+
+    def __init__(self, *, fast: bool) -> None:
+        self.bus = new_bus(fast=fast)
+        self.service, self.caller = MemoryPeer(self.bus), MemoryPeer(self.bus)
+        assert self.service.register("public/echo") == 0
+        self.a, self.c = MemoryLink(self.bus, A), MemoryLink(self.bus, C)
+        self.bus.pass_time(1)
+        self.a.packets(), self.c.packets()
+
+    def warm_up(self) -> None:
+        """Make one call on each way, by which the bus resolves the addresses."""
+        self.a.send_call(self.a.call("public/echo"))
+        self.a.send_call(self.a.call("public/x", C.node_id))
+        self.caller.call(f"/net/{C.node_id}/public/x", "warm")
+        self.service.reply(self.service.called().request_id)
+        for packet in self.c.packets():
+            self.c.peer.reply(packet.relay_call.request_id)
+        self.a.packets(), self.caller.replies()
+
+
+@pytest.fixture(params=[True, False], ids=["fast", "slow"])
+def network(request) -> Network:
+    made = Network(fast=request.param)
+    made.warm_up()
+    return made
+
+
+@pytest.fixture
+def only_fast(network, monkeypatch) -> None:
+    """Fail if a call that the fast path should take reaches the slow one."""
+    if network.bus.gsb.calls.table.fast_path_enabled:
+        bus_network = network.bus.gsb.network
+        for name in ("relay", "send_call"):
+            monkeypatch.setattr(bus_network, name, lambda *_: pytest.fail("on the slow path"))
+
+
+def one_reply(link: MemoryLink) -> Reply:
+    (packet,) = link.packets()
+    reply = packet.call_reply
+    return Reply(reply.request_id, int(reply.code), int(reply.type), reply.data)
+
+
+@pytest.mark.usefixtures("only_fast")
+def test_a_call_of_another_node_reaches_a_service_and_is_answered(network):
+    call = network.a.call("public/echo/now", data=b"hello")
+    network.a.send_call(network.a.call("public/echo", data=b"data"))
+    request = network.service.called()
+    assert (request.data, request.address) == (b"data", "public/echo")
+    assert request.caller == A.node_id
+    network.service.reply(request.request_id, b"some", partial=True)
+    network.service.reply(request.request_id, b"more")
+    assert [packet.call_reply.data for packet in network.a.packets()] == [b"some", b"more"]
+    assert call.address == "public/echo/now"
+
+
+@pytest.mark.usefixtures("only_fast")
+def test_a_call_of_this_node_is_signed_for_its_target(network):
+    network.caller.call(f"/net/{C.node_id}/public/x", "7", b"data")
+    (packet,) = network.c.packets()
+    call = packet.relay_call
+    assert (call.data, call.address, call.hops) == (b"data", "public/x", 1)
+    assert (call.deadline_ms, call.free_partials) == (60_000, 64)
+    assert network.c.signer.check(call, network.c.heard[network.c.bus_id])
+    assert not network.c.signer.check(call, network.c.heard[network.c.bus_id])  # once
+    network.c.peer.reply(call.request_id, b"reply")
+    assert network.caller.replies() == [Reply("7", 0, 0, b"reply")]
+
+
+@pytest.mark.usefixtures("only_fast")
+def test_a_call_between_two_other_nodes_is_passed_on_unchanged(network):
+    sent = network.a.call("public/x", C.node_id, b"data", hops=3, deadline_ms=70_000)
+    network.a.send_call(sent)
+    (packet,) = network.c.packets()
+    passed = packet.relay_call
+    network.c.peer.reply(passed.request_id, b"reply", code=500)
+    assert one_reply(network.a) == Reply(sent.request_id, 500, 0, b"reply")
+    assert passed.request_id != sent.request_id
+    passed.request_id, passed.hops = sent.request_id, passed.hops - 1
+    assert passed == sent
+
+
+def test_a_repeated_call_is_refused(network):
+    call = network.a.call("public/echo")
+    network.a.send_call(call)
+    network.service.reply(network.service.called().request_id)
+    network.a.packets()
+    call.request_id = "again"
+    network.a.send_call(call)
+    assert read_failure(one_reply(network.a).data).code == 403
+    assert network.service.packets() == []
+
+
+def test_a_restarted_node_gets_calls_with_its_new_key(network):
+    network.c.instance += 1
+    network.c.signer = type(network.c.signer)(C, network.c.instance)
+    network.c.peer.send(announce=network.c.announce_packet())
+    network.caller.call(f"/net/{C.node_id}/public/x", "8")
+    (packet,) = network.c.packets()
+    assert network.c.signer.check(packet.relay_call, network.c.heard[network.c.bus_id])
+
+
+def test_calls_before_the_handshake_is_done_end_the_connection():
+    network = Network(fast=True)
+    network.warm_up()
+    stranger = MemoryPeer(network.bus)
+    stranger.send(link_hello=pb.LinkHello(version=1, public_key=bytes(32), nonce=bytes(32)))
+    stranger.send(relay_call=network.a.call("public/echo"))
+    assert network.service.packets() == []
+    assert stranger.session.connection.is_closed
+
+
+def test_the_account_of_a_node_counts_its_calls(network):
+    for code in (0, 500):
+        network.a.send_call(network.a.call("public/echo", data=b"four"))
+        network.service.reply(network.service.called().request_id, b"123", code=code)
+    (account,) = network.bus.gsb.network.stats()["callers"].values()
+    assert account == {"calls": 3, "failures": 1, "request_bytes": 8, "reply_bytes": 6}
+
+
+CHANGES = st.one_of(
+    st.fixed_dictionaries({}),
+    st.fixed_dictionaries({"hops": st.integers(0, 10)}),
+    st.fixed_dictionaries({"deadline_ms": st.sampled_from([0, 1, 60_000, 2**32 - 1])}),
+    st.fixed_dictionaries({"free_partials": st.sampled_from([0, 1, 1 << 16, (1 << 16) + 1])}),
+    st.fixed_dictionaries({"free_bytes": st.sampled_from([0, 1, 1 << 24, (1 << 24) + 1])}),
+    st.fixed_dictionaries({"counter": st.integers(0, 3)}),
+    st.fixed_dictionaries({"instance": st.integers(0, 9)}),
+    st.fixed_dictionaries({"target_instance": st.integers(0, 9)}),
+    st.fixed_dictionaries({"mac": st.binary(max_size=17)}),
+    st.fixed_dictionaries({"origin": st.sampled_from([b"", bytes(20), bytes(19)])}),
+    st.fixed_dictionaries({"target": st.sampled_from([b"", bytes(20), bytes(21)])}),
+    st.fixed_dictionaries({"request_id": st.sampled_from(["", "same", "ü", "x" * 256])}),
+    st.fixed_dictionaries({"address": st.text(max_size=8)}),
+    st.fixed_dictionaries({"address": st.just("public/" + "x" * 300)}),
+    st.fixed_dictionaries({"data": st.just(bytes(MAX_PACKET_BYTES - 100))}),
+)
+CALLS = st.tuples(
+    st.sampled_from(["public/echo", "public/none", "private", "public/gsb/ping"]),
+    st.sampled_from(["", C.node_id, A.node_id, UNKNOWN.node_id]),
+    CHANGES,
+    st.booleans(),  # answered at once
+)
+
+
+def play(network: Network, calls: list[Any]) -> list[Any]:
+    """Return what each end has received. Ids, keys and counters are of one run and left out."""
+    seen: list[Any] = []
+    for address, to, changes, is_answered in calls:
+        call = network.a.call(address, to, b"data")
+        for name, value in changes.items():
+            setattr(call, name, value)
+        network.a.send_call(call)
+        for end in (network.service, network.c):
+            for packet in end.packets():
+                request = (
+                    packet.relay_call if packet.HasField("relay_call") else packet.call_request
+                )
+                seen.append((address, request.address, request.data, packet.relay_call.hops))
+                if is_answered:
+                    peer = end if end is network.service else network.c.peer
+                    peer.reply(request.request_id, b"done")
+        seen += [
+            (reply.request_id, reply.code, reply.type, reply.data)
+            for reply in (packet.call_reply for packet in network.a.packets())
+        ]
+        seen.append(network.a.peer.session.connection.is_closed)
+    counters = [network.bus.broker.counters.family(name) for name in ("refused", "dropped")]
+    return [*seen, counters, network.bus.stats("gsb", "ended")]
+
+
+@settings(max_examples=60)
+@given(st.lists(CALLS, min_size=1, max_size=8))
+def test_both_paths_give_the_same_answers_to_any_calls(calls):
+    fast, slow = Network(fast=True), Network(fast=False)
+    fast.warm_up(), slow.warm_up()
+    assert play(fast, calls) == play(slow, calls)
