@@ -1,8 +1,10 @@
-"""Calls and streams between all nodes while links are cut and held up, and nodes are killed.
+"""Calls, streams and broadcasts between all nodes, while links and nodes fail.
 
-Every call of a caller that stays connected ends in exactly one FULL reply. A reply that succeeds
-is of the called node, and the items of a stream are in order and complete. When the network has
-healed, every node reaches every other.
+Links are cut, held up, delayed and made lossy; nodes are killed. Every call of a caller that stays
+connected ends in exactly one FULL reply. A reply that succeeds is of the called node, and the items
+of a stream are in order and complete. A broadcast is of the node whose topic was subscribed, and
+none arrives twice or out of order. When the network has healed, every node reaches every other and
+gets its broadcasts.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -20,13 +23,18 @@ import pytest
 from polybus import gsb
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.errors import PolybusError
 from tests.rig.gsb_network import GsbNetwork
 from tests.rig.gsb_peer import call, hello
 from tests.rig.gsb_wire import StreamFrames, read_failure
 from tests.rig.relay import Relay
 from tests.rig.soak_runs import SoakRun
 
-WHO, COUNT = "public/who", "public/count"
+WHO, COUNT, NEWS = "public/who", "public/count", "public/news"
+OPEN_TO_NODES = "allow node:* call,subscribe public/*"
+BROADCAST_EVERY_S = 0.05
+DELAY_S = 0.05  # of each piece on a slow link
+LOSS = 0.3  # of the pieces on a lossy link
 ITEMS = 20
 OUTSTANDING = 6  # calls of each caller
 DEADLINE_MS = 4000
@@ -106,26 +114,83 @@ class Caller:
             self.faults.append(f"{node} was called, {codec.unpack(reply.data)} answered")
 
 
+class Reader:
+    """Reads the broadcasts of one node at another, and checks them."""
+
+    def __init__(self, net: GsbNetwork, node: str) -> None:
+        self._net, self._node = net, node
+        self.broadcasts = 0
+        self.has_read = asyncio.Event()
+        self.faults: list[str] = []
+        self.newest: tuple[int, int] = (0, 0)  # the run of the node, the number
+
+    async def run(self, client: gsb.Client) -> None:
+        while True:
+            # A node that has restarted may not know the other one yet.
+            with contextlib.suppress(PolybusError):
+                subscription = await client.subscribe(self._net.remote(self._node, NEWS))
+                async for message in subscription:
+                    self._take(message)
+            await asyncio.sleep(0.1)
+
+    def _take(self, message: gsb.Broadcast) -> None:
+        node, run, number = message.data
+        self.broadcasts += 1
+        self.has_read.set()
+        if node != self._node or message.caller != self._net.ids[node]:
+            self.faults.append(f"a broadcast of {node} as one of {self._node}")
+        elif (run, number) <= self.newest:
+            self.faults.append(f"broadcast {run, number} of {node} after {self.newest}")
+        self.newest = run, number
+
+
+class Line:
+    """The relay of a link, and what is wrong with it."""
+
+    def __init__(self, port: int) -> None:
+        self.relay = Relay(port, change=self._change)
+        self.is_slow = self.is_lossy = False
+
+    def _change(self, piece: bytes) -> bytes:
+        if self.is_slow:
+            time.sleep(DELAY_S)
+        return b"" if self.is_lossy and random.random() < LOSS else piece
+
+    async def fail(self, fault: str, seconds: float) -> None:
+        if fault == "cut":
+            self.relay.cut()
+            return
+        if fault == "hold":
+            self.relay.hold()
+        self.is_slow, self.is_lossy = fault == "slow", fault == "lossy"
+        await asyncio.sleep(seconds)
+        self.relay.release()
+        self.is_slow = self.is_lossy = False
+
+
 class ChaoticNetwork:
     """Nodes whose links go through relays, with a service and a caller each."""
 
     def __init__(self, seed: int, nodes: int, edges: list[tuple[int, int]]) -> None:
         self.chance = random.Random(seed)
-        self.net = GsbNetwork()
+        self.net = GsbNetwork(acl=OPEN_TO_NODES)
         self.names = [f"n{number}" for number in range(nodes)]
         self.edges = edges
-        self.relays: dict[tuple[int, int], Relay] = {}
+        self.lines: dict[tuple[int, int], Line] = {}
         self.callers: list[Caller] = []
+        self.readers: list[Reader] = []
         self._services: dict[str, gsb.Client] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._callers: dict[str, Caller] = {}  # of the nodes that live
+        self._readers: dict[str, list[Reader]] = {}
+        self._runs = count(1)
         self.kills = self.cuts = 0
 
     def links_of(self, number: int) -> list[str]:
         """The addresses that a node dials: the relays to nodes with lower numbers."""
         ids = self.net.ids
         return [
-            f"tls+tcp://127.0.0.1:{self.relays[edge].port}#{ids[self.names[edge[0]]]}"
+            f"tls+tcp://127.0.0.1:{self.lines[edge].relay.port}#{ids[self.names[edge[0]]]}"
             for edge in self.edges
             if edge[1] == number
         ]
@@ -134,17 +199,17 @@ class ChaoticNetwork:
         name = self.names[number]
         links = self.links_of(number)
         await asyncio.to_thread(self.net.start, name, POLYBUS_GSB_LINKS=",".join(links))
-        if not any(edge[0] == number and edge in self.relays for edge in self.edges):
-            for edge in self.edges:
-                if edge[0] == number:
-                    self.relays[edge] = Relay(self.net.link_port(name))
+        for edge in self.edges:
+            if edge[0] == number and edge not in self.lines:
+                self.lines[edge] = Line(self.net.link_port(name))
 
     def go_live(self, name: str) -> None:
         """Serve and call at a node."""
         self._tasks[name] = asyncio.ensure_future(self._live(name))
 
     async def _live(self, name: str) -> None:
-        async with gsb.connect(str(self.net.client_address(name)), reconnect=False) as client:
+        address = str(self.net.client_address(name))
+        async with gsb.connect(address, reconnect=False) as client, asyncio.TaskGroup() as tasks:
 
             @client.service(WHO)
             async def who(call: gsb.Call) -> object:
@@ -155,6 +220,12 @@ class ChaoticNetwork:
                 for number in range(ITEMS):
                     yield [name, number]
 
+            readers = [Reader(self.net, other) for other in self.names if other != name]
+            self.readers += readers
+            self._readers[name] = readers
+            for reader in readers:
+                tasks.create_task(reader.run(client))
+            tasks.create_task(self._broadcast(client, name))
             caller = Caller(self.net, name, self.chance)
             self.callers.append(caller)
             self._callers[name] = caller
@@ -162,8 +233,15 @@ class ChaoticNetwork:
             caller.done.set()
             await asyncio.Event().wait()  # others may still call the services
 
+    async def _broadcast(self, client: gsb.Client, name: str) -> None:
+        run = next(self._runs)
+        with contextlib.suppress(PolybusError):  # the node was killed
+            for number in count():
+                await client.broadcast(NEWS, [name, run, number])
+                await asyncio.sleep(BROADCAST_EVERY_S)
+
     async def disturb(self) -> None:
-        fault = self.chance.choice(("cut", "cut", "hold", "kill"))
+        fault = self.chance.choice(("cut", "cut", "hold", "slow", "lossy", "kill"))
         if fault == "kill":
             number = self.chance.randrange(len(self.names))
             name = self.names[number]
@@ -173,14 +251,9 @@ class ChaoticNetwork:
             await self.start(number)
             self.go_live(name)
         else:
-            relay = self.chance.choice(list(self.relays.values()))
             self.cuts += 1
-            if fault == "hold":
-                relay.hold()
-                await asyncio.sleep(self.chance.uniform(0.1, 1.0))
-                relay.release()
-            else:
-                relay.cut()
+            line = self.chance.choice(list(self.lines.values()))
+            await line.fail(fault, self.chance.uniform(0.1, 1.0))
         await asyncio.sleep(self.chance.uniform(0.1, 0.6))
 
     async def _end(self, name: str) -> None:
@@ -196,6 +269,10 @@ class ChaoticNetwork:
             for caller in self._callers.values():
                 await caller.done.wait()
         await asyncio.to_thread(self.net.await_nodes, len(self.names))
+        async with asyncio.timeout(HEAL_S):
+            for reader in [one for readers in self._readers.values() for one in readers]:
+                reader.has_read.clear()
+                await reader.has_read.wait()
         for name in list(self._tasks):
             await self._end(name)
 
@@ -207,8 +284,8 @@ def chaotic(seed: int, nodes: int, edges: list[tuple[int, int]]) -> Iterator[Cha
         try:
             yield chaos
         finally:
-            for relay in chaos.relays.values():
-                relay.close()
+            for line in chaos.lines.values():
+                line.relay.close()
 
 
 async def disturb_and_judge(chaos: ChaoticNetwork, faults: int) -> int:
@@ -221,6 +298,7 @@ async def disturb_and_judge(chaos: ChaoticNetwork, faults: int) -> int:
         await chaos.disturb()
     await chaos.finish()
     found = [fault for caller in chaos.callers for fault in caller.faults]
+    found += [fault for reader in chaos.readers for fault in reader.faults]
     assert not found, f"{len(found)} faults: {found[:5]}"
     done = sum(caller.ended.get(0, 0) for caller in chaos.callers)
     assert done, "no call succeeded"
@@ -247,4 +325,6 @@ def test_calls_end_once_among_sixteen_nodes(capsys):
     run = SoakRun("faults/test_gsb_network_chaos.py", seed)
     with chaotic(seed, SOAK_NODES, edges) as chaos:
         calls = asyncio.run(disturb_and_judge(chaos, SOAK_FAULTS))
-    run.record(calls=calls, kills=chaos.kills, cuts=chaos.cuts, faults=0)
+    broadcasts = sum(reader.broadcasts for reader in chaos.readers)
+    counts = {"calls": calls, "broadcasts": broadcasts, "kills": chaos.kills, "cuts": chaos.cuts}
+    run.record(**counts, faults=0)
