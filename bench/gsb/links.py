@@ -28,7 +28,7 @@ class Node:
     id: str
 
 
-def _node(bus: BusProcess) -> Node:
+def describe(bus: BusProcess) -> Node:
     client, link = [str(address) for dialect, address in bus.listeners if dialect == "gsb"]
     with gsb.blocking.connect(client) as own:
         return Node(bus.pid, client, link, own.call("sys/nodes")["id"])
@@ -49,7 +49,7 @@ def line() -> Iterator[tuple[Node, Node, Node]]:
             listen = [f"gsb={CLIENTS}", f"gsb={LINKS}"]
             bus = serve(*flags, listen=listen, env=OPEN_TO_NODES)
             stack.callback(bus.close)
-            nodes.append(_node(bus))
+            nodes.append(describe(bus))
             OWN_PIDS.add(bus.pid)
             stack.callback(OWN_PIDS.discard, bus.pid)
         deadline_s = time.monotonic() + LINK_TIMEOUT_S
@@ -64,7 +64,7 @@ def line() -> Iterator[tuple[Node, Node, Node]]:
 def alone() -> Iterator[Node]:
     bus = serve(listen=[f"gsb={CLIENTS}", f"gsb={LINKS}"])
     try:
-        yield _node(bus)
+        yield describe(bus)
     finally:
         bus.close()
 

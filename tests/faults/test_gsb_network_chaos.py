@@ -37,6 +37,7 @@ DELAY_S = 0.05  # of each piece on a slow link
 LOSS = 0.3  # of the pieces on a lossy link
 ITEMS = 20
 OUTSTANDING = 6  # calls of each caller
+STREAMS = 0.2  # of the calls
 DEADLINE_MS = 4000
 # Of a call that the network ends: the node is not known yet after a restart, or its service is not
 # registered yet; the way is broken; no reply in time.
@@ -91,7 +92,8 @@ class Caller:
     def _call_more(self, writer: asyncio.StreamWriter) -> None:
         others = [name for name in self._net.ids if name != self._name]
         while self.may_call and len(self._open) < OUTSTANDING:
-            node, service = self._chance.choice(others), self._chance.choice((WHO, COUNT))
+            node = self._chance.choice(others)
+            service = COUNT if self._chance.random() < STREAMS else WHO
             number = str(next(self._ids))
             self._open[number] = node, service, 0
             request = call(self._net.remote(node, service), number)
