@@ -123,7 +123,9 @@ READING = [
             "if request.last > newest:",
             "if request.last >= newest:",
         ),
-        ("GET is answered before LAST is on disk", "if subscription.saved >= last:", "if True:"),
+        ("LAST is not stored", "if subscription.saved < last:", "if False:"),
+        ("LAST of a removed subscription is stored", "if self._table.find(*one.key) is one]", "]"),
+        ("one commit for each turn", "        if not self._commits:\n", "        if True:\n"),
     ),
     *mutants(
         "dialects/pirate/server/get_handler.py",

@@ -44,12 +44,12 @@ SUBSCRIBERS = [
         "        if epoch is None:\n            if record is None and self._refusal is not None:\n",
         "        if True:\n            if record is None and self._refusal is not None:\n",
     ),
-    # The position of a subscriber is confirmed, and not stored.
+    # The position of a subscriber is used, and not stored.
     Patch(
         "last-off",
         "dialects/pirate/server/get_handler.py",
-        "        if len(self._unsaved) >= subscriber_records.MAX_CHANGES_PER_COMMIT:\n",
-        "        then(None)\n        return\n        if len(self._unsaved) >= 1:\n",
+        "        self._unsaved[moved] = None\n",
+        "        pass\n",
     ),
     # Messages are removed before all subscribers have read them.
     Patch(

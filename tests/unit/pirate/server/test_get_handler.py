@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 
 from polybus.dialects.pirate.codec import GET, HELLO, PUT, ClientRequest
 from polybus.dialects.pirate.server import get_handler, subscriber_records
 from polybus.dialects.pirate.server.subscriber_records import SubscriptionKey
-from polybus.errors import DoesNotExist, Fenced, LimitReached, MalformedRequest
+from polybus.errors import DoesNotExist, Fenced, LimitReached, MalformedRequest, StoreFull
+from polybus.model.commit import Commit, CommitResult
 from polybus.testing.conformance.sample_blocks import block
 from tests.unit.pirate.server.memory_subscribers import MemorySubscribers
 
@@ -41,22 +44,57 @@ def test_sent_messages_are_not_read_and_last_never_goes_back(world):
     assert [client.get("t", last).id for last in (0, 0, 2, 0, 1)] == [1, 1, 3, 3, 3]
 
 
-def test_last_is_on_disk_before_the_answer(world):
+def stored_last(world) -> int:
+    number = world.durable.get("t").number
+    key = subscriber_records.record_key(subscriber_records.LASTS, SubscriptionKey(number, b"c"))
+    raw = world.store.get(key)
+    return subscriber_records.read_last(raw.value)
+
+
+def test_get_is_answered_before_last_is_on_disk(world):
     client = world.client()
     client.sub("t")
     for _ in range(3):
         client.put("t")
+    assert client.get("t", 0).id == 1  # all three are cached now
     replies = world.send(ClientRequest(GET, b"c", 1, 0, "t", (), 2))
-    assert replies == []
+    assert replies[0].id == 3
+    assert stored_last(world) == 0
     world.bus.on_turn_end()
     world.settle()
-    assert replies[0].id == 3
-    number = world.durable.get("t").number
-    raw = world.store.get(
-        subscriber_records.record_key(subscriber_records.LASTS, SubscriptionKey(number, b"c"))
-    )
-    assert subscriber_records.read_last(raw.value) == 2
+    assert stored_last(world) == 2
     assert world.again().ask(ClientRequest(GET, b"c", 1, 0, "t", (), 0)).id == 3
+
+
+def test_positions_that_move_during_a_commit_share_the_next_one(world, monkeypatch):
+    client = world.client()
+    client.sub("t")
+    for _ in range(20):
+        client.put("t")
+    commits: list[Commit] = []
+    commit = world.store.commit
+    monkeypatch.setattr(world.store, "commit", lambda one: commits.append(one) or commit(one))
+    for last in range(20):
+        world.send(ClientRequest(GET, b"c", 1, 0, "t", (), last))
+        world.bus.on_turn_end()
+    world.settle()
+    assert stored_last(world) == 19
+    assert len([one for one in commits if one.changes]) == 2
+
+
+def test_a_position_that_was_not_stored_is_stored_by_the_next_get(world, monkeypatch):
+    client = world.client()
+    client.sub("t")
+    client.put("t")
+    full: Future[CommitResult] = Future()
+    full.set_exception(StoreFull("no space left"))
+    with monkeypatch.context() as failing:
+        failing.setattr(world.store, "commit", lambda _: full)
+        assert client.get("t", 1) is None
+    assert stored_last(world) == 0
+    assert client.get("t", 1) is None
+    world.settle()
+    assert stored_last(world) == 1
 
 
 def test_parallel_reads_are_bounded(world, monkeypatch):

@@ -64,6 +64,10 @@ class DurableSubscribers:
     def on_turn_end(self) -> None:
         """Submit the commits of this turn."""
         self._put_handler.flush()
+        self._lasts.on_turn_end()
+
+    def flush(self) -> None:
+        """Submit the positions that are not stored yet. Called when the bus stops."""
         self._lasts.flush()
 
     def tick(self, now_s: float) -> None:

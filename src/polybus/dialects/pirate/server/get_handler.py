@@ -1,9 +1,9 @@
-"""GET: moves LAST, stores it, and returns the first message above it.
+"""GET: moves LAST and returns the first message above it.
 
 Sending a message does not count as reading it: a later GET with a higher LAST does. LAST never
-goes back, so a delayed or repeated GET does no harm. Positions that move within one turn of the
-loop are stored in one commit. A GET is answered when its LAST is on disk, so no answer depends
-on a position that a crash could take back.
+goes back, so a delayed or repeated GET does no harm. No GET waits for the disk: LAST is stored
+with the next commit of positions, and messages are removed only by stored positions
+(read_retention.py). After a crash the next GET brings its LAST again.
 
 Messages are read from the log in ranges and cached, because a subscriber that catches up asks
 for one message after another, and other subscribers of the topic ask for the same ones. The
@@ -103,19 +103,9 @@ class GetHandler:
             return
         subscription.seen_s = context.clock()
         subscription.last = last = max(subscription.last, request.last)
-        if subscription.saved >= last:
-            self._answer(topic, last, then)
-            return
-        if last < newest:
-            self._cache.prefetch(topic, last)  # while LAST is being committed
-
-        def on_saved(error: PolybusError | None) -> None:
-            if error is None:
-                self._answer(topic, last, then)
-            else:
-                then(error)
-
-        self._lasts.save(subscription, on_saved)
+        if subscription.saved < last:
+            self._lasts.save(subscription)
+        self._answer(topic, last, then)
 
     def _answer(self, topic: Topic, last: int, then: OnResult) -> None:
         durable = self._context.durable
@@ -128,45 +118,49 @@ class GetHandler:
 # --- LAST on disk
 
 
-OnSaved = Callable[[PolybusError | None], None]
-
-
 class LastWriter:
-    """Stores moved positions, many per commit."""
+    """Stores moved positions, many per commit. No reader waits for it."""
 
     def __init__(self, context: SubscriberContext, table: SubscriptionTable) -> None:
         self._context = context
         self._table = table
         self._unsaved: dict[Subscription, None] = {}
-        self._waiting: list[OnSaved] = []
+        self._commits = 0  # in progress
 
-    def save(self, moved: Subscription, then: OnSaved) -> None:
-        """Store a position with the next `flush`, at the end of the turn."""
-        if len(self._unsaved) >= subscriber_records.MAX_CHANGES_PER_COMMIT:
-            self.flush()
+    def save(self, moved: Subscription) -> None:
+        """Store a position soon."""
         if not self._unsaved:
-            self._context.run_on_loop(self.flush)  # in case no on_turn_end comes first
+            self._context.run_on_loop(self.on_turn_end)  # in case no other turn end comes first
         self._unsaved[moved] = None
-        self._waiting.append(then)
+
+    def on_turn_end(self) -> None:
+        """Commit the moved positions, one commit at a time: the disk takes many in one."""
+        if not self._commits:
+            self.flush()
 
     def flush(self) -> None:
-        if not self._unsaved:
-            return
-        # LAST as it is in this commit: it may move again before the commit is on disk.
-        moved = [(subscription, subscription.last) for subscription in self._unsaved]
-        waiting, self._waiting, self._unsaved = self._waiting, [], {}
+        """Submit all moved positions, so that later commits come after them."""
+        # Without those of removed subscriptions, whose records are gone.
+        present = [one for one in self._unsaved if self._table.find(*one.key) is one]
+        self._unsaved.clear()
+        for start in range(0, len(present), subscriber_records.MAX_CHANGES_PER_COMMIT):
+            some = present[start : start + subscriber_records.MAX_CHANGES_PER_COMMIT]
+            # LAST as it is in this commit: it may move again before the commit is on disk.
+            moved = [(one, one.last) for one in some]
+            changes = [subscriber_records.last_change(one.key, last) for one, last in moved]
+            self._commits += 1
+            self._context.commit(Commit(changes=tuple(changes)), partial(self._on_committed, moved))
 
-        def on_committed(future: Future[CommitResult]) -> None:
-            error = error_from_future(future)
-            if error is None:
-                for subscription, last in moved:
-                    subscription.saved = max(subscription.saved, last)
-                    self._table.changed_topics.add(subscription.key.topic)
-            for then in waiting:
-                then(error)
-
-        changes = [subscriber_records.last_change(one.key, last) for one, last in moved]
-        self._context.commit(Commit(changes=tuple(changes)), on_committed)
+    def _on_committed(
+        self, moved: list[tuple[Subscription, int]], future: Future[CommitResult]
+    ) -> None:
+        self._commits -= 1
+        # After a failure the next GET of each client saves its position again.
+        if error_from_future(future) is None:
+            for subscription, last in moved:
+                subscription.saved = max(subscription.saved, last)
+                self._table.changed_topics.add(subscription.key.topic)
+        self.on_turn_end()
 
 
 # --- messages in memory
@@ -227,11 +221,6 @@ class MessageCache:
             then(cached.first_after(last))
         else:
             self._read(topic, last).append(then)
-
-    def prefetch(self, topic: Topic, last: int) -> None:
-        """Start reading a message that will be asked for soon."""
-        if self._find(topic.number, last) is None:
-            self._read(topic, last)
 
     def forget(self, topic: int) -> None:
         for low in self._lows.pop(topic, ()):

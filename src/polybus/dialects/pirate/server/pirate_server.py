@@ -131,7 +131,8 @@ class PirateServer:
             self._enforce()
 
     def stop(self) -> None:
-        """Do nothing: no request waits at the server."""
+        """Store the read positions. No request waits at the server."""
+        self._session.flush()
 
     async def close(self) -> None:
         """Close after the listeners. Queued replies are still sent."""

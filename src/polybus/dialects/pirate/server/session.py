@@ -94,6 +94,9 @@ class PirateSession:
     def on_turn_end(self) -> None:
         self._subscribers.on_turn_end()
 
+    def flush(self) -> None:
+        self._subscribers.flush()
+
     def on_put_committed(self, size: int) -> None:
         """Count a committed PUT of `size` bytes."""
         self.unanswered -= 1
