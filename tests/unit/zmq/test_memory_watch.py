@@ -143,8 +143,9 @@ def test_process_memory_counts_while_bytes_are_unfinished(monkeypatch):
     monkeypatch.setattr(memory_watch, "process_bytes", lambda: memory[0])
     scene = Scene(2)
     memory[0] += 100_000  # no peer sends anything, so it does not count
+    scene.now_s += memory_watch.BASELINE_INTERVAL_S
     scene.watch.check()
-    scene.all[1].received_by_kernel = 20
+    scene.all[1].received_by_kernel = 200  # more than heartbeats
     scene.watch.check()
     assert scene.reasons == []
     memory[0] += 5001

@@ -34,6 +34,7 @@ from polybus.transports.zmq.router_connections import RouterConnection
 
 CHECK_INTERVAL_S: Final = 0.05
 BUSY_CHECK_INTERVAL_S: Final = 0.005  # while many bytes are in transfer
+BASELINE_INTERVAL_S: Final = 1.0  # between measurements of a process without unfinished bytes
 CHECK_COST_RATIO: Final = 20  # the pause is at least this many times the cost of a check
 MINOR_BYTES: Final = 1 << 20  # less is a message in transfer and needs no action
 HANDSHAKE_BYTES: Final = 4096  # the most that a handshake takes, after a complete message
@@ -69,10 +70,14 @@ class MemoryWatch:
         self._clock = clock
         self._has_waiting = has_waiting
         self._cut = cut
-        self._baseline_bytes = process_bytes()
+        self.set_baseline()
         # Of all connections at the last check, and bytes sent since: many replies can be sent
         # between two checks.
         self._unacknowledged_bytes = 0
+
+    def set_baseline(self) -> None:
+        """Measure the process. Growth counts from here on. Called before connections begin."""
+        self._baseline_bytes, self._baseline_s = process_bytes(), self._clock()
 
     def check(self) -> float:
         """Measure all connections and cut those over a bound. Returns the pause in seconds."""
@@ -145,11 +150,11 @@ class MemoryWatch:
             connection.slow_since_s = None
 
     def _check_total(self, unfinished: int, most: RouterConnection | None) -> None:
-        now = process_bytes()
         if most is None or most.unfinished < MINOR_BYTES:
-            self._baseline_bytes = now
+            if self._clock() - self._baseline_s >= BASELINE_INTERVAL_S:
+                self.set_baseline()
             return
-        grown = now - self._baseline_bytes
+        grown = process_bytes() - self._baseline_bytes
         if max(unfinished, grown) > self._bounds.max_unread:
             self._cut_connection(most, "max_unread_bytes")
             self._baseline_bytes += max(0, grown)

@@ -117,7 +117,7 @@ class RouterListener:
         self._reading = True
         self._is_read_scheduled = False
         self._schedule_read()
-        self._memory_timer = self._loop.call_later(CHECK_INTERVAL_S, self._check_memory)
+        self._memory_timer: asyncio.TimerHandle | None = None  # None without connections
 
     # --- receiving
 
@@ -226,9 +226,14 @@ class RouterListener:
         self.connections.read_events()
         if self.connections.ambiguous():
             self._schedule_read()
+        if self._memory_timer is None and self.connections.open():
+            self._watch.set_baseline()
+            self._memory_timer = self._loop.call_later(CHECK_INTERVAL_S, self._check_memory)
 
     def _check_memory(self) -> None:
-        self._memory_timer = self._loop.call_later(self._watch.check(), self._check_memory)
+        self._memory_timer = None
+        if self.connections.open():
+            self._memory_timer = self._loop.call_later(self._watch.check(), self._check_memory)
 
     def _has_waiting(self) -> bool:
         events: Any = self._socket.EVENTS
@@ -274,7 +279,8 @@ class RouterListener:
         # A session has no loop to notify, so it is polled.
         while self._session.unanswered and self._loop.time() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(SETTLE_S)
-        self._memory_timer.cancel()
+        if self._memory_timer is not None:
+            self._memory_timer.cancel()
         self._loop.remove_reader(self._monitor.FD)
         self._socket.disable_monitor()
         self._monitor.close(0)
