@@ -6,7 +6,7 @@ one for each call.
 
 The MAC covers origin, target, the instances of both, a counter, the address and the data. The
 target remembers the newest counters of each origin and takes each of them once. A process that
-starts has a new instance, so calls for an earlier one are worth nothing.
+starts has a new instance, and refuses calls for an earlier one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CallSigner:
         call.mac = _mac(peer.secret, call)
 
     def check(self, call: pb.RelayCall, origin: Announcement) -> bool:
-        """Return whether the origin made this call, for this node, and it is no repetition."""
+        """Return whether the origin made this call, for this node, and not before."""
         try:
             peer = self._peer(origin)
         except ValueError:

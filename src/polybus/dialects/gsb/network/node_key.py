@@ -37,7 +37,7 @@ KEY_BYTES = 32
 ID_BYTES = 20
 SIGNATURE_BYTES = 64
 SECRET_BYTES = 32
-CERTIFICATE_DAYS = 36_500  # no one checks it: a new one is made at every start
+CERTIFICATE_DAYS = 36_500  # peers do not check it; each start makes a new one
 
 
 def node_id_of(public: bytes) -> str:
