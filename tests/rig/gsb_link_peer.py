@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.network.announcement import Announcement
@@ -19,12 +18,13 @@ from polybus.dialects.gsb.network.call_signer import CallSigner
 from polybus.dialects.gsb.network.link_handshake import LinkHandshake
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.model.address import Address
+from tests.rig.closing import Closing
 from tests.rig.gsb_peer import connect
 
 INSTANCE = 7
 
 
-class LinkPeer:
+class LinkPeer(Closing):
     def __init__(self, address: Address, key: NodeKey, instance: int = INSTANCE) -> None:
         self.key, self.instance = key, instance
         self._sequence = time.time_ns()
@@ -93,15 +93,7 @@ class LinkPeer:
     def send_call(self, call: pb.RelayCall) -> None:
         self.peer.send(pack(relay_call=call))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.peer.close()
 
 
