@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compiles each .proto file into a module and its stub, which are kept beside it.
 
-`--check` writes nothing and fails if they do not agree with them. What protoc writes
-demands a runtime of its own age; so only the description is taken from it, which
-every protobuf understands.
+`--check` writes nothing and fails if a module does not agree with its .proto file. A module
+that protoc generates needs a runtime of the same version. The description that protoc makes of
+a file works with every runtime, so the modules contain only that.
 """
 
 import importlib
@@ -59,7 +59,7 @@ def written(proto, description):
 
 
 def described(proto):
-    """What the module that is there describes."""
+    """Return the description in the present module."""
     name = ".".join([*proto.parent.parts, f"{proto.stem}_pb2"])
     return importlib.import_module(name).DESCRIPTOR.serialized_pb
 
@@ -73,7 +73,7 @@ def main():
             module.write_text(written(proto, description))
             module.with_suffix(".pyi").write_text(stub)
         elif described(proto) != description:
-            sys.exit(f"polybus: {module} is not what {proto.name} says: run .ci/proto.py")
+            sys.exit(f"polybus: {module} does not agree with {proto.name}; run .ci/proto.py")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ OUTSTANDING = 6  # calls of each caller
 STREAMS = 0.2  # of the calls
 DEADLINE_MS = 4000
 # Of a call that the network ends: the node is not known yet after a restart, or its service is not
-# registered yet; the way is broken; no reply in time.
+# registered yet; the path is broken; no reply in time.
 CODES = {404, 503, 504}
 SHORT_FAULTS = 8
 SOAK_NODES, SOAK_EDGES = 16, 28
@@ -188,7 +188,7 @@ class ChaoticNetwork:
         self.readers: list[Reader] = []
         self._services: dict[str, gsb.Client] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._callers: dict[str, Caller] = {}  # of the nodes that live
+        self._callers: dict[str, Caller] = {}  # of the running nodes
         self._readers: dict[str, list[Reader]] = {}
         self._runs = count(1)
         self.kills = self.cuts = 0

@@ -16,8 +16,9 @@ import pytest
 from polybus.testing.bus_process import BusProcess, serve
 from tests.faults.gsb_live import SETTINGS, check_no_state_left, tables
 from tests.rig import gsb_peer, ya_wire
+from tests.rig.gsb_peer import HungUp
 from tests.rig.observer import count, rss_bytes, until
-from tests.rig.ya_peer import HungUp, YaPeer, connect, dial
+from tests.rig.ya_peer import YaPeer, connect, dial
 from tests.rig.ya_wire import CALL, PARTIAL, REGISTER, REPLY
 
 ITEM = bytes(64 * 1024)
@@ -142,7 +143,7 @@ class Round:
         self.ended: list[tuple[str, int]] = []
 
     def run(self) -> None:
-        """Make CALLS calls to a service there, which dies after some of them."""
+        """Make CALLS calls to a service there, which ends after some of them."""
         chosen = self._random
         with connect_ya(self._bus) as caller, connect_gsb(self._bus) as native:
             service = connect_ya(self._bus)

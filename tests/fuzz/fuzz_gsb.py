@@ -37,8 +37,7 @@ def run_stream(
     stream: bytes, cut: int, *, is_unix: bool, with_credits: bool, fast_path: bool
 ) -> tuple[object, ...]:
     """Return the output of the three peers."""
-    bus = MemoryBus(gsb=LIMITS)
-    bus.gsb.calls.table.fast_path_enabled = fast_path
+    bus = MemoryBus(gsb=LIMITS, gsb_fast_path=fast_path)
     service, caller = MemoryPeer(bus), MemoryPeer(bus, is_unix=True)
     peer = MemoryPeer(bus, is_unix=is_unix, credits=with_credits)
     service.register("a")

@@ -42,12 +42,12 @@ def paths(text: str) -> dict[str, str]:
 
 
 def test_stats_of_one_topic(polybus, orders):
-    (told,) = json.loads(polybus("topic", "stats", orders, "--json"))
+    (row,) = json.loads(polybus("topic", "stats", orders, "--json"))
     counted = {"all", "shards", "groups", "queries", "subscribers", "delayed"}
-    assert set(told) == {"topic", "paused"} | counted
-    assert told["all"]["inserted"] == told["all"]["routed"] == 5
-    assert told["all"]["trimmed"] == 1
-    assert sum(one["inserted"] for one in told["shards"]) == 5
+    assert set(row) == {"topic", "paused"} | counted
+    assert row["all"]["inserted"] == row["all"]["routed"] == 5
+    assert row["all"]["trimmed"] == 1
+    assert sum(one["inserted"] for one in row["shards"]) == 5
     shown = polybus("topic", "stats", orders).splitlines()
     assert shown[1].split()[:5] == [orders, "2", "4", "5", "1"]
     assert [line.split()[:2] for line in shown[2:]] == [["shard", "0"], ["shard", "1"]]

@@ -6,15 +6,15 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from polybus.durable.retention_limits import SETTINGS
 from polybus.errors import AlreadyExists
+from tests.rig.guide_page import GuidePage
 from tests.rig.native_bus import NativeBus
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "retention.md").read_text()
+PAGE = GuidePage("retention.md")
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +23,8 @@ def bus() -> Iterator[NativeBus]:
         yield running
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
-
-
 def test_commands_run(polybus, bus):
-    for line in "".join(blocks("sh")).splitlines():
+    for line in "".join(PAGE.snippets("sh")).splitlines():
         polybus(*shlex.split(line)[1:])
         if line.startswith("polybus topic create"):
             with bus.client() as client:
@@ -38,9 +34,9 @@ def test_commands_run(polybus, bus):
 def test_program_runs(bus):
     with bus.client() as client, suppress(AlreadyExists):
         client.create_topic("orders")
-    (program,) = blocks("python")
+    (program,) = PAGE.snippets("python")
     exec(program, {"url": bus.url})
 
 
 def test_table_has_every_setting():
-    assert set(re.findall(r"\| `(retain_\w+)` \|", GUIDE)) == SETTINGS
+    assert set(re.findall(r"\| `(retain_\w+)` \|", PAGE.text)) == SETTINGS

@@ -140,6 +140,7 @@ BROKER = mutants(
         "connection",
     ),
     ("time does not pass", "self.delivery.tick(", "str("),
+    ("pauses of the bus count for readers", "self.delivery.restart_windows()", "pass"),
 )
 
 DELIVERY = mutants(

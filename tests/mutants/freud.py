@@ -711,6 +711,11 @@ ANSWERING = [
         ("cut without a window", ">= self._limits.slow_consumer_timeout_s:", ">= 0:"),
         ("the host's queue is not looked at", " + connection.pipe.unconfirmed_bytes()", ""),
         (
+            "pauses of the bus count for clients",
+            "        for connection in self._windows:\n",
+            "        for connection in ():\n",
+        ),
+        (
             "a window lasts forever",
             "            self._windows[connection] = StallWindow(now_s, owed)",
             "            pass",

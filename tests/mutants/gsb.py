@@ -193,7 +193,7 @@ REST = [
         ),
         (
             "any peer calls",
-            "if not self._broker.policy.allows(identity, CALL, judged.encode()):",
+            "if not self._allows_call(peer.connection.pipe.identity, name, service):",
             "if False:",
         ),
         (

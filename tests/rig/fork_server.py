@@ -34,8 +34,9 @@ import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, NamedTuple, NoReturn, Self
+from typing import IO, Any, NamedTuple, NoReturn
+
+from tests.rig.closing import Closing
 
 MAX_REQUEST_BYTES = 128 * 1024
 PR_SET_PDEATHSIG = 1
@@ -96,7 +97,7 @@ class ForkedProcess:
         return self.returncode
 
 
-class ForkServer:
+class ForkServer(Closing):
     """The server process, seen from the tests."""
 
     def __init__(
@@ -168,17 +169,6 @@ class ForkServer:
         for child in self._children:
             child.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 # --- children that answer
 
@@ -191,7 +181,7 @@ class ChildResult(NamedTuple):
     failure: str = ""
 
 
-class ChildServer:
+class ChildServer(Closing):
     """Children that call a function of one module and answer with JSON.
 
     The answer goes to a file, so it is there even if the child is killed after it wrote it.
@@ -224,17 +214,6 @@ class ChildServer:
     def close(self) -> None:
         self._server.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class AnsweringChild:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import socket
 import struct
-from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
+
+from tests.rig.closing import Closing
 
 TIMEOUT_S = 20.0  # only ever reached when something is wrong
 READ_BYTES = 1 << 20
@@ -157,7 +158,7 @@ def connect(
     return Client(sock)
 
 
-class Client:
+class Client(Closing):
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._held = bytearray()
@@ -220,17 +221,6 @@ class Client:
 
     def close(self) -> None:
         self.sock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _take(self, data: bytes) -> None:
         self._held += data

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.network.announcement import Announcement
@@ -21,6 +20,7 @@ from polybus.dialects.gsb.network.call_signer import CallSigner
 from polybus.dialects.gsb.network.link_handshake import LinkHandshake
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.model.address import Address
+from tests.rig.closing import Closing
 from tests.rig.gsb_memory_peer import MemoryPeer
 from tests.rig.gsb_peer import connect
 from tests.rig.memory_bus import MemoryBus
@@ -79,7 +79,7 @@ class Node:
         return call
 
 
-class LinkPeer(Node):
+class LinkPeer(Node, Closing):
     def __init__(self, address: Address, key: NodeKey, instance: int = INSTANCE) -> None:
         super().__init__(key, instance)
         handshake = LinkHandshake(key, instance, b"")
@@ -111,15 +111,7 @@ class LinkPeer(Node):
     def send_call(self, call: pb.RelayCall) -> None:
         self.peer.send(pack(relay_call=call))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.peer.close()
 
 

@@ -14,19 +14,19 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from polybus import gsb
 from polybus.model.address import Address
 from polybus.testing.bus_process import BusProcess, serve
+from tests.rig.closing import Closing
 from tests.rig.observer import until
 
 OPEN_TO_NODES = "allow node:* call public/*"
 PATIENCE_S = 30.0
 
 
-class GsbNetwork:
+class GsbNetwork(Closing):
     def __init__(self, acl: str = OPEN_TO_NODES, scheme: str = "tls+tcp") -> None:
         self._acl = acl
         self._scheme = scheme
@@ -95,15 +95,7 @@ class GsbNetwork:
         bus.wait()
         bus.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         for bus in self.buses.values():
             bus.close()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -16,11 +16,11 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.model.address import Address
+from tests.rig.closing import Closing
 
 TIMEOUT_S = 20.0  # only a failing test reaches it
 READ_BYTES = 1 << 18
@@ -70,7 +70,7 @@ def cancel(request_id: str) -> bytes:
     return packet("cancel", request_id=request_id)
 
 
-class Peer:
+class Peer(Closing):
     """One connection."""
 
     def __init__(self, sock: socket.socket, is_ipc: bool) -> None:
@@ -168,16 +168,18 @@ class Peer:
     def close(self) -> None:
         self.socket.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+def open_socket(
+    address: Address, *, small: bool = False, tls: ssl.SSLContext | None = None
+) -> socket.socket:
+    """Connect a socket with a timeout. `small` shrinks the receive buffer."""
+    family = socket.AF_UNIX if address.is_unix else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.settimeout(TIMEOUT_S)
+    if small:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+    sock.connect(address.path if address.is_unix else (address.host, address.port))
+    return sock if tls is None else tls.wrap_socket(sock, server_hostname="localhost")
 
 
 def connect(
@@ -189,15 +191,7 @@ def connect(
     tls: ssl.SSLContext | None = None,
 ) -> Peer:
     """Connect, greet, and send `first` if it is set. `small` shrinks the receive buffer."""
-    family = socket.AF_UNIX if address.is_unix else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.settimeout(TIMEOUT_S)
-    if small:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
-    sock.connect(address.path if address.is_unix else (address.host, address.port))
-    if tls is not None:
-        sock = tls.wrap_socket(sock, server_hostname="localhost")
-    peer = Peer(sock, address.is_unix)
+    peer = Peer(open_socket(address, small=small, tls=tls), address.is_unix)
     peer.send_bytes(greeting)
     if greeting == GREETING:
         assert peer.greeting() == GREETING

@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polybus.bus.broker import Broker
@@ -94,6 +95,7 @@ class MemoryBus:
         *,
         freud: FreudLimits | None = None,
         gsb: GsbLimits | None = None,
+        gsb_fast_path: bool = True,
         quotas: QuotaLimits | None = None,
         policy: Policy | None = None,
         durable: bool = False,
@@ -133,14 +135,27 @@ class MemoryBus:
             self._freud = FreudServer(self.broker, freud or FreudLimits(), self)
             self.topics = self._freud.topics
             self._last_to_run = FairScheduler
-        if has_dialect("gsb"):
-            from polybus.dialects.gsb.limits import GsbLimits
-            from polybus.dialects.gsb.network.node_key import NodeKey
-            from polybus.dialects.gsb.server.session import GsbServer
+        self._gsb_limits, self._gsb_fast_path = gsb, gsb_fast_path
+        if gsb is not None:
+            assert self.gsb
 
-            key = NodeKey(bytes(32))  # the same id in every run
-            self.gsb = GsbServer(self.broker, gsb or GsbLimits(), self, ANONYMOUS, key)
-            self._ya: YaServer | None = None
+    @cached_property
+    def gsb(self) -> GsbServer:
+        """Opened at its first use without limits: the keys of its node take much time."""
+        from polybus.dialects.gsb.limits import GsbLimits
+        from polybus.dialects.gsb.network.node_key import NodeKey
+        from polybus.dialects.gsb.server.session import GsbServer
+
+        key = NodeKey(bytes(32))  # the same id in every run
+        server = GsbServer(self.broker, self._gsb_limits or GsbLimits(), self, ANONYMOUS, key)
+        server.calls.table.fast_path_enabled = self._gsb_fast_path
+        return server
+
+    @cached_property
+    def _ya(self) -> YaServer:
+        from polybus.dialects.gsb.ya.session import YaServer
+
+        return YaServer(self.gsb)
 
     def connect(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:
         """A new rqueue connection. With an appetite it reads that many bytes and stops."""
@@ -162,10 +177,6 @@ class MemoryBus:
 
     def connect_ya(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:
         """A connection of GSB's deployed framing."""
-        from polybus.dialects.gsb.ya.session import YaServer
-
-        if self._ya is None:
-            self._ya = YaServer(self.gsb)
         return self._connect(self._ya, appetite, identity)
 
     def wall_ns(self) -> int:
@@ -257,11 +268,23 @@ class MemoryBus:
             self.broker.tick()
             self.turn()
 
+    def pause(self, seconds: float) -> None:
+        """Advance the clock while the bus does not run, as that of a stopped process."""
+        self.now_s += seconds
+        self.broker.tick()
+        self.turn()
+
     def stats(self, *path: str) -> Any:
         value: Any = self.broker.stats()
         for name in path:
             value = value.get(name, 0)
         return value
+
+    @property
+    def close_reasons(self) -> dict[str, int]:
+        """The connections that the bus has closed, by reason."""
+        closed: dict[str, int] = self.stats("connections", "closed")
+        return closed
 
     def _connect(
         self,

@@ -55,7 +55,11 @@ def connections(bus: BusProcess) -> list[dict[str, Any]]:
 
 def count(bus: BusProcess, *path: str) -> int:
     """One counter by its path, for instance "connections", "closed", "inner_type"."""
-    found: Any = stats(bus)
+    return read_counter(stats(bus), *path)
+
+
+def read_counter(found: Any, *path: str) -> int:
+    """The same, of statistics that were read before."""
     for name in path:
         found = found.get(name, {})
     return found or 0

@@ -13,15 +13,15 @@ import socket
 import struct
 from collections.abc import Callable
 from threading import Event, Lock, Thread
-from types import TracebackType
-from typing import Self
+
+from tests.rig.closing import Closing
 
 PIECE = 65536
 # On close the kernel sends a reset and discards unsent bytes.
 ABRUPTLY = struct.pack("ii", 1, 0)
 
 
-class Relay:
+class Relay(Closing):
     def __init__(
         self, port: int, host: str = "127.0.0.1", *, change: Callable[[bytes], bytes] = bytes
     ) -> None:
@@ -58,17 +58,6 @@ class Relay:
         _reset(self._listener)
         self.release()
         self.cut()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _accept(self) -> None:
         while True:

@@ -16,8 +16,9 @@ import os
 import socket
 import ssl
 import struct
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
+
+from tests.rig.closing import Closing
 
 TIMEOUT_S = 20.0  # only ever reached when something is wrong
 READ_BYTES = 1 << 20
@@ -100,7 +101,7 @@ def connect(
     return Client(sock)
 
 
-class Client:
+class Client(Closing):
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._held = bytearray()
@@ -168,17 +169,6 @@ class Client:
 
     def close(self) -> None:
         self.sock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _fill(self) -> None:
         data = self.sock.recv(READ_BYTES)

@@ -21,13 +21,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import pyarrow.flight as flight
 
 from polybus.model.address import Address
 from tests.rig import flight_client, raw_attempts, rqueue_client
+from tests.rig.closing import Closing
 
 
 class Done(NamedTuple):
@@ -38,7 +38,7 @@ class Done(NamedTuple):
     stderr: str
 
 
-class User:
+class User(Closing):
     """The parent's side. A failure in the child is raised here, as text."""
 
     def __init__(
@@ -93,17 +93,6 @@ class User:
                 stream.close()
         self._child.kill()
         self._child.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Link:

@@ -12,23 +12,15 @@ from __future__ import annotations
 
 import socket
 import ssl
-from types import TracebackType
-from typing import Self
 
 from polybus.model.address import Address
 from tests.rig import ya_wire
+from tests.rig.closing import Closing
+from tests.rig.gsb_peer import READ_BYTES, HungUp, open_socket
 from tests.rig.ya_wire import HELLO, Frames, Packet
 
-TIMEOUT_S = 20.0  # only a failing test reaches it
-READ_BYTES = 1 << 18
-SMALL_BUFFER_BYTES = 4096
 
-
-class HungUp(Exception):
-    """The bus has closed the connection."""
-
-
-class YaPeer:
+class YaPeer(Closing):
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self._frames = Frames()
@@ -70,31 +62,14 @@ class YaPeer:
     def close(self) -> None:
         self.socket.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def dial(address: Address, *, small: bool = False, tls: bool = False) -> YaPeer:
     """Connect without a hello. `small` shrinks the receive buffer."""
-    family = socket.AF_UNIX if address.is_unix else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.settimeout(TIMEOUT_S)
-    if small:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
-    sock.connect(address.path if address.is_unix else (address.host, address.port))
+    context = None
     if tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        sock = context.wrap_socket(sock)
-    return YaPeer(sock)
+    return YaPeer(open_socket(address, small=small, tls=context))
 
 
 def connect(

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from polybus.kernel.framing import Encoding, Framing
     from polybus.model.limits import Limits
 
+# Four ticks. A bus that did not run for longer (a stopped process, a paused machine) has offered
+# nothing to its readers, so this time does not count for those that are slow.
+PAUSE_S = 1.0
+
 
 class Logger(Protocol):
     """The part of a structured logger that the bus uses."""
@@ -93,6 +97,7 @@ class Broker:
             clock,
         )
         self.on_tick: list[Callable[[float], None]] = []  # called with the time, in seconds
+        self._ticked_s = clock()
         # Called per batch: bound here to save one call.
         self.route: Callable[[Connection, Framing, Buffer, int, int], RouteResult] = delivery.route
         self.publish = delivery.publish
@@ -256,6 +261,10 @@ class Broker:
     def tick(self) -> None:
         """Apply all timeouts. The server calls this a few times per second."""
         now_s = self._clock()
+        if now_s - self._ticked_s > PAUSE_S:
+            self.delivery.restart_windows()
+            self._stalls.restart_windows(now_s)
+        self._ticked_s = now_s
         self.delivery.tick(now_s)
         self._stalls.tick(now_s)
         self.topics.tick()

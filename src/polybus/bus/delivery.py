@@ -139,6 +139,10 @@ class Delivery:
         for outbox in [outbox for outbox in self._full if self._window_is_over(outbox, now_s)]:
             self._check_rate(outbox, now_s)
 
+    def restart_windows(self) -> None:
+        """Measure all full readers from the next tick on: the bus itself has paused."""
+        self._fresh = list(self._full)
+
     # Events of an outbox (`OutboxOwner`).
 
     def on_filled(self, outbox: Outbox) -> None:

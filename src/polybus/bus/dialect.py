@@ -84,7 +84,7 @@ class RunOnLoop(Protocol):
     def __call__(self, function: Callable[..., T], /, *args: Any) -> T: ...
 
 
-class StreamDialler(Protocol):
+class DialectDialler(Protocol):
     """Opens connections to other machines, for sessions of a dialect."""
 
     async def dial(self, address: Address) -> ConnectionIO:
@@ -96,10 +96,10 @@ class StreamDialler(Protocol):
     async def drain(self, timeout_s: float) -> None: ...
 
 
-class StreamServer(DialectServer, Protocol):
+class StreamDialectServer(DialectServer, Protocol):
     """A `DialectServer` whose sessions read a byte stream."""
 
-    def dialler(self, open_session: Callable[[Any], Any]) -> StreamDialler: ...
+    def dialler(self, open_session: Callable[[Any], Any]) -> DialectDialler: ...
 
 
 class ServeStreams(Protocol):
@@ -115,7 +115,7 @@ class ServeStreams(Protocol):
         *,
         charge_user: bool = False,
         certificate: tuple[bytes, bytes] | None = None,
-    ) -> StreamServer: ...
+    ) -> StreamDialectServer: ...
 
 
 class TlsFiles(Protocol):

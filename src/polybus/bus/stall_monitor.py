@@ -34,6 +34,11 @@ class StallMonitor:
     def forget(self, connection: Connection) -> None:
         self._windows.pop(connection, None)
 
+    def restart_windows(self, now_s: float) -> None:
+        """Measure all connections from now on: the bus itself has paused."""
+        for connection in self._windows:
+            self._windows[connection] = StallWindow(now_s, _untaken_bytes(connection))
+
     def tick(self, now_s: float) -> None:
         for connection, window in list(self._windows.items()):
             if connection.pipe.backlog_bytes() == 0:

@@ -12,12 +12,12 @@ decides by all rules together; the host resolves names of users and groups.
 
 from __future__ import annotations
 
-import re
 import shlex
 import unicodedata
 from dataclasses import dataclass
 
 from polybus.errors import InvalidRule
+from polybus.model.identity import is_node_id
 from polybus.model.name_pattern import STAR
 from polybus.model.topic_name import MAX_NAME_BYTES
 
@@ -31,7 +31,6 @@ ANONYMOUS, EVERYONE = "anonymous", "everyone"
 NAMED = (USER, GROUP, SERVICE, KEY, NODE)  # kinds with a name
 NUMBERED = (USER, GROUP)  # kinds for which a number is allowed
 
-_NODE_ID = re.compile("0x[0-9a-f]{40}")
 MAX_WHO_BYTES = 4096  # PATH_MAX: the longest path of an executable
 MAX_NUMBER = 2**32 - 2  # largest uid or gid; 2**32 - 1 means "no change" in Linux
 WORDS = "EFFECT WHO VERBS PATTERN, as in: allow user:alice produce,subscribe orders.*"
@@ -53,7 +52,7 @@ class Principal:
             kinds = ", ".join(f"{one}:NAME" for one in NAMED)
             raise InvalidRule(f"who is {text!r}? write {kinds}, {ANONYMOUS} or {EVERYONE}")
         _check_text(name, "the name", MAX_WHO_BYTES)
-        if kind == NODE and name != STAR and not _NODE_ID.fullmatch(name):
+        if kind == NODE and name != STAR and not is_node_id(name):
             raise InvalidRule(f"node must be 0x and 40 hex digits, or *, got {_short(name)}")
         if kind in NUMBERED and name.isascii() and name.isdigit():
             name = _number(text, name)

@@ -15,7 +15,10 @@ Callers that are anonymous or in doubt share one account, and none of them owns 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_NODE_ID = re.compile("0x[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,11 @@ class Identity:
         if self.node or creator.node:
             return False  # nodes create nothing
         return bool(self.key) or (self.uid, self.service) == (creator.uid, creator.service)
+
+
+def is_node_id(text: str) -> bool:
+    """Return whether a text has the form of the id of a bus of the network."""
+    return _NODE_ID.fullmatch(text) is not None
 
 
 ANONYMOUS = Identity()

@@ -36,8 +36,7 @@ def digest_of(pem: bytes) -> bytes:
 
 def own_context(certificate: bytes, key: bytes) -> ssl.SSLContext:
     """Return the context of a certificate that is not in a file."""
-    context = CertificateContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = _new_context()
     # `ssl` reads certificates only from files; this one exists only in memory.
     descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
@@ -46,6 +45,12 @@ def own_context(certificate: bytes, key: bytes) -> ssl.SSLContext:
     finally:
         os.close(descriptor)
     context.certificate_digest = digest_of(certificate)
+    return context
+
+
+def _new_context() -> CertificateContext:
+    context = CertificateContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # older ones are broken
     return context
 
 
@@ -74,8 +79,7 @@ class Certificates:
         connection.context = self._current
 
     def _load(self) -> ssl.SSLContext:
-        context = CertificateContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2  # older ones are broken
+        context = _new_context()
         try:
             # An empty password: a key that has one would stop the bus to ask for it.
             context.load_cert_chain(self._certificate, self._key, password="")

@@ -19,11 +19,11 @@ from polybus.server.certificates import Certificates, own_context
 from polybus.server.connection_shares import ConnectionPlaces, ConnectionShares
 from polybus.transports.hangup_monitor import HangupMonitor
 from polybus.transports.peer_identity import socket_table
+from polybus.transports.stream_dialler import StreamDialler
 from polybus.transports.stream_listener import (
     ConnectionLimit,
     ListenOptions,
     OpenSession,
-    StreamDialler,
     StreamListener,
     listen,
 )

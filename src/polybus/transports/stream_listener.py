@@ -34,7 +34,6 @@ from polybus.transports.tls_connection import TlsConnection
 BACKLOG = 1024  # connections that the kernel queues during one turn of the event loop
 TURN_CONNECTIONS = 16  # so that a flood of connects does not delay open connections
 RETRY_S = 0.1  # without a free descriptor or memory, accepting again at once would fail again
-CONNECT_TIMEOUT_S = 10.0
 SEALED_BYTES = 64 * 1024  # encrypted bytes per read: a few TLS records
 
 OpenSession = Callable[[StreamConnection], StreamSession]
@@ -84,8 +83,8 @@ class ListenOptions:
     on_accept_failed: Callable[[OSError], None] = lambda error: None
 
 
-class StreamListener:
-    """An open listener. `address` has the bound port."""
+class StreamEndpoint:
+    """The connections of one kind of session: counted by the limits, and drained."""
 
     def __init__(self, open_session: OpenSession, options: ListenOptions) -> None:
         self._open_session = open_session
@@ -95,23 +94,11 @@ class StreamListener:
         self._empty = asyncio.Event()
         self._empty.set()
         self._loop = asyncio.get_running_loop()
-        self._retry: asyncio.TimerHandle | None = None
-        self._socket: socket.socket
-        self._make_connection: Callable[[], StreamConnection]
-        self.address: Address
 
     @property
     def connections(self) -> Set[StreamConnection]:
         """The open connections; the set changes with them."""
         return self._connections
-
-    def close(self) -> None:
-        """Stop accepting connections; open ones stay."""
-        if self._retry is not None:
-            self._retry.cancel()
-        if self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for open connections to end, then abort the rest."""
@@ -121,6 +108,52 @@ class StreamListener:
         for connection in list(self._connections):
             connection.abort()
         await self._empty.wait()
+
+    def _admit(self, connection: StreamConnection) -> bool:
+        limit, caller_limit = self._options.connection_limit, self._options.caller_limit
+        if not limit.enter(connection.peer):
+            return False
+        if caller_limit is not None and not caller_limit.acquire(connection.identity):
+            limit.leave()
+            return False
+        self._connections.add(connection)
+        self._empty.clear()
+        return True
+
+    def _lost(self, connection: StreamConnection) -> None:
+        self._options.connection_limit.leave()
+        if self._options.caller_limit is not None:
+            self._options.caller_limit.release(connection.identity)
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def _connection_maker(self, tls: ssl.SSLContext | None) -> Callable[[], StreamConnection]:
+        options = self._options
+        common = (self._open_session, options.shared, self._admit, self._lost, options.hangups)
+        if tls is None:
+            return partial(StreamConnection, *common)
+        sealed = SharedBuffer(SEALED_BYTES)
+        return partial(TlsConnection, *common, tls, sealed, options.on_handshake_failed)
+
+
+class StreamListener(StreamEndpoint):
+    """An open listener. `address` has the bound port."""
+
+    def __init__(self, open_session: OpenSession, options: ListenOptions) -> None:
+        super().__init__(open_session, options)
+        self._retry: asyncio.TimerHandle | None = None
+        self._socket: socket.socket
+        self._make_connection: Callable[[], StreamConnection]
+        self.address: Address
+
+    def close(self) -> None:
+        """Stop accepting connections; open ones stay."""
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
 
     def _accept_pending(self) -> None:
         """Accept pending connections, at most TURN_CONNECTIONS."""
@@ -154,25 +187,6 @@ class StreamListener:
             sock.close()
             connection.discard()
 
-    def _admit(self, connection: StreamConnection) -> bool:
-        limit, caller_limit = self._options.connection_limit, self._options.caller_limit
-        if not limit.enter(connection.peer):
-            return False
-        if caller_limit is not None and not caller_limit.acquire(connection.identity):
-            limit.leave()
-            return False
-        self._connections.add(connection)
-        self._empty.clear()
-        return True
-
-    def _lost(self, connection: StreamConnection) -> None:
-        self._options.connection_limit.leave()
-        if self._options.caller_limit is not None:
-            self._options.caller_limit.release(connection.identity)
-        self._connections.discard(connection)
-        if not self._connections:
-            self._empty.set()
-
     async def _open(self, address: Address) -> None:
         options = self._options
         if address.is_encrypted and options.tls is None:
@@ -192,60 +206,6 @@ class StreamListener:
             self.address = address.with_port(self._socket.getsockname()[1])
         self._socket.listen(BACKLOG)
         self._accept()
-
-    def _connection_maker(self, tls: ssl.SSLContext | None) -> Callable[[], StreamConnection]:
-        options = self._options
-        common = (self._open_session, options.shared, self._admit, self._lost, options.hangups)
-        if tls is None:
-            return partial(StreamConnection, *common)
-        sealed = SharedBuffer(SEALED_BYTES)
-        return partial(TlsConnection, *common, tls, sealed, options.on_handshake_failed)
-
-
-class StreamDialler(StreamListener):
-    """Opens connections of the same kind to other machines. It counts and drains them, too."""
-
-    def close(self) -> None:
-        """Do nothing: there is no socket that listens."""
-
-    async def wait_ended(self) -> None:
-        """Wait until all connections have ended."""
-        await self._empty.wait()
-
-    async def dial(self, address: Address) -> StreamConnection:
-        """Connect. Raises OSError. The session exists after the TLS handshake, or never."""
-        tls = None
-        if address.is_encrypted:
-            # Sessions check the peer themselves, by its certificate's digest.
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            tls.check_hostname = False
-            tls.verify_mode = ssl.CERT_NONE
-            tls.minimum_version = ssl.TLSVersion.TLSv1_3
-        connection = self._connection_maker(tls)()
-        sock = await self._connect(address)
-        if not connection.identify_and_admit(sock):
-            sock.close()
-            raise OSError("the bus has no room for another connection")
-        try:
-            await self._loop.create_connection(lambda: connection, sock=sock)
-        except BaseException:
-            sock.close()
-            connection.discard()
-            raise
-        return connection
-
-    async def _connect(self, address: Address) -> socket.socket:
-        resolved = await self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, endpoint = resolved[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setblocking(False)
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._loop.sock_connect(sock, endpoint)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
 
 
 async def listen(

@@ -42,9 +42,8 @@ steps = st.one_of(
 class Real:
     """The bus, with the methods of the model."""
 
-    def __init__(self, *, fast_path_enabled: bool) -> None:
-        self.bus = MemoryBus()
-        self.bus.gsb.calls.table.fast_path_enabled = fast_path_enabled
+    def __init__(self, *, fast_path: bool) -> None:
+        self.bus = MemoryBus(gsb_fast_path=fast_path)
         self.peers = [MemoryPeer(self.bus, is_unix=number == 1) for number in range(PEERS)]
 
     def register(self, number: int, name: str) -> None:
@@ -102,8 +101,8 @@ def test_bus_behaves_as_the_model(program):
     for number in range(PEERS):
         model.join(number)
     run_program(program, model)
-    for fast_path_enabled in (True, False):
-        real = Real(fast_path_enabled=fast_path_enabled)
+    for fast_path in (True, False):
+        real = Real(fast_path=fast_path)
         run_program(program, real)
         for number in range(PEERS):
             if number not in model.gone:

@@ -35,9 +35,9 @@ steps = st.one_of(
 class World:
     """Two services and two callers. A caller has at most one call to each service."""
 
-    def __init__(self, *, fast_path_enabled: bool) -> None:
-        self.bus = MemoryBus(Limits(outbox_max_bytes=64 * MARK), gsb=LIMITS)
-        self.bus.gsb.calls.table.fast_path_enabled = fast_path_enabled
+    def __init__(self, *, fast_path: bool) -> None:
+        limits = Limits(outbox_max_bytes=64 * MARK)
+        self.bus = MemoryBus(limits, gsb=LIMITS, gsb_fast_path=fast_path)
         self.services = [MemoryPeer(self.bus), MemoryPeer(self.bus, credits=True)]
         for number, peer in enumerate(self.services):
             peer.register(f"s{number}")
@@ -107,8 +107,8 @@ class World:
         ]
 
 
-def run_program(program: list[tuple[Any, ...]], *, fast_path_enabled: bool) -> World:
-    world = World(fast_path_enabled=fast_path_enabled)
+def run_program(program: list[tuple[Any, ...]], *, fast_path: bool) -> World:
+    world = World(fast_path=fast_path)
     for verb, *rest in program:
         getattr(world, verb)(*rest)
     world.end()
@@ -117,7 +117,7 @@ def run_program(program: list[tuple[Any, ...]], *, fast_path_enabled: bool) -> W
 
 @given(st.lists(steps, max_size=60))
 def test_streams_are_ordered_and_leave_no_state(program):
-    worlds = [run_program(program, fast_path_enabled=enabled) for enabled in (True, False)]
+    worlds = [run_program(program, fast_path=enabled) for enabled in (True, False)]
     fast, slow = (world.replies() for world in worlds)
     assert fast == slow
     for received in fast:

@@ -15,15 +15,15 @@ import signal
 import sys
 import traceback
 from dataclasses import asdict
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
+from tests.rig.closing import Closing
 from tests.rig.fork_server import ForkedProcess, ForkServer
 
 CLIENTS = "tests.rig.fdq.clients"
 
 
-class ClientPool:
+class ClientPool(Closing):
     """Clients are functions of `module`; its dataclass `Orders` has the arguments of one."""
 
     def __init__(self, module: str = CLIENTS) -> None:
@@ -40,17 +40,6 @@ class ClientPool:
     def close(self) -> None:
         """End the server and all clients."""
         self._server.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class ClientProcess:

@@ -14,17 +14,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from threading import Thread
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import zmq
+
+from tests.rig.closing import Closing
 
 ALL: Final = inf
 LOOK_MS: Final = 10
 PATIENCE_MS: Final = 20_000
 
 
-class Gate:
+class Gate(Closing):
     def __init__(self, server: str) -> None:
         self.requests: list[list[bytes]] = []
         self.replies: list[list[bytes]] = []
@@ -55,17 +56,6 @@ class Gate:
         self._stopping = True
         self._thread.join()
         self._context.destroy(linger=0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- the thread
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import time
 from threading import Thread
-from types import TracebackType
-from typing import Self
 
 import zmq
 
+from tests.rig.closing import Closing
 from tests.rig.pirate import wire
 from tests.rig.pirate.model import Model
 from tests.rig.pirate.wire import Answer, Frames
@@ -23,7 +22,7 @@ from tests.rig.pirate.wire import Answer, Frames
 LOOK_MS = 20
 
 
-class ModelServer:
+class ModelServer(Closing):
     def __init__(self, model: Model | None = None) -> None:
         self.model = model or Model()
         self._context = zmq.Context()
@@ -40,17 +39,6 @@ class ModelServer:
         self._thread.join()
         self._socket.close()
         self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         while not self._stopping:

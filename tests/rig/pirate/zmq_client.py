@@ -14,11 +14,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import zmq
 
+from tests.rig.closing import Closing
 from tests.rig.pirate import wire
 from tests.rig.pirate.wire import Answer, Frames
 
@@ -32,7 +32,7 @@ class NoAnswer(Exception):
     """No answer arrived in time."""
 
 
-class Bare:
+class Bare(Closing):
     @classmethod
     def introduced(cls, endpoint: str, name: str, try_s: float = 0.1) -> Self:
         """One that has its epoch, and tries again soon, for as long as it takes."""
@@ -65,17 +65,6 @@ class Bare:
     def close(self) -> None:
         self._socket.close()
         self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- as it comes
 

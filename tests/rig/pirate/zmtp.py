@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import socket
 import time
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
+
+from tests.rig.closing import Closing
 
 MORE, LONG, COMMAND = 1, 2, 4
 SHORT_BYTES: Final = 255
@@ -40,7 +41,7 @@ def _property(name: bytes, value: bytes) -> bytes:
     return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
 
 
-class RawPeer:
+class RawPeer(Closing):
     """A connection that has done a DEALER's handshake; the caller sends the rest."""
 
     def __init__(self, port: int, timeout_s: float = 20.0) -> None:
@@ -68,17 +69,6 @@ class RawPeer:
 
     def close(self) -> None:
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _wait_for(self, end: bytes) -> None:
         heard = b""

@@ -115,7 +115,7 @@ SABOTAGES = [
         "        self.calls.stop()\n",
         "        pass\n",
     ),
-    # The origin of a call from another node is believed.
+    # The signature of a call from another node is not checked.
     Patch(
         "signature-off",
         "dialects/gsb/network/call_signer.py",

@@ -17,12 +17,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 
 import polybus.spark
+from tests.rig.closing import Closing
 from tests.rig.spark import kill_points
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def run(session: SparkSession, copy: Copy) -> dict[str, Any]:
 # --- in the test
 
 
-class DriverProcess:
+class DriverProcess(Closing):
     """A running driver in its own process group, which ends with it. It reads lines from stdin."""
 
     def __init__(self, environment: Mapping[str, str], module: str, *arguments: str) -> None:
@@ -149,17 +149,6 @@ class DriverProcess:
             except ProcessLookupError:
                 pass
             self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Driver(DriverProcess):

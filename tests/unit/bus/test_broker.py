@@ -34,6 +34,7 @@ def stuck_reader(bus: MemoryBus, *contents: bytes) -> MemoryPipe:
 
 def test_an_idle_bus_counts_nothing():
     bus = MemoryBus()
+    node_id = bus.gsb.network.node_id
     assert bus.broker.stats() == {
         "uptime_s": 0.0,
         "messages": {"received": 0, "received_bytes": 0, "delivered": 0, "delivered_bytes": 0},
@@ -61,7 +62,7 @@ def test_an_idle_bus_counts_nothing():
             "full": 0,
             "waiting": 0,
             "ended": {},
-            "network": {"node": bus.gsb.network.node_id, "links": 0, "nodes": 0, "callers": {}},
+            "network": {"node": node_id, "links": 0, "nodes": 0, "callers": {}},
         },
     }
 

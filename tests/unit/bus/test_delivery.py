@@ -268,6 +268,17 @@ def test_reader_that_had_room_starts_a_new_window(bus: MemoryBus):
     assert reader.aborted
 
 
+def test_pause_of_the_bus_does_not_count_for_a_reader(bus: MemoryBus):
+    reader = full_reader(bus, b"t")
+    bus.pass_time(TIMEOUT_S - 0.25)
+    bus.pause(10 * TIMEOUT_S)
+    assert not reader.aborted
+    bus.pass_time(TIMEOUT_S - 0.25)
+    assert not reader.aborted
+    bus.pass_time(0.25)
+    assert reader.aborted
+
+
 def test_bytes_in_the_send_queue_do_not_count_as_taken(bus: MemoryBus):
     reader = full_reader(bus, b"t")
     bus.pass_time(0.25)

@@ -521,6 +521,17 @@ def test_reading_all_answers_restarts_the_timeout(bus: MemoryBus):
     assert cuts(bus) == ["slow_consumer"]
 
 
+def test_pause_of_the_bus_does_not_count_for_a_client(bus: MemoryBus):
+    stuck = stalled(bus, 10_000, in_host=1000)
+    bus.pass_time(TIMEOUT_S - 0.25)
+    stuck.pipe.in_host = 0  # it has taken all bytes that the bus offered
+    bus.pause(10 * TIMEOUT_S)
+    bus.pass_time(TIMEOUT_S - 0.25)
+    assert cuts(bus) == []
+    bus.pass_time(0.25)
+    assert cuts(bus) == ["slow_consumer"]
+
+
 def test_few_unread_bytes_at_the_timeout_disconnect_too(bus: MemoryBus):
     stalled(bus, 20)
     bus.pass_time(TIMEOUT_S)

@@ -16,12 +16,9 @@ NODE = "0x" + "0123456789abcdef" * 2 + "01234567"
 FULL, PARTIAL = 0, 1
 
 
-@pytest.fixture(params=[True, False], ids=["fast", "slow"])
-def bus(request) -> MemoryBus:
-    """A bus with the fast path, and one without it."""
-    bus = MemoryBus(gsb=GsbLimits(max_open_calls=3, max_services=2))
-    bus.gsb.calls.table.fast_path_enabled = request.param
-    return bus
+@pytest.fixture
+def bus(fast_path) -> MemoryBus:
+    return MemoryBus(gsb=GsbLimits(max_open_calls=3, max_services=2), gsb_fast_path=fast_path)
 
 
 @pytest.fixture(params=[False, True], ids=["tcp", "ipc"])

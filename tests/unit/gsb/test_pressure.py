@@ -22,12 +22,10 @@ LIMITS = GsbLimits(
 )
 
 
-@pytest.fixture(params=[True, False], ids=["fast", "slow"])
-def bus(request) -> MemoryBus:
-    """A bus with the fast path, and one without it."""
-    bus = MemoryBus(Limits(outbox_max_bytes=16 * MARK), gsb=LIMITS)
-    bus.gsb.calls.table.fast_path_enabled = request.param
-    return bus
+@pytest.fixture
+def bus(fast_path) -> MemoryBus:
+    limits = Limits(outbox_max_bytes=16 * MARK)
+    return MemoryBus(limits, gsb=LIMITS, gsb_fast_path=fast_path)
 
 
 def service_of(bus: MemoryBus, *, with_credits: bool = False) -> MemoryPeer:

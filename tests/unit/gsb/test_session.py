@@ -15,18 +15,9 @@ MAX = 8 * KIB
 LIMITS = GsbLimits(max_packet_bytes=MAX, ping_idle_s=30, ping_timeout_s=120)
 
 
-@pytest.fixture(params=[True, False], ids=["fast", "slow"])
-def bus(request) -> MemoryBus:
-    """A bus with the fast path, and one without it."""
-    bus = MemoryBus(gsb=LIMITS)
-    bus.gsb.calls.table.fast_path_enabled = request.param
-    return bus
-
-
-def reasons(bus: MemoryBus) -> dict[str, int]:
-    closed = bus.stats("connections", "closed")
-    assert isinstance(closed, dict)
-    return closed
+@pytest.fixture
+def bus(fast_path) -> MemoryBus:
+    return MemoryBus(gsb=LIMITS, gsb_fast_path=fast_path)
 
 
 # --- greeting and frames
@@ -44,7 +35,7 @@ def test_bad_greeting_closes_the_connection(bus, greeting):
     pipe = bus.connect_gsb()
     pipe.deliver(greeting)
     assert pipe.closed
-    assert reasons(bus) == {sp.BAD_GREETING: 1}
+    assert bus.close_reasons == {sp.BAD_GREETING: 1}
 
 
 @pytest.mark.parametrize("is_unix", [False, True])
@@ -63,7 +54,7 @@ def test_greeting_and_calls_may_arrive_byte_by_byte(bus, is_unix):
 def test_ipc_frame_without_mark_closes_the_connection(bus):
     peer = MemoryPeer(bus, is_unix=True)
     peer.pipe.deliver(b"\2")
-    assert reasons(bus) == {sp.BAD_FRAME: 1}
+    assert bus.close_reasons == {sp.BAD_FRAME: 1}
 
 
 # --- packets that end the connection
@@ -97,7 +88,7 @@ def test_packet_that_no_client_may_send_closes_the_connection(bus, payload, reas
     peer.register("greeter")
     peer.send_payload(payload)
     assert peer.pipe.closed
-    assert reasons(bus) == {reason: 1}
+    assert bus.close_reasons == {reason: 1}
     assert MemoryPeer(bus).register("greeter") == 0
 
 
@@ -107,7 +98,7 @@ def test_hello_after_the_first_packet_closes_the_connection(bus):
     late = MemoryPeer(bus)
     late.register("x")
     late.send(hello=pb.Hello())
-    assert reasons(bus) == {"second_hello": 2}
+    assert bus.close_reasons == {"second_hello": 2}
 
 
 def test_unknown_fields_are_ignored(bus):
@@ -258,7 +249,7 @@ def test_oversized_payload_that_is_not_a_packet_closes_the_connection(bus, paylo
     peer = MemoryPeer(bus)
     peer.send_payload(payload)
     assert peer.pipe.closed
-    assert reasons(bus) == {"no_packet": 1}
+    assert bus.close_reasons == {"no_packet": 1}
 
 
 def test_oversized_call_is_not_held_in_memory(bus):
@@ -294,7 +285,7 @@ def test_other_oversized_packet_closes_the_connection(bus, payload):
     peer = MemoryPeer(bus)
     peer.send_payload(payload)
     assert peer.pipe.closed
-    assert reasons(bus) == {"too_large": 1}
+    assert bus.close_reasons == {"too_large": 1}
 
 
 def test_frame_of_impossible_length_is_not_held_in_memory(bus):
@@ -328,7 +319,7 @@ def test_only_peers_that_asked_are_pinged_and_closed(bus):
     assert asked.pipe.aborted
     assert not quiet.pipe.aborted
     assert quiet.kinds() == []
-    assert reasons(bus) == {"ping_timeout": 1}
+    assert bus.close_reasons == {"ping_timeout": 1}
     asked.pipe.hang_up()
     assert not bus.gsb.calls.pings.peers
 
@@ -455,11 +446,10 @@ LARGE = b"x" * 150_000
 PIECE = 50_000
 
 
-@pytest.fixture(params=[True, False], ids=["fast", "slow"])
-def roomy(request) -> MemoryBus:
-    bus = MemoryBus(gsb=GsbLimits(outbox_full_bytes=64 * KIB, outbox_free_bytes=16 * KIB))
-    bus.gsb.calls.table.fast_path_enabled = request.param
-    return bus
+@pytest.fixture
+def roomy(fast_path) -> MemoryBus:
+    limits = GsbLimits(outbox_full_bytes=64 * KIB, outbox_free_bytes=16 * KIB)
+    return MemoryBus(gsb=limits, gsb_fast_path=fast_path)
 
 
 def in_pieces(peer: MemoryPeer, payload: bytes, stop: int | None = None) -> None:
@@ -538,4 +528,4 @@ def test_large_payload_that_is_not_a_packet_closes_the_connection(roomy):
     peer = MemoryPeer(roomy)
     in_pieces(peer, b"\xff" * 150_000)
     assert peer.pipe.closed
-    assert reasons(roomy) == {"no_packet": 1}
+    assert roomy.close_reasons == {"no_packet": 1}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import random
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from polybus.dialects.rqueue.client.rqueue_connection import RqueueReconnector
 from polybus.errors import AddressError, BadFrame, ConnectionLost, NotConnected
 from polybus.model.address import Address
 from polybus.model.limits import MIB
+from tests.rig.free_port import free_port
 from tests.rig.oracle.rqueue_server import OracleServer
 from tests.unit.rqueue.polling import contents, receive, until
 
@@ -59,13 +59,6 @@ async def all_others_done() -> None:
     """Wait until the tasks that served connections have ended, and their sockets are closed."""
     await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
     await asyncio.sleep(0)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 class TestConnecting:

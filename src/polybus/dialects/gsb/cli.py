@@ -19,7 +19,7 @@ import typer
 from polybus.cli.flags import Admin, Raw
 from polybus.cli.terminal import print_raw
 from polybus.cli.text_table import print_table
-from polybus.dialects.gsb.service_address import PUBLIC_PING
+from polybus.dialects.gsb.service_address import NET, PUBLIC_PING
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def ping(
     ] = 1,
     at: Where = None,
 ) -> None:
-    target = None if node is None else f"/net/{node.removeprefix('/net/').rstrip('/')}"
+    target = None if node is None else f"{NET}{node.removeprefix(NET).rstrip('/')}"
 
     async def work(bus: Client) -> None:
         for _ in range(count):

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from polybus import errors
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.service_address import StatusCode as StatusCode
+from polybus.dialects.gsb.sp import TOO_LARGE
 from polybus.errors import BadFrame, PolybusError, ServiceFailed
 from polybus.model.limits import MIB
 
@@ -30,14 +31,24 @@ P = TypeVar("P", bound=Message)
 
 DEFAULT_MAX_PACKET_BYTES = 16 * MIB
 
+FULL, PARTIAL = 0, 1  # types of a reply
+
 # Reasons for which the bus closes a connection. They are names of counters.
 NO_PACKET = "no_packet"  # not a Packet, or one of an unknown kind
 WRONG_DIRECTION = "wrong_direction"
 BAD_REPLY_TYPE = "bad_reply_type"
 SECOND_HELLO = "second_hello"  # a hello that is not the first packet
-TOO_LARGE = "too_large"
-# Kinds that carry data of clients: calls, replies, broadcasts.
-LARGE_KINDS = frozenset({6, 7, 12, 16, 23})
+# Kinds that carry data of clients.
+LARGE_KINDS = frozenset(
+    {
+        pb.Packet.SERVICE_CALL_REQUEST_FIELD_NUMBER,
+        pb.Packet.CALL_REPLY_FIELD_NUMBER,
+        pb.Packet.BROADCAST_REQUEST_FIELD_NUMBER,
+        pb.Packet.CALL_REQUEST_FIELD_NUMBER,
+        pb.Packet.RELAY_CALL_FIELD_NUMBER,
+    }
+)
+MAX_VARINT_BYTES = 10
 
 
 class Origin:
@@ -67,21 +78,28 @@ def check_large(payload: memoryview) -> None:
 
     Lists of small messages take much more memory decoded than on the wire.
     """
-    tag, at = _read_varint(payload, 0)
-    size, at = _read_varint(payload, at)
+    tag, at = read_varint(payload, 0)
+    size, at = read_varint(payload, at) if at is not None else (0, None)
+    if at is None:
+        raise BadFrame(NO_PACKET)
     # One field alone: protobuf merges several, and the others could be of any kind.
     if tag & 7 != 2 or tag >> 3 not in LARGE_KINDS or at + size != len(payload):
         raise BadFrame(TOO_LARGE)
 
 
-def _read_varint(payload: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 64 and at < len(payload):
-        byte = payload[at]
-        value, at, shift = value | (byte & 0x7F) << shift, at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-    raise BadFrame(NO_PACKET)
+def read_varint(data: bytearray | memoryview, at: int) -> tuple[int, int | None]:
+    """Return a number and the place after it, which is None if the number is incomplete.
+
+    Raises `BadFrame` if it is too long.
+    """
+    value = 0
+    for place in range(at, len(data)):
+        if place - at >= MAX_VARINT_BYTES:
+            raise BadFrame(NO_PACKET)
+        value |= (data[place] & 0x7F) << (7 * (place - at))
+        if data[place] < 0x80:
+            return value, place + 1
+    return 0, None
 
 
 def decode_packet(payload: bytes) -> pb.Packet:
@@ -90,7 +108,7 @@ def decode_packet(payload: bytes) -> pb.Packet:
 
 
 def decode_as(packet_type: type[P], payload: bytes) -> P:
-    """Return a packet of this type, whose kind is one of those that it knows."""
+    """Return a packet of this type. Raises `BadFrame` if it is not one, or of an unknown kind."""
     try:
         packet = packet_type.FromString(payload)
     except DecodeError:
@@ -98,6 +116,13 @@ def decode_as(packet_type: type[P], payload: bytes) -> P:
     if packet.WhichOneof("kind") is None:
         raise BadFrame(NO_PACKET)
     return packet
+
+
+def begin_status(packet: Message, kind: str) -> Any:
+    """Make a packet the reply to a request of this kind, which has no id. Returns that reply."""
+    reply: Any = getattr(packet, kind.replace("_request", "_reply"))
+    reply.SetInParent()  # else a reply without code and message would have no kind
+    return reply
 
 
 def pack(value: Any) -> bytes:

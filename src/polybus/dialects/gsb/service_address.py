@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from polybus.errors import MalformedRequest
+from polybus.model.identity import is_node_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,8 @@ MAX_SERVICE_BYTES = 255
 MAX_REQUEST_ID_BYTES = 255  # an id is a key of a table and is sent back with each reply
 # Of an address that resolves to nothing, the log has this much. A valid one is shorter.
 MAX_LOGGED_ADDRESS_BYTES = 512
+# The beginning of an address of this node, and of another one.
+LOCAL, NET = "/local/", "/net/"
 BUILT_IN = "sys"
 RESERVED = frozenset({"local", "net", BUILT_IN})
 # The bus's own services for other nodes.
@@ -36,7 +39,6 @@ PUBLIC_CHANNEL = "public/gsb/channel"
 
 _SEGMENT = r"[A-Za-z0-9_.-]{1,64}"
 _SERVICE = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
-_NODE = re.compile(r"0x[0-9a-f]{40}")
 
 
 class StatusCode(IntEnum):
@@ -61,10 +63,6 @@ class ServiceAddress(NamedTuple):
     node: str | None = None
 
 
-def is_node_id(text: str) -> bool:
-    return _NODE.fullmatch(text) is not None
-
-
 def check_service_name(name: str) -> None:
     """Raise `MalformedRequest` if no client may register this name."""
     _check_grammar(name, name)
@@ -80,12 +78,12 @@ def check_service_name(name: str) -> None:
 def parse_address(address: str) -> ServiceAddress:
     """Return the parsed address. Raises `MalformedRequest` if it is not one."""
     name, node = address, None
-    if address.startswith("/local/"):
-        name = address.removeprefix("/local/")
-    elif address.startswith("/net/"):
-        node, _, name = address.removeprefix("/net/").partition("/")
+    if address.startswith(LOCAL):
+        name = address.removeprefix(LOCAL)
+    elif address.startswith(NET):
+        node, _, name = address.removeprefix(NET).partition("/")
         if not is_node_id(node):
-            raise MalformedRequest(f"{_quoted(address)}: /net/ must be followed by a node id")
+            raise MalformedRequest(f"{_quoted(address)}: {NET} must be followed by a node id")
     elif is_node_id(address.partition("/")[0]):
         node, _, name = address.partition("/")
     _check_grammar(address, name)

@@ -8,8 +8,8 @@ import ssl
 import pytest
 
 from polybus.dialects.gsb.network.node_key import FILE, NodeKey, node_id_of, verify
-from polybus.dialects.gsb.service_address import is_node_id
 from polybus.errors import Damaged
+from polybus.model.identity import is_node_id
 
 
 def test_the_key_is_made_once_and_readable_by_its_owner_alone(tmp_path):

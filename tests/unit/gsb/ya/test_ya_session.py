@@ -32,18 +32,9 @@ MAX = 8 * KIB
 LIMITS = GsbLimits(max_packet_bytes=MAX, ping_idle_s=30, ping_timeout_s=120)
 
 
-@pytest.fixture(params=[True, False], ids=["fast", "slow"])
-def bus(request) -> MemoryBus:
-    """A bus whose GSB connections have the fast path, and one without it."""
-    bus = MemoryBus(gsb=LIMITS)
-    bus.gsb.calls.table.fast_path_enabled = request.param
-    return bus
-
-
-def reasons(bus: MemoryBus) -> dict[str, int]:
-    closed = bus.stats("connections", "closed")
-    assert isinstance(closed, dict)
-    return closed
+@pytest.fixture
+def bus(fast_path) -> MemoryBus:
+    return MemoryBus(gsb=LIMITS, gsb_fast_path=fast_path)
 
 
 # --- hello
@@ -71,20 +62,20 @@ def test_other_first_packets_close_the_connection(bus, frame):
     pipe = bus.connect_ya()
     pipe.deliver(frame)
     assert pipe.closed
-    assert reasons(bus) == {"no_hello": 1}
+    assert bus.close_reasons == {"no_hello": 1}
 
 
 def test_second_hello_closes_the_connection(bus):
     peer = YaMemoryPeer(bus)
     peer.send(ya_wire.hello())
     assert peer.pipe.closed
-    assert reasons(bus) == {"second_hello": 1}
+    assert bus.close_reasons == {"second_hello": 1}
 
 
 def test_long_instance_id_closes_the_connection(bus):
     pipe = bus.connect_ya()
     pipe.deliver(ya_wire.hello(b"x" * 256))
-    assert reasons(bus) == {"bad_hello": 1}
+    assert bus.close_reasons == {"bad_hello": 1}
 
 
 def test_connection_replaces_an_earlier_one_of_its_instance(bus):
@@ -94,7 +85,7 @@ def test_connection_replaces_an_earlier_one_of_its_instance(bus):
     assert not first.pipe.closed
     second = YaMemoryPeer(bus, instance=b"client")
     assert first.pipe.closed
-    assert reasons(bus) == {"replaced": 1}
+    assert bus.close_reasons == {"replaced": 1}
     assert second.register("/local/greeter") == 0
 
 
@@ -152,7 +143,7 @@ def test_bad_payload_closes_the_connection(bus, payload, reason):
     peer = YaMemoryPeer(bus)
     peer.send(len(payload).to_bytes(4, "big") + payload)
     assert peer.pipe.closed
-    assert reasons(bus) == {reason: 1}
+    assert bus.close_reasons == {reason: 1}
 
 
 def test_call_over_the_limit_is_refused_and_the_connection_lives(bus):
@@ -182,7 +173,7 @@ def test_other_packet_over_the_limit_closes_the_connection(bus):
     peer = YaMemoryPeer(bus)
     peer.send(ya_wire.frame(BROADCAST, {2: b"x" * MAX, 3: "t"}))
     assert peer.pipe.closed
-    assert reasons(bus) == {"too_large": 1}
+    assert bus.close_reasons == {"too_large": 1}
 
 
 # --- services
@@ -574,7 +565,7 @@ def test_silent_peer_is_pinged_and_then_dropped(bus):
     bus.pass_time(95)
     assert silent.pipe.aborted or silent.pipe.closed
     assert not peer.pipe.closed
-    assert reasons(bus) == {"ping_timeout": 1}
+    assert bus.close_reasons == {"ping_timeout": 1}
 
 
 # --- what the bus shows

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 from polybus.clients.async_client import AsyncContext
 from polybus.dialects.gsb import codec
 from polybus.dialects.gsb.client.gsb_connection import GsbConnection
-from polybus.dialects.gsb.codec import error_from_reply
+from polybus.dialects.gsb.codec import FULL, PARTIAL, error_from_reply
 from polybus.errors import BadFrame, DeadlinePassed, PolybusError, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-FULL, PARTIAL = 0, 1
 # The cost of an item besides its data: one object.
 ITEM_BYTES = 64
 

@@ -44,7 +44,7 @@ class CallSigner:
         call.counter, call.mac = key.sign(call.address.encode(), call.data)
 
     def check(self, call: pb.RelayCall, origin: Announcement) -> bool:
-        """Return whether the origin made this call, for this node, and it is no repetition."""
+        """Return whether the origin made this call, for this node, and not before."""
         try:
             key = self.key_for(origin)
         except ValueError:

@@ -2,7 +2,7 @@
 
 A link is a GSB connection whose peer is both a caller and a service: the other bus sends calls
 (`relay_call`) and answers those of this one (`call_reply`). A link never waits: it is always read,
-because links that wait for each other would never go on.
+because two links that wait for each other would wait forever.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Link:
         if not 0 < credit.replies <= MAX_CREDIT:
             raise BadFrame("bad_credit")
         call = self.session.calls.get(credit.request_id.encode())
-        if call is not None:  # else it has ended meanwhile
+        if call is not None:  # else it has ended
             self._network.calls.pressure.on_credit(call, credit.replies)
 
     def _on_pong(self, token: bytes) -> None:

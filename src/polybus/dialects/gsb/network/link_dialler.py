@@ -15,13 +15,13 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from polybus.dialects.gsb.service_address import is_node_id
 from polybus.errors import AddressError, Conflict, DoesNotExist
 from polybus.model.address import Address
+from polybus.model.identity import is_node_id
 
 if TYPE_CHECKING:
     from polybus.bus.connection import ConnectionIO
-    from polybus.bus.dialect import StreamDialler, StreamServer
+    from polybus.bus.dialect import DialectDialler, StreamDialectServer
     from polybus.dialects.gsb.network.link import Link
     from polybus.dialects.gsb.server.session import GsbServer, GsbSession
 
@@ -47,15 +47,15 @@ class LinkTarget:
 
 
 class DialledLink:
-    """One address that is dialled, again and again."""
+    """One address that is dialled, and again after each end of its link."""
 
     def __init__(
-        self, server: GsbServer, streams: StreamServer, target: LinkTarget, log: Any
+        self, server: GsbServer, streams: StreamDialectServer, target: LinkTarget, log: Any
     ) -> None:
         self.target = target
         self._log = log
         self._server = server
-        self._dialler: StreamDialler = streams.dialler(self._open_session)
+        self._dialler: DialectDialler = streams.dialler(self._open_session)
         self.link: Link | None = None
         self.error = ""
         self.task = asyncio.get_running_loop().create_task(self._run())
@@ -93,7 +93,7 @@ class DialledLink:
 
 class LinkDialler:
     def __init__(
-        self, server: GsbServer, streams: StreamServer, links: Mapping[str, str], log: Any
+        self, server: GsbServer, streams: StreamDialectServer, links: Mapping[str, str], log: Any
     ) -> None:
         """Dial all links of the config. Raises `AddressError` for an invalid one."""
         self._server = server

@@ -276,7 +276,7 @@ class Network:
             self._on_paths_changed()
 
     def _on_own_announced(self, announcement: Announcement) -> None:
-        """Announce with a higher sequence: the network believes the newest."""
+        """Announce with a higher sequence: nodes keep the announcement with the highest one."""
         if announcement.neighbours:
             ends = ", ".join(announcement.neighbours)
             self._raise_duplicate(self.node_id, f"this node and one that is linked to {ends}")

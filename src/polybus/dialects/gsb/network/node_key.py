@@ -37,7 +37,7 @@ FILE = "gsb-node.pem"
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 SECRET_BYTES = 32
-CERTIFICATE_DAYS = 36_500  # no one checks it: a new one is made at every start
+CERTIFICATE_DAYS = 36_500  # peers do not check it; each start makes a new one
 
 
 def node_id_of(public: bytes) -> str:

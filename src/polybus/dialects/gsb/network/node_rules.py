@@ -1,4 +1,4 @@
-"""The service `public/gsb/acl`: nodes that may, change the rules for calls of nodes.
+"""The service `public/gsb/acl`, by which a node changes the rules for calls of nodes.
 
 A call has `{"verb": "add" | "rm" | "ls", "rule": "allow node:0x… call public/greeter"}`. The rules
 that it changes are those of `polybus acl`, and only such as name a node, the verb `call` and names

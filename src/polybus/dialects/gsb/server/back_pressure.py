@@ -150,8 +150,7 @@ class BackPressure:
         call.credit = min(call.credit + replies, MAX_CREDIT)
         call.resume_clock(self._clock())
         if call.endpoint.credits:
-            credit = pb.Credit(request_id=call.id.decode(), replies=replies)
-            call.endpoint.send_packet(pb.Packet(credit=credit))
+            _send_credit(call, replies)
         if call.endpoint.halted:
             call.endpoint.schedule_retry()
 
@@ -169,8 +168,7 @@ class BackPressure:
             return
         call.resume_clock(now_s)
         call.credit += window - left
-        credit = pb.Credit(request_id=call.id.decode(), replies=window - left)
-        call.endpoint.send_packet(pb.Packet(credit=credit))
+        _send_credit(call, window - left)
 
     def _halt_service(self, call: OpenCall) -> None:
         """Stop reading from a service without credits. One with credits stops by itself."""
@@ -183,3 +181,8 @@ class BackPressure:
             call.endpoint.full_calls -= 1
             if not call.endpoint.full_calls and call.endpoint.halted:
                 call.endpoint.schedule_retry()
+
+
+def _send_credit(call: OpenCall, replies: int) -> None:
+    credit = pb.Credit(request_id=call.id.decode(), replies=replies)
+    call.endpoint.send_packet(pb.Packet(credit=credit))

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
+from polybus.dialects.gsb.codec import FULL, PARTIAL
 from polybus.dialects.gsb.server.back_pressure import BackPressure
 from polybus.dialects.gsb.server.call_log import CallLog
 from polybus.dialects.gsb.server.call_table import OpenCall, overdue
@@ -107,7 +108,6 @@ class CallDeadlines:
                 self._expire(call)
 
 
-FULL, PARTIAL = 0, 1
 CODES = frozenset(StatusCode)  # any other code of a service is counted as a failure
 
 
@@ -291,8 +291,8 @@ class CallRouter:
         if not self.pressure.can_forward(call, partial=kind == PARTIAL):
             is_full_link = call.caller.is_link and not self.pressure.has_room(call.caller)
             if service.is_link or is_full_link:
-                # A link must not wait: links that wait for each other would never go on. And a
-                # node that grants credit and does not read must not stop a service.
+                # Two links that wait for each other would wait forever. And a node that grants
+                # credit and does not read must not stop a service.
                 text = "the caller takes its replies too slowly"
                 self.fail(call, StatusCode.UNAVAILABLE, text, cancel=kind == PARTIAL)
                 return True

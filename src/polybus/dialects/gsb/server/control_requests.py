@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.request_outcome import OutcomeKind, RequestOutcome
 from polybus.bus.subscriptions import SubscribeResult
 from polybus.dialects.gsb.server.service_registry import OK_STATUS, ServiceStatus
-from polybus.dialects.gsb.service_address import StatusCode, parse_address
+from polybus.dialects.gsb.service_address import NET, StatusCode, parse_address
 from polybus.errors import InvalidTopic, MalformedRequest
 from polybus.kernel.fanout import BLOCKED
 from polybus.model import topic_name
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from polybus.dialects.gsb.server.session import GsbServer, GsbSession
 
 BROADCAST, SUBSCRIBE = "broadcast_request", "subscribe_request"
-NODES = "/net/"  # the beginning of names of other nodes' topics
 CONTROL_KINDS = frozenset(
     {
         "register_request",
@@ -82,7 +81,7 @@ class ControlRequests:
                 status = session.unregister(packet.unregister_request.service_id)
             case "subscribe_request":
                 topic = packet.subscribe_request.topic
-                if topic.startswith(NODES):
+                if topic.startswith(NET):
                     return self._subscribe_remote(topic)
                 status = self._subscribe(topic)
             case "unsubscribe_request":
@@ -126,7 +125,7 @@ class ControlRequests:
 
     def _unsubscribe(self, topic: str) -> bool:
         """Returns False if there is no such subscription."""
-        if topic.startswith(NODES):
+        if topic.startswith(NET):
             try:
                 name, node = parse_address(topic)
             except MalformedRequest:

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from google.protobuf.message import Message
 
-from polybus.dialects.gsb.codec import NO_PACKET
+from polybus.dialects.gsb.codec import NO_PACKET, read_varint
 from polybus.dialects.gsb.gsb_pb2 import Packet
 from polybus.dialects.gsb.service_address import MAX_LOGGED_ADDRESS_BYTES
 from polybus.dialects.gsb.sp import TOO_LARGE
 from polybus.errors import BadFrame
 
-SERVICE_CALL, CALL_REPLY, RELAY_CALL = 6, 7, 23
+SERVICE_CALL = Packet.SERVICE_CALL_REQUEST_FIELD_NUMBER
+CALL_REPLY = Packet.CALL_REPLY_FIELD_NUMBER
+RELAY_CALL = Packet.RELAY_CALL_FIELD_NUMBER
 SKIPPED = frozenset({SERVICE_CALL, CALL_REPLY, RELAY_CALL})
 ADDRESS, REQUEST_ID, DATA = "address", "request_id", "data"
 EXTRACTED = frozenset({ADDRESS, REQUEST_ID, DATA})
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-MAX_VARINT_BYTES = 10
 
 
 class OversizedPacket:
@@ -89,14 +90,14 @@ class OversizedPacket:
 
     def _read_head(self) -> None:
         """Parse a tag and its length or value, if they are complete."""
-        tag, at = _varint(self._held, 0)
+        tag, at = read_varint(self._held, 0)
         if at is None:
             return
         wire = tag & 7
         if wire in (FIXED32, FIXED64):
             self._begin(tag, 4 if wire == FIXED32 else 8)
             return
-        value, at = _varint(self._held, at)
+        value, at = read_varint(self._held, at)
         if at is None:
             return
         if wire == VARINT:
@@ -135,14 +136,3 @@ class OversizedPacket:
         message = self._kinds[self.kind].message_type
         field = message.fields_by_number.get(number) if message is not None else None
         return field.name if field is not None and field.name in EXTRACTED else None
-
-
-def _varint(held: bytearray, at: int) -> tuple[int, int | None]:
-    value = 0
-    for place in range(at, len(held)):
-        if place - at >= MAX_VARINT_BYTES:
-            raise BadFrame(NO_PACKET)
-        value |= (held[place] & 0x7F) << (7 * (place - at))
-        if held[place] < 0x80:
-            return value, place + 1
-    return 0, None

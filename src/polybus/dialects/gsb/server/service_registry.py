@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from polybus.dialects.gsb.server.call_table import Route, Service
 from polybus.dialects.gsb.service_address import (
     BUILT_IN,
+    NET,
     PUBLIC_CHANNEL,
     StatusCode,
     check_service_name,
@@ -133,8 +134,7 @@ class ServiceRegistry:
         identity, allows = call.caller.connection.pipe.identity, self._broker.policy.allows
         if call.endpoint.is_link:
             return allows(identity, CALL, remote_name(call.service.id, call.address.decode()))
-        judged = {call.address, call.service.id.encode()}
-        return all(allows(call.origin or identity, CALL, name) for name in judged)
+        return self._allows_call(call.origin or identity, call.address.decode(), call.service)
 
     def route(self, peer: GsbSession, address: bytes) -> Route | ServiceStatus | str:
         """Resolve an address: a route, a refusal, or the name of a built-in service."""
@@ -152,12 +152,9 @@ class ServiceRegistry:
         service = None if is_built_in else resolve_service(self._by_name, name)
         if service is None and not is_built_in:
             return ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
-        # A rule may name the service or one of its methods; both must allow the call.
-        identity = peer.connection.pipe.identity
-        for judged in {name, service.id if service else name}:
-            if not self._broker.policy.allows(identity, CALL, judged.encode()):
-                self._broker.count_refusal(peer.connection, "call_denied", name.encode())
-                return ServiceStatus(StatusCode.DENIED, f"not allowed to call {name!r}")
+        if not self._allows_call(peer.connection.pipe.identity, name, service):
+            self._broker.count_refusal(peer.connection, "call_denied", name.encode())
+            return ServiceStatus(StatusCode.DENIED, f"not allowed to call {name!r}")
         if service is None:
             return name
         return self._cache_route(peer, address, Route(service, name.encode()))
@@ -179,10 +176,9 @@ class ServiceRegistry:
         service = resolve_service(self._by_name, name)
         if service is None or not service.id.startswith(PUBLIC):
             return ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
-        for judged in {name, service.id}:
-            if not self._broker.policy.allows(origin, CALL, judged.encode()):
-                self._broker.counters.count("refused", "network_call_denied")
-                return ServiceStatus(StatusCode.DENIED, f"not allowed to call {name!r}")
+        if not self._allows_call(origin, name, service):
+            self._broker.counters.count("refused", "network_call_denied")
+            return ServiceStatus(StatusCode.DENIED, f"not allowed to call {name!r}")
         return self._cache_route(peer, key, Route(service, name.encode()))
 
     def route_relayed_call(self, peer: GsbSession, target: bytes) -> Route | ServiceStatus:
@@ -203,7 +199,7 @@ class ServiceRegistry:
     ) -> Route | ServiceStatus:
         """Resolve an address of another node: the route is the link towards it."""
         if name == PUBLIC_CHANNEL:
-            text = f"subscribe to the topic /net/{node}/… instead"
+            text = f"subscribe to the topic {NET}{node}/… instead"
             return ServiceStatus(StatusCode.BAD_REQUEST, text)
         judged = remote_name(node, name)
         if not self._broker.policy.allows(peer.connection.pipe.identity, CALL, judged):
@@ -213,6 +209,12 @@ class ServiceRegistry:
         if isinstance(link, ServiceStatus):
             return link
         return self._cache_route(peer, address, Route(link, name.encode()))
+
+    def _allows_call(self, identity: Identity, name: str, service: Service | None) -> bool:
+        """Return whether the rules allow a call. `service` is None for one of the bus itself."""
+        # A rule may name the service or one of its methods; both must allow the call.
+        judged = {name, service.id if service else name}
+        return all(self._broker.policy.allows(identity, CALL, one.encode()) for one in judged)
 
     def _refresh_routes(self, peer: GsbSession) -> None:
         """Drop the resolved addresses of a connection if a name or a rule has changed."""

@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.outbox import Outbox
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.codec import FULL, PARTIAL
 from polybus.dialects.gsb.gsb_packets import GsbEncoding, call_reply, call_request, frame, read
 from polybus.dialects.gsb.network.channels import Channels
 from polybus.dialects.gsb.network.network import Network
 from polybus.dialects.gsb.network.node_key import NodeKey
-from polybus.dialects.gsb.server.call_router import FULL, PARTIAL, CallRouter
+from polybus.dialects.gsb.server.call_router import CallRouter
 from polybus.dialects.gsb.server.call_table import CallEndpoint
 from polybus.dialects.gsb.server.control_requests import CONTROL_KINDS, ControlRequests
 from polybus.dialects.gsb.server.oversized_packet import (
@@ -376,10 +377,8 @@ class GsbSession(CallEndpoint):
     def encode_status(self, kind: str, status: ServiceStatus) -> bytes:
         """Return the framed reply to a request without an id (control_requests.py)."""
         packet = pb.Packet()
-        reply: Any = getattr(packet, kind.replace("_request", "_reply"))
-        reply.SetInParent()  # else a reply without code and message would have no kind
-        reply.code = status.code
-        reply.message = status.message
+        reply = codec.begin_status(packet, kind)
+        reply.code, reply.message = status
         return frame(self.ipc, packet.SerializeToString())
 
     def send_broadcast(self, topic: str, data: bytes, caller: str) -> None:

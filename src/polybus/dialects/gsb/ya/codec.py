@@ -13,7 +13,7 @@ docs/spec/gsb.md has the whole format, with its reasons.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polybus.dialects.gsb import codec
 from polybus.dialects.gsb.service_address import StatusCode
@@ -49,10 +49,9 @@ def frame(packet: pb.Packet) -> bytes:
 def status_packet(kind: str, code: int, message: str) -> pb.Packet:
     """Return the reply to a request without an id. A code that it does not have becomes 400."""
     packet = pb.Packet()
-    reply: Any = getattr(packet, kind.replace("_request", "_reply"))
+    reply = codec.begin_status(packet, kind)
     fields = reply.DESCRIPTOR.fields_by_name
     known = fields["code"].enum_type.values_by_number
-    reply.SetInParent()  # else a reply without code and message would have no kind
     reply.code = code if code in known else StatusCode.BAD_REQUEST
     if "message" in fields:
         reply.message = message

@@ -4,8 +4,8 @@ It has the rules of a GSB session: registration, calls, streams, back-pressure, 
 differ, and so do these:
 
 - The first packet must be a hello. The bus answers it with its own.
-- There is no cancel and there are no credits. A service does not hear that a call has ended, and
-  is not read while one of its callers is full.
+- There is no cancel and there are no credits. The bus does not notify a service that a call has
+  ended, and does not read from a service while one of its callers is full.
 - A call with `no_reply` gets none. A service of this framing is not expected to answer it.
 - A connection with the instance id of an earlier one replaces it, so that a client that reconnects
   gets its names back.

@@ -13,10 +13,8 @@ service gets the addresses of its calls in the form in which it was registered.
 from __future__ import annotations
 
 from polybus.dialects.gsb.server.service_registry import PUBLIC
+from polybus.dialects.gsb.service_address import LOCAL, NET
 from polybus.errors import MalformedRequest
-
-LOCAL = "/local/"
-NET = "/net/"
 
 
 def to_native(address: str) -> str:

@@ -1,0 +1,16 @@
+"""Context managers that close themselves: a class needs only `close`."""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class Closing:
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
