@@ -25,13 +25,16 @@ INSTANCE = 7
 
 
 class LinkPeer:
-    def __init__(self, address: Address, key: NodeKey, instance: int = INSTANCE) -> None:
+    def __init__(
+        self, address: Address, key: NodeKey, instance: int = INSTANCE, *, small: bool = False
+    ) -> None:
+        """`small` shrinks the receive buffer, for a node that does not read."""
         self.key, self.instance = key, instance
         self._sequence = time.time_ns()
         self._ids = 0
         self.heard: dict[str, Announcement] = {}
         handshake = LinkHandshake(key, instance, b"")
-        self.peer = connect(address, first=pack(link_hello=handshake.hello()))
+        self.peer = connect(address, first=pack(link_hello=handshake.hello()), small=small)
         proof = handshake.on_accept(self.peer.next("link_accept"))
         self.peer.send(pack(link_proof=proof))
         self.bus_id = handshake.node_id

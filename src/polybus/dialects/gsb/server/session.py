@@ -97,8 +97,10 @@ class GsbServer:
         self.network.stop()
         self.calls.stop()
 
-    def close(self) -> None:
-        """Write the rest of the call log. Called when the bus stops."""
+    async def close(self) -> None:
+        """End dialled links and write the rest of the call log. Called when the bus stops."""
+        if self.dialler is not None:
+            await self.dialler.close()
         if self.calls.audit is not None:
             self.calls.audit.close()
 
