@@ -14,13 +14,22 @@ from polybus import gsb
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.network.announcement import Announcement
 from polybus.dialects.gsb.network.call_signer import CallSigner
+from polybus.dialects.gsb.network.link_handshake import LinkHandshake
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.testing.bus_process import BusProcess
 from tests.faults.gsb_live import MAX_PACKET_BYTES, check_no_state_left, serving, tables
 from tests.rig.gsb_link_peer import LinkPeer, pack
-from tests.rig.gsb_peer import HungUp, connect, partial
+from tests.rig.gsb_peer import HungUp, Silent, call, connect, hello, partial, reply
 from tests.rig.gsb_wire import read_failure
-from tests.rig.observer import check_unharmed, read_counter, stats, until
+from tests.rig.observer import (
+    check_unharmed,
+    count,
+    log_lines,
+    read_counter,
+    rss_bytes,
+    stats,
+    until,
+)
 
 HOSTILE, HONEST, FAR = NodeKey(b"h" * 32), NodeKey(b"n" * 32), NodeKey(b"f" * 32)
 FUZZED = 400
@@ -376,3 +385,170 @@ def test_mutated_packets_of_a_link_harm_nothing(bus, service):
 def _announced(peer: LinkPeer) -> pb.Announcement:
     made: Announcement = peer.announcement(peer.key, [peer.bus_id])
     return made.encode()
+
+
+# --- who may link, and how many
+
+
+def is_linked(bus: BusProcess, key: NodeKey) -> bool:
+    try:
+        with LinkPeer(bus.address("gsb"), key) as peer:
+            peer.settle()
+            return True
+    except (HungUp, ConnectionResetError):
+        return False
+
+
+def test_only_named_nodes_may_link():
+    allowed = {"POLYBUS_GSB_LINK_NODES": f"{HONEST.node_id}, {FAR.node_id}"}
+    with serving(ACL | allowed) as bus:
+        assert is_linked(bus, HONEST)
+        assert is_linked(bus, FAR)
+        assert not is_linked(bus, HOSTILE)
+        assert count(bus, "connections", "closed", "link_not_allowed") == 1
+        (line,) = log_lines(bus, event="link is not allowed")
+        assert line["node"] == HOSTILE.node_id
+        check_no_state_left(bus)
+
+
+def test_a_wrong_id_among_the_nodes_that_may_link_stops_the_start():
+    with pytest.raises(Exception, match=r"gsb.link_nodes: must be 0x and 40 hex digits"):
+        serving(ACL | {"POLYBUS_GSB_LINK_NODES": "0xabc"}).__enter__()
+
+
+@pytest.mark.sabotage("link-bound-off", expects="a link too many")
+def test_links_are_bounded_and_a_dialled_address_has_a_place():
+    """The dialled address is one where no bus answers: its place stays free for it."""
+    nothing = "tcp://127.0.0.1:9"
+    with serving(ACL | {"POLYBUS_GSB_MAX_LINKS": "3", "POLYBUS_GSB_LINKS": nothing}) as bus:
+        keys = [NodeKey(bytes([n]) * 32) for n in range(1, 4)]
+        with ExitStack() as stack:
+            for key in keys[:2]:
+                stack.enter_context(LinkPeer(bus.address("gsb"), key)).settle()
+            assert not is_linked(bus, keys[2]), "a link too many"
+            assert count(bus, "connections", "closed", "max_links") == 1
+            failed = bus.run("gsb", "link", "add", "tcp://127.0.0.1:10")
+            assert failed.returncode != 0
+            assert "max_links is reached" in failed.stderr
+            assert bus.run("gsb", "link", "rm", nothing).returncode == 0
+            stack.enter_context(LinkPeer(bus.address("gsb"), keys[2])).settle()
+            assert tables(bus)["network"]["links"] == 3
+            assert bus.run("gsb", "link", "add", nothing).returncode != 0
+        until(lambda: bus.run("gsb", "link", "add", nothing).returncode == 0, "there is room again")
+        check_no_state_left(bus)
+
+
+def test_handshakes_that_wait_do_not_add_up_to_more_links():
+    """All begin while there is room, and all finish: the last ones find none."""
+    with serving(ACL | {"POLYBUS_GSB_MAX_LINKS": "2"}) as bus:
+        keys = [NodeKey(bytes([n]) * 32) for n in range(1, 6)]
+        with ExitStack() as stack:
+            waiting = []
+            for key in keys:
+                shake = LinkHandshake(key, 7, b"")
+                peer = connect(bus.address("gsb"), first=pack(link_hello=shake.hello()))
+                stack.enter_context(peer)
+                waiting.append((peer, shake.on_accept(peer.next("link_accept"))))
+            for peer, proof in waiting:
+                peer.send(pack(link_proof=proof))
+            until(
+                lambda: count(bus, "connections", "closed", "max_links") == 3,
+                "3 are refused",
+            )
+            assert tables(bus)["network"]["links"] == 2
+
+
+# --- a node that does not read
+
+
+PATIENCE_S = 10.0  # shorter than the 15 s after which a silent link ends and frees the service
+ITEM = bytes(64 * 1024)
+ITEMS = 3000  # some 190 MB
+ROOM_BYTES = 96 << 20  # an outbox has at most 64 MiB
+
+
+@pytest.mark.sabotage("full-links-wait", expects="the service was stopped")
+def test_a_node_that_grants_credit_and_does_not_read_stops_no_service(bus):
+    """The stream ends with a cancel; the service, its other callers and the bus go on."""
+    address = bus.address("gsb")
+    with (
+        LinkPeer(address, HOSTILE, small=True) as hostile,
+        connect(address, first=hello(credits=True)) as service,
+        connect(address) as caller,
+    ):
+        hostile.announce()
+        hostile.settle()
+        assert service.register("public/items") == 0
+        hostile.send_call(hostile.call("public/items"))
+        request = service.call()
+        for _ in range(4):
+            hostile.peer.send(pack(credit=pb.Credit(request_id="1", replies=1 << 16)))
+        until(lambda: "credit" in kinds(service.ping()), "the credit has arrived")
+        before = rss_bytes(bus.process.pid)
+        service.socket.settimeout(PATIENCE_S)
+        sent, packets = 0, []
+        while sent < ITEMS and "cancel" not in kinds(packets):
+            sent += 50
+            try:
+                service.send(*[partial(request.request_id, ITEM)] * 50)
+                packets += service.ping()
+            except (Silent, TimeoutError):
+                raise AssertionError("the service was stopped") from None
+        assert "cancel" in kinds(packets), "the stream goes on without end"
+        assert rss_bytes(bus.process.pid) - before < ROOM_BYTES
+        caller.send(call("public/items", "2"))
+        service.send(reply(service.call().request_id, b"quick"))
+        assert caller.reply().data == b"quick"
+
+
+@pytest.mark.sabotage("starved-calls-stay", expects="the other caller waits")
+def test_a_node_that_grants_no_credit_stops_a_service_for_a_bounded_time():
+    """A service without credits is not read meanwhile, so its other callers wait with it."""
+    with (
+        serving(ACL | {"POLYBUS_GSB_STUCK_TIMEOUT_S": "1"}) as bus,
+        LinkPeer(bus.address("gsb"), HOSTILE) as hostile,
+        connect(bus.address("gsb")) as service,
+        connect(bus.address("gsb")) as caller,
+    ):
+        hostile.announce()
+        hostile.settle()
+        assert service.register("public/items") == 0
+        hostile.send_call(hostile.call("public/items", free_partials=2))
+        request = service.call()
+        service.send(*[partial(request.request_id, b"x")] * 5)
+        until(lambda: tables(bus)["waiting"] == 1, "the service waits for credit")
+        caller.send(call("public/items", "2"))
+        service.send(reply(service.call().request_id, b"quick"))
+        caller.socket.settimeout(PATIENCE_S)
+        try:
+            assert caller.reply().data == b"quick"
+        except Silent:
+            raise AssertionError("the other caller waits") from None
+        assert service.next("cancel").request_id == request.request_id
+        for _ in range(2):
+            assert hostile.wait_for("call_reply").type == 1
+        assert refusal(hostile) == 503
+        assert count(bus, "refused", "call_without_credit") == 1
+
+
+@pytest.mark.parametrize("replies", [0, 1 << 17])
+def test_credit_out_of_its_bounds_ends_the_link(bus, peer, replies):
+    peer.peer.send(pack(credit=pb.Credit(request_id="1", replies=replies)))
+    peer.peer.wait_for_end()
+    assert count(bus, "connections", "closed", "bad_credit") == 1
+
+
+def test_a_handshake_that_takes_too_long_is_ended(bus):
+    shake = LinkHandshake(HONEST, 7, b"")
+    with connect(bus.address("gsb"), first=pack(link_hello=shake.hello())) as stranger:
+        stranger.next("link_accept")
+        stranger.wait_for_end()
+    assert count(bus, "connections", "closed", "link_timeout") == 1
+
+
+def test_a_dialled_node_that_dials_needs_no_second_place():
+    nothing = f"tcp://127.0.0.1:9#{HONEST.node_id}"
+    with serving(ACL | {"POLYBUS_GSB_MAX_LINKS": "1", "POLYBUS_GSB_LINKS": nothing}) as bus:
+        assert not is_linked(bus, HOSTILE)
+        assert is_linked(bus, HONEST)
+        check_no_state_left(bus)

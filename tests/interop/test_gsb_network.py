@@ -20,7 +20,7 @@ from polybus.errors import (
     ServiceGone,
 )
 from tests.rig.gsb_network import GsbNetwork
-from tests.rig.observer import until
+from tests.rig.observer import open_descriptors, until
 
 UNKNOWN = "0x" + "1" * 40
 
@@ -277,8 +277,15 @@ def test_the_command_line_shows_nodes_and_calls_them(line, service):
     done = bus.run("gsb", "call", line.remote("d", "public/json"), '{"n": 1}', "--at", at)
     assert json.loads(done.stdout) == {"n": 1}
     assert " ms" in bus.run("gsb", "ping", f"/net/{line.ids['d']}", "--at", at).stdout
+    for node in (line.ids["d"], f"/net/{line.ids['d']}/", line.ids["a"]):  # the last is its own
+        pinged = bus.run("gsb", "ping", node, "-n", "2", "--at", at)
+        assert pinged.returncode == 0, pinged.stderr
+        assert pinged.stdout.count(" ms") == 2
     failed = bus.run("gsb", "ping", UNKNOWN, "--at", at)
     assert (failed.returncode, "unknown node" in failed.stderr) == (4, True)
+    for wrong in ("0xAB", "d", UNKNOWN.upper()):
+        failed = bus.run("gsb", "ping", wrong, "--at", at)
+        assert (failed.returncode, "0x and 40 hex digits" in failed.stderr) == (2, True)
 
 
 def test_rules_decide_by_the_calling_node():
@@ -307,7 +314,7 @@ def test_rules_decide_by_the_calling_node():
             with pytest.raises(Denied):
                 ann.call(f"{address}/secret")
             stats = service.call("sys/stats")["gsb"]["network"]["callers"]
-            assert stats[net.ids["a"]]["calls"] == 1
+            assert (stats[net.ids["a"]]["calls"], stats[net.ids["a"]]["failures"]) == (3, 2)
 
 
 def test_a_granted_node_changes_the_rules_of_another_node():
@@ -391,6 +398,9 @@ def test_a_broken_link_ends_its_calls_at_once_and_another_way_is_found():
             assert caller.call(net.remote("c", "public/quick"), 7) == 7
             with pytest.raises(ServiceGone):
                 caller.call(net.remote(first, "public/x"))
+            at = str(net.client_address("a"))
+            failed = net.buses["a"].run("gsb", "ping", net.ids[first], "--at", at)
+            assert (failed.returncode, "cannot be reached" in failed.stderr) == (3, True)
 
 
 def test_a_node_that_comes_back_is_linked_again():
@@ -423,6 +433,52 @@ def test_links_are_added_listed_and_removed_live():
         assert bus.run("gsb", "link", "rm", address).returncode != 0
         failed = bus.run("gsb", "link", "add", "tcp://192.0.2.1:1")
         assert "must be tls+tcp" in failed.stderr
+
+
+def test_links_that_are_added_and_removed_many_times_leave_nothing():
+    with GsbNetwork() as net:
+        net.start("a")
+        net.start("b")
+        bus, address = net.buses["b"], net.link_address("a")
+        before = open_descriptors(bus.process.pid)
+        for _ in range(10):
+            assert bus.run("gsb", "link", "add", address).returncode == 0
+            assert bus.run("gsb", "link", "rm", address).returncode == 0
+            assert bus.run("gsb", "link", "add", address).returncode == 0
+            net.await_nodes(2)
+            assert bus.run("gsb", "link", "rm", address).returncode == 0
+            until(lambda: net.reachable("a") == {}, "the link has ended")
+        until(lambda: open_descriptors(bus.process.pid) <= before, "all connections have ended")
+        assert json.loads(bus.run("gsb", "link", "ls", "--json").stdout) == []
+        assert bus.run("gsb", "link", "add", address).returncode == 0  # one that is up at the stop
+        net.await_nodes(2)
+        assert bus.run("gsb", "link", "add", "tcp://127.0.0.1:9").returncode == 0  # one that is not
+        assert bus.stop() == 0
+        log = bus.log()
+        assert not [word for word in ("Task", "Traceback", "never") if word in log], log
+        until(lambda: net.reachable("a") == {}, "the other bus notices the end")
+
+
+def test_the_reason_why_a_link_is_down_is_shown():
+    with GsbNetwork() as net:
+        net.start("a")
+        net.start("b")
+        bus = net.buses["b"]
+
+        def error(address: str) -> str:
+            assert bus.run("gsb", "link", "add", address).returncode == 0
+
+            def shown() -> str:
+                links = json.loads(bus.run("gsb", "link", "ls", "--json").stdout)
+                return str(next(one["error"] for one in links if one["address"] == address))
+
+            until(lambda: bool(shown()), f"{address} has an error")
+            return shown()
+
+        assert "refused" in error("tcp://127.0.0.1:9").lower()
+        assert "TLS handshake" in error(str(net.client_address("a")).replace("tcp", "tls+tcp"))
+        pinned = net.link_address("a", pinned=False) + "#" + UNKNOWN
+        assert "the link was refused" in error(pinned)
 
 
 def test_a_node_with_another_id_than_the_pinned_one_is_not_linked():

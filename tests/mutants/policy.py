@@ -178,7 +178,11 @@ ACL = mutants(
 ACLFILE = mutants(
     "server/acl_file.py",
     ("written in place", "new = path.with_name(path.name + NEW_SUFFIX)", "new = path"),
-    ("who set it is forgotten", 'by = "" if kept.by is None else f"by = {kept.by}\\n"', 'by = ""'),
+    (
+        "who set it is forgotten",
+        'by = "" if kept.by is None else f"by = {json.dumps(kept.by)}\\n"',
+        'by = ""',
+    ),
 )
 
 ADMIN = mutants(

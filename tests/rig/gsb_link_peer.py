@@ -80,10 +80,13 @@ class Node:
 
 
 class LinkPeer(Node, Closing):
-    def __init__(self, address: Address, key: NodeKey, instance: int = INSTANCE) -> None:
+    def __init__(
+        self, address: Address, key: NodeKey, instance: int = INSTANCE, *, small: bool = False
+    ) -> None:
+        """`small` shrinks the receive buffer, for a node that does not read."""
         super().__init__(key, instance)
         handshake = LinkHandshake(key, instance, b"")
-        self.peer = connect(address, first=pack(link_hello=handshake.hello()))
+        self.peer = connect(address, first=pack(link_hello=handshake.hello()), small=small)
         proof = handshake.on_accept(self.peer.next("link_accept"))
         self.peer.send(pack(link_proof=proof))
         self.bus_id = handshake.node_id

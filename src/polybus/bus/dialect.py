@@ -101,6 +101,9 @@ class StreamDialectServer(DialectServer, Protocol):
 
     def dialler(self, open_session: Callable[[Any], Any]) -> DialectDialler: ...
 
+    def forget(self, dialler: Any) -> None:
+        """Release a dialler whose connections have ended."""
+
 
 class ServeStreams(Protocol):
     """Serves a dialect whose sessions read a byte stream (TCP, TLS or Unix).

@@ -94,7 +94,8 @@ def _rule(words: list[str]) -> str:
 
 def _row(found: dict[str, Any]) -> list[str]:
     rule = Rule.parse(found["rule"])
-    by = f" by uid {found['by']}" if found["by"] is not None else ""
+    setter = found["by"]  # None for an admin
+    by = "" if setter is None else f" by {setter if isinstance(setter, str) else f'uid {setter}'}"
     unknown = " (this host knows no such name)" if found["names_nobody"] else ""
     return [
         rule.effect,

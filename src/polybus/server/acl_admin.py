@@ -13,8 +13,10 @@ Rights to change rules:
     a topic's creator                                  produce, subscribe and delete of that
                                                        topic and its dead letters; rules of
                                                        creators only
+    a node of the network                              rules for nodes that nodes have set; the
+                                                       dialect that vouches for it decides which
 
-So a creator cannot remove a rule that an admin has set. Every caller may test.
+So neither a creator nor a node can remove a rule that an admin has set. Every caller may test.
 
 A change is resolved and written on another thread, then takes effect, then is answered. A
 change that cannot be written does not take effect.
@@ -32,7 +34,7 @@ from polybus.bus.policy import ANY_TOPIC, Policy
 from polybus.bus.rule_table import PlacedRule
 from polybus.errors import ConfigError, InvalidRule
 from polybus.model import topic_name
-from polybus.model.access_rule import ADMIN, DELETE, PRODUCE, SUBSCRIBE, Rule
+from polybus.model.access_rule import ADMIN, DELETE, NODE, PRODUCE, SUBSCRIBE, Rule
 from polybus.model.identity import Identity
 from polybus.model.name_pattern import Pattern
 from polybus.server import rule_set
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from polybus.server.config import LoadedSettings
 
 CREATORS_VERBS = frozenset({PRODUCE, SUBSCRIBE, DELETE})
-MAX_CREATOR_RULES = 256  # one user's share of the table
+MAX_CREATOR_RULES = 256  # the share of one user, or one node, of the table
 
 
 class AclAdmin:
@@ -112,6 +114,7 @@ class AclAdmin:
             }
             for entry in self._rules.entries
             if topic is None or Pattern(entry.rule.pattern).matches(topic)
+            if not identity.node or entry.rule.who.kind == NODE
         ]
 
     async def _add(self, request: Request, identity: Identity) -> dict[str, Any]:
@@ -134,13 +137,13 @@ class AclAdmin:
             there = self._rules.find(rule)
             if there is None:
                 raise AdminError("not_found", f'there is no rule "{rule}"')
+            if by is not None and there.by is None:
+                raise AdminError("denied", "that rule was set by an admin")
             if there not in self._rules.kept:
                 place = there.placed.source
                 raise AdminError(
                     "refused", f"that rule is in {place}: remove it there, then SIGHUP"
                 )
-            if by is not None and there.by is None:
-                raise AdminError("denied", "that rule was set by an admin")
             await self._change(self._rules.without(rule))
         self._log.info("rule removed", rule=str(rule), user=identity.name)
         return self._rule_result(rule, changed=True)
@@ -175,12 +178,19 @@ class AclAdmin:
         self._install(rules)
 
     def _may_list(self, identity: Identity, topic: bytes | None) -> bool:
-        if topic is not None and identity.owns(self._creator_of(topic)):
-            return True
+        if identity.node or (topic is not None and identity.owns(self._creator_of(topic))):
+            return True  # a node gets the rules for nodes
         return self._policy.allows(identity, ADMIN, ANY_TOPIC if topic is None else topic)
 
-    def _check_may_set(self, rule: Rule, identity: Identity) -> int | None:
-        """Return None for an admin, the uid for the topic's creator. Raises `AdminError`."""
+    def _check_may_set(self, rule: Rule, identity: Identity) -> int | str | None:
+        """Return None for an admin, the uid of the topic's creator, or the name of a node.
+
+        Raises `AdminError`.
+        """
+        if identity.node:
+            if rule.who.kind != NODE:
+                raise AdminError("denied", f"a node sets rules for nodes only, got {rule.who}")
+            return identity.name
         if self.is_admin(identity):
             return None
         # A star of this pattern matches only a star of the admin rule, so a rule that covers the
@@ -202,7 +212,7 @@ class AclAdmin:
             raise AdminError("not_supported", "only users of this host set rules for their topics")
         return identity.uid
 
-    def _check_room(self, by: int | None) -> None:
+    def _check_room(self, by: int | str | None) -> None:
         kept = self._rules.kept
         if len(kept) >= MAX_RULES:
             raise AdminError("limit_reached", f"there are {MAX_RULES} rules already: remove some")

@@ -5,7 +5,7 @@
 
     [[acl]]
     rule = "deny everyone produce mine"
-    by = 1000          # set by the topic's creator; without it, by an admin
+    by = 1000          # set by the topic's creator, or by "node:0x…"; without it, by an admin
 
 The bus writes a new file beside the old one, syncs it and renames it. A crash in between
 leaves one of the two.
@@ -37,10 +37,13 @@ HEADING = """\
 
 @dataclass(frozen=True, slots=True)
 class StoredRule:
-    """A rule in the file. `by` is the uid of a topic's creator; None: an admin set it."""
+    """A rule in the file.
+
+    `by` is the uid of a topic's creator, or `node:` and the id of a node; None: an admin set it.
+    """
 
     rule: Rule
-    by: int | None = None
+    by: int | str | None = None
 
 
 def read_rules(path: Path) -> tuple[StoredRule, ...]:
@@ -88,8 +91,9 @@ def _entry(place: str, entry: Any) -> StoredRule:
     if not isinstance(entry, dict) or not isinstance(entry.get("rule"), str):
         raise ConfigError(f'{place}: lacks rule = "..."')
     by = entry.get("by")
-    if by is not None and (type(by) is not int or by < 0):
-        raise ConfigError(f"{place}: by is the number of a user, not {by!r}")
+    is_user, is_node = type(by) is int and by >= 0, isinstance(by, str) and by.startswith("node:")
+    if by is not None and not is_user and not is_node:
+        raise ConfigError(f"{place}: by is the number of a user, or a node, not {by!r}")
     unknown = sorted(entry.keys() - {"rule", "by"})
     if unknown:
         raise ConfigError(f"{place}: has no key {unknown[0]!r}")
@@ -101,7 +105,7 @@ def _entry(place: str, entry: Any) -> StoredRule:
 
 def _shown(kept: StoredRule) -> str:
     rule = json.dumps(str(kept.rule), ensure_ascii=False)  # a string of JSON is one of TOML
-    by = "" if kept.by is None else f"by = {kept.by}\n"
+    by = "" if kept.by is None else f"by = {json.dumps(kept.by)}\n"
     return f"\n[[acl]]\nrule = {rule}\n{by}"
 
 

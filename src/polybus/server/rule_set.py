@@ -27,7 +27,7 @@ class RuleEntry:
     """One rule of the set. `by` is as in `StoredRule`; None for rules of the config."""
 
     placed: PlacedRule
-    by: int | None = None
+    by: int | str | None = None
 
     @property
     def rule(self) -> Rule:

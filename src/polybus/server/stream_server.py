@@ -64,6 +64,10 @@ class StreamListeners:
         self._unfinished.add(self._dialect, dialler.connections)
         return dialler
 
+    def forget(self, dialler: StreamDialler) -> None:
+        """Watch the connections of a dialler no longer; they have ended."""
+        self._unfinished.remove(dialler.connections)
+
     async def reload(self) -> None:
         """Do nothing: the certificate is shared, `StreamServer` reads it again."""
 
@@ -76,7 +80,7 @@ class StreamListeners:
     async def close(self) -> None:
         close = getattr(self._open_session, "close", None)
         if close is not None:
-            close()
+            await close()
 
 
 class StreamServer:

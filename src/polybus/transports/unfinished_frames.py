@@ -46,6 +46,10 @@ class UnfinishedFrames:
         """Watch the connections of a listener; the collection is read at each look."""
         self._sources.append((dialect, connections))
 
+    def remove(self, connections: Iterable[StreamConnection]) -> None:
+        """Watch a collection no longer."""
+        self._sources = [one for one in self._sources if one[1] is not connections]
+
     def tick(self, now_s: float) -> None:
         if now_s < self._next_look_s:
             return

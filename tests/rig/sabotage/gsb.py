@@ -139,6 +139,28 @@ SABOTAGES = [
         "        if False:\n",
         (SLOW,),
     ),
+    # Any number of nodes may link.
+    Patch(
+        "link-bound-off",
+        "dialects/gsb/network/network.py",
+        "        return others + len(self.dialled) < self._limits.max_links\n",
+        "        return True\n",
+    ),
+    # A service waits for a node that does not read.
+    Patch(
+        "full-links-wait",
+        CALLS,
+        "            if service.is_link or is_full_link:\n",
+        "            if service.is_link:\n",
+        (SLOW,),
+    ),
+    # A service waits for credit of another node without end.
+    Patch(
+        "starved-calls-stay",
+        "dialects/gsb/network/network.py",
+        "        self._end_starved_calls(now_s)\n",
+        "        pass\n",
+    ),
     # PARTIALs of relayed calls need no credit.
     Patch(
         "credits-off",

@@ -402,3 +402,44 @@ def test_stored_rule_with_unknown_user_does_not_prevent_start(tmp_path):
     assert [event for event, _ in bench.log.warnings()] == ["rule matches no caller"]
     bench.rm("allow user:no-such-user produce t")
     assert bench.policy.allows(ROOT, "produce", b"t")
+
+
+NODE_ID = "0x" + "ab" * 20
+NODE = Identity(node=NODE_ID)
+CALL = f"allow node:{NODE_ID} call public/greeter"
+
+
+def test_a_node_changes_rules_of_nodes_as_itself(bench, tmp_path):
+    """The dialect that vouches for a node decides which rules it may name."""
+    assert bench.add(CALL, NODE)["changed"]
+    (line,) = [fields for event, fields in bench.log.events if event == "rule added"]
+    assert line["user"] == f"node:{NODE_ID}"
+    (row,) = bench.ask("acl_ls")
+    assert row["by"] == f"node:{NODE_ID}"
+    again = Bench(tmp_path).start()
+    assert again.rm(CALL, Identity(node="0x" + "cd" * 20))["changed"]  # of any node
+
+
+def test_a_node_changes_no_rule_of_others(tmp_path):
+    config = f"deny node:{NODE_ID} call public/closed"
+    bench = Bench(tmp_path, f'acl = ["{config}"]').start()
+    bench.add(CALL)
+    for rule in (CALL, config):
+        code, text = wrong(bench.rm, rule, NODE)
+        assert (code, text) == ("denied", "that rule was set by an admin")
+    assert bench.add(CALL, NODE)["changed"] is False
+    for rule in (PRODUCE, "allow everyone call public/x", "allow user:0 admin *"):
+        code, text = wrong(bench.add, rule, NODE)
+        assert (code, "for nodes only" in text) == ("denied", True)
+        bench.add(rule)
+        assert wrong(bench.rm, rule, NODE)[0] == "denied"
+    assert [row["rule"] for row in bench.ask("acl_ls", NODE)] == [config, CALL]
+
+
+def test_a_node_has_a_share_of_the_rules(bench, monkeypatch):
+    monkeypatch.setattr(acl_module, "MAX_CREATOR_RULES", 2)
+    for number in range(2):
+        bench.add(f"{CALL}{number}", NODE)
+    code, _ = wrong(bench.add, f"{CALL}2", NODE)
+    assert code == "limit_reached"
+    bench.add(f"{CALL}2", Identity(node="0x" + "cd" * 20))

@@ -17,6 +17,8 @@ from polybus.server.acl_file import HEADING, StoredRule, read_rules, write_rules
 
 RULE = Rule.parse("allow user:alice produce,subscribe orders.*")
 OTHER = Rule.parse("deny service:'/opt/My \"App\"/x' delete 'naïve \\\\ topic'")
+NODE = "node:0x" + "ab" * 20
+THIRD = Rule.parse(f"allow {NODE} call public/greeter")
 WORD = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=9
 )
@@ -32,7 +34,7 @@ def test_missing_file_has_no_rules(path):
 
 
 def test_written_rules_are_read(path):
-    kept = (StoredRule(RULE), StoredRule(OTHER, by=1000))
+    kept = (StoredRule(RULE), StoredRule(OTHER, by=1000), StoredRule(THIRD, by=NODE))
     write_rules(path, kept)
     assert read_rules(path) == kept
     assert path.read_text().startswith(HEADING)
@@ -64,6 +66,7 @@ def test_any_rule_survives_a_round_trip(tmp_path_factory, service: str, pattern:
         ("[[acl]]\nrule = 'allow user:a produce x'\nbye = 1", "no key 'bye'"),
         ("[[acl]]\nrule = 'allow user:a produce x'\nby = -1", "by is the number of a user"),
         ("[[acl]]\nrule = 'allow user:a produce x'\nby = true", "by is the number of a user"),
+        ("[[acl]]\nrule = 'allow user:a produce x'\nby = 'root'", "by is the number of a user"),
         ("[[acl]]\nrule = 'allow user:a produce x'\n[[acl]]\nrule = 'no'", "[[acl]] 2: rule 'no'"),
         ("[[acl]]\nrule = 'allow user:a produce x'\n" * 4097, "4096 are allowed"),
     ],

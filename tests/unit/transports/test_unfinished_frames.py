@@ -54,6 +54,17 @@ def test_unfinished_frame_is_reported_once_and_the_next_one_again():
     assert len(monitor.reported) == 2
 
 
+def test_connections_of_a_removed_dialler_are_not_watched():
+    monitor = Monitor()
+    others: set[Any] = set()  # empty, so equal to the watched set until that has a connection
+    monitor.monitor.add("gsb", others)
+    monitor.monitor.remove(others)
+    monitor.open()
+    others.add(HeldConnection())
+    monitor.pass_time(60)
+    assert [dialect for dialect, _, _ in monitor.reported] == ["freud"]
+
+
 def test_frames_that_end_in_time_are_not_reported():
     monitor = Monitor()
     one = monitor.open()

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from polybus.bus.admin_verb import AdminVerb
-    from polybus.bus.dialect import DialectServer, ServerContext
+    from polybus.bus.dialect import Contradiction, DialectServer, ServerContext
+    from polybus.model.limits import Limits
 
 # The framings: nng's, and that of the deployed Golem service bus.
 SP, YA = "sp", "ya"
@@ -27,7 +28,12 @@ async def open_server(context: ServerContext) -> DialectServer:
     from polybus.dialects.gsb.network.node_rules import NodeRules
     from polybus.dialects.gsb.server.session import GsbServer
     from polybus.dialects.gsb.ya.session import YaServer
-    from polybus.model.identity import Identity
+    from polybus.errors import ConfigError
+    from polybus.model.identity import Identity, is_node_id
+
+    for node in context.section.link_nodes:
+        if not is_node_id(node):
+            raise ConfigError(f"gsb.link_nodes: must be 0x and 40 hex digits, got {node!r:.80}")
 
     # The topic of logged calls belongs to the user that the bus runs as.
     owner = Identity(uid=os.geteuid())
@@ -36,10 +42,16 @@ async def open_server(context: ServerContext) -> DialectServer:
     server = GsbServer(context.broker, context.section, loop, owner, key)
     streams = context.serve_streams(server, certificate=key.certificate)
     server.dialler = LinkDialler(server, streams, context.section.links, context.log)
-    server.network.rules = NodeRules(context.broker.policy, context.rule_verbs, owner)
+    server.network.rules = NodeRules(context.broker.policy, context.rule_verbs, server.calls)
     context.attached = server
     ya_streams = context.serve_streams(YaServer(server), certificate=key.certificate)
     return FramingListeners(FRAMING, {SP: streams, YA: ya_streams})
+
+
+def check_settings(section: GsbLimits, _limits: Limits) -> Contradiction | None:
+    if len(section.links) > section.max_links:
+        return "links", "at most max_links of them", len(section.links), section.max_links
+    return None
 
 
 def admin_verbs(context: ServerContext) -> Mapping[str, AdminVerb]:
@@ -68,6 +80,7 @@ DIALECT = Dialect(
     ),
     open_server=open_server,
     makes_certificate=True,
+    check_settings=check_settings,
     admin_verbs=admin_verbs,
     reserved_topics={CALL_LOG_TOPIC: "the log of GSB calls"},
 )

@@ -42,10 +42,17 @@ class GsbLimits:
     audit: bool = False
     # The buses that this one dials: any name, and tls+tcp://HOST:PORT or ...#NODE_ID.
     links: Mapping[str, str] = field(default_factory=dict)
-    # Links at a time, dialled and accepted ones.
+    # Links at a time. Each address that is dialled has a place, also while its link is down.
     max_links: int = 64
+    # The nodes that may link to this bus; empty: any. A dialled node may be pinned by its id.
+    link_nodes: tuple[str, ...] = ()
     # Nodes of the network that are known, some 2 KiB each.
     max_nodes: int = 1024
+    # Topics of other nodes that this bus reads, each counted once per user, some 4 KiB each;
+    # and topics of this bus that other nodes read.
+    max_channels: int = 4096
+    # Topics of this bus that one node may read.
+    max_node_channels: int = 256
 
 
 # (lowest, highest) of each key. A key without a row must be at least 1 (a float: above 0).
@@ -58,5 +65,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "outbox_free_bytes": (0, 16 * MIB),
     "free_partials": (1, 65_536),
     "free_bytes": (1, 16 * MIB),
+    # An announcement names at most so many neighbours (network/announcement.py).
+    "max_links": (1, 64),
     "max_nodes": (1, 65_536),
+    "max_channels": (1, 65_536),
 }

@@ -83,7 +83,10 @@ def parse_address(address: str) -> ServiceAddress:
     elif address.startswith(NET):
         node, _, name = address.removeprefix(NET).partition("/")
         if not is_node_id(node):
-            raise MalformedRequest(f"{_quoted(address)}: {NET} must be followed by a node id")
+            raise MalformedRequest(
+                f"{_quoted(address)}: {NET} must be followed by a node id: 0x and 40 hex digits,"
+                " in lower case"
+            )
     elif is_node_id(address.partition("/")[0]):
         node, _, name = address.partition("/")
     _check_grammar(address, name)

@@ -54,6 +54,16 @@ def test_signatures_are_not_accepted_from_another_handshake_or_role():
         acceptor.on_proof(proof)  # its own one, reflected
 
 
+def test_a_handshake_begins_once():
+    dialler, acceptor = ends()
+    accept = acceptor.on_hello(dialler.hello())
+    with pytest.raises(BadFrame, match=BAD_HANDSHAKE):
+        acceptor.on_hello(LinkHandshake(STRANGER, 3, DIGEST).hello())
+    acceptor.on_proof(dialler.on_accept(accept))
+    with pytest.raises(BadFrame, match=BAD_HANDSHAKE):
+        dialler.on_accept(accept)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("version", 2), ("public_key", b""), ("nonce", b"short"), ("public_key", b"k" * 33)],

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polybus.dialects.gsb.gsb_packets import MAX_HOPS
-from polybus.dialects.gsb.network.announcement import MAX_NEIGHBOURS, Announcement
+from polybus.dialects.gsb.network import topology as topology_module
+from polybus.dialects.gsb.network.announcement import MAX_NEIGHBOURS, MAX_SEQUENCE, Announcement
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.dialects.gsb.network.topology import EXPIRE_S, Novelty, Path, Topology
 from polybus.errors import MalformedRequest
@@ -68,12 +69,29 @@ def test_neighbours_are_checked_before_the_signature(neighbours):
         Announcement.decode(message)
 
 
+def test_changed_neighbours_are_refused():
+    message = announce(0, B).encode()
+    message.neighbours[:] = [bytes.fromhex(C[2:])]
+    with pytest.raises(MalformedRequest, match="invalid signature"):
+        Announcement.decode(message)
+
+
+@pytest.mark.parametrize("sequence", [0, MAX_SEQUENCE + 1])
+def test_a_signed_sequence_out_of_its_bounds_is_refused(sequence):
+    made = Announcement.make(KEYS[0], 1, sequence, ())
+    with pytest.raises(MalformedRequest, match="invalid form"):
+        Announcement.decode(made.encode())
+    Announcement.decode(Announcement.make(KEYS[0], 1, MAX_SEQUENCE, ()).encode())
+
+
 def test_an_edge_counts_if_both_ends_announce_it():
     here = topology(neighbours=(B,))
     here.offer(announce(1, C), 0)
     assert here.path_to(B) is None
     here.offer(announce(1, A, C), 0)
     assert here.paths() == {B: Path(B, 1)}
+    here.offer(announce(2), 0)  # C is known, and does not announce the link to B
+    assert here.path_to(C) is None
     here.offer(announce(2, B), 0)
     assert here.paths() == {B: Path(B, 1), C: Path(B, 2)}
     here.offer(announce(1, A), 0)  # B has lost its link to C
@@ -111,6 +129,24 @@ def test_nodes_without_a_path_make_room_for_others():
     assert here.offer(announce(1, A), 0) is Novelty.NEWER
     assert here.offer(announce(2, B), 0) is Novelty.NEWER
     assert here.path_to(B) == Path(B, 1)
+
+
+def test_the_farthest_node_makes_room_for_a_neighbour():
+    here = topology(max_nodes=2, neighbours=(B, D))
+    here.offer(announce(1, A, C), 0)
+    here.offer(announce(2, B), 0)
+    assert here.path_to(C) == Path(B, 2)
+    assert here.offer(announce(3, A), 0) is Novelty.NEWER
+    assert here.paths() == {B: Path(B, 1), D: Path(D, 1)}
+
+
+def test_the_nodes_that_were_known_once_are_bounded(monkeypatch):
+    monkeypatch.setattr(topology_module, "MAX_FORGOTTEN", 2)
+    here = topology()
+    for node in (1, 2, 3):
+        here.offer(announce(node), node)
+    here.expire(EXPIRE_S + 10)
+    assert [here.was_known(one) for one in (B, C, D)] == [False, True, True]
 
 
 def test_silent_nodes_are_forgotten_and_stay_known():

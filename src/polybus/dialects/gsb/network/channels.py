@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -35,7 +36,7 @@ from polybus.dialects.gsb.server.service_registry import (
     remote_name,
 )
 from polybus.dialects.gsb.service_address import PUBLIC_CHANNEL, StatusCode
-from polybus.errors import InvalidTopic
+from polybus.errors import InvalidTopic, LimitReached
 from polybus.model import topic_name
 from polybus.model.access_rule import SUBSCRIBE
 
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from polybus.dialects.gsb.server.session import GsbServer, GsbSession
 
 FULL, PARTIAL = 0, 1
-MAX_CHANNELS = 4096  # topics of other nodes that this bus reads
-MAX_FEEDS, MAX_NODE_FEEDS = 4096, 256  # topics that other nodes read: of all, of one node
 DEADLINE_S = 4_000_000.0  # of a stream, which may be silent for long
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
 CONFIRM_S = 20.0  # for the answer of the other node to a subscription
@@ -115,6 +114,7 @@ class RemoteChannel:
         self.node, self.topic = node, topic
         self.name = f"/net/{node}/{topic}"
         self.subscribers: dict[GsbSession, None] = {}
+        self.accounts: Counter[str] = Counter()  # of the subscribers
         self._waiting: list[tuple[GsbSession, Then]] = []
         self._is_confirmed = False
         self._calls_made = 0
@@ -125,20 +125,31 @@ class RemoteChannel:
 
     def add(self, session: GsbSession, then: Then) -> None:
         """Add a subscriber; `then` gets the outcome once it is known."""
-        self.subscribers[session] = None
+        if session not in self.subscribers:
+            self.subscribers[session] = None
+            self.accounts[session.connection.identity.account_name] += 1
         if self._is_confirmed:
             then(OK_STATUS)
         else:
             self._waiting.append((session, then))
 
     def remove(self, session: GsbSession) -> None:
-        self.subscribers.pop(session, None)
+        if session in self.subscribers:
+            self._drop(session)
         ended = [then for one, then in self._waiting if one is session]
         self._waiting = [(one, then) for one, then in self._waiting if one is not session]
         for then in ended:
             then(ServiceStatus(StatusCode.CANCELLED, "unsubscribed before the node has answered"))
         if not self.subscribers:
             self.close()
+
+    def _drop(self, session: GsbSession) -> None:
+        del self.subscribers[session]
+        account = session.connection.identity.account_name
+        self.accounts[account] -= 1
+        if not self.accounts[account]:
+            del self.accounts[account]
+            self._channels.shares.release(account)
 
     def close(self) -> None:
         self._channels.forget_channel(self)
@@ -198,9 +209,9 @@ class RemoteChannel:
         if self._is_confirmed:
             counters = self._server.broker.counters
             counters.count("dropped", "channel_ended", len(self.subscribers))
-        for session in self.subscribers:
+        for session in list(self.subscribers):
             session.channels.discard((self.node, self.topic))
-        self.subscribers.clear()
+            self._drop(session)
         self._answer(status)
         self.close()
 
@@ -217,7 +228,16 @@ class Channels:
         self.server = server
         self._remote: dict[tuple[str, str], RemoteChannel] = {}
         self._feeds: dict[ChannelFeed, None] = {}
-        self._feeds_by_node: Counter[str] = Counter()
+        broker, limits = server.broker, server.limits
+        # Topics of other nodes, by the accounts of their subscribers; topics of this bus, by node.
+        table = partial(
+            broker.shares.new_table,
+            "max_channels",
+            limits.max_channels,
+            partial(broker.counters.count, "refused"),
+        )
+        self.shares = table()
+        self._feed_shares = table(user_limit=("max_node_channels", limits.max_node_channels))
         self.identity = server.owner
         self.node_id = network.node_id
         server.broker.policy.on_change(self._end_denied)
@@ -226,22 +246,31 @@ class Channels:
 
     def subscribe(self, session: GsbSession, node: str, topic: str, then: Then) -> None:
         """Subscribe a connection; `then` gets the outcome, at once or later."""
-        broker = self.server.broker
-        identity = session.connection.pipe.identity
-        channel = self._remote.get((node, topic))
-        if not broker.policy.allows(identity, SUBSCRIBE, remote_name(node, topic)):
+        broker, name = self.server.broker, remote_name(node, topic)
+
+        def refuse(reason: str, text: str) -> None:
+            broker.count_refusal(session.connection, reason, name)
+            then(ServiceStatus(StatusCode.DENIED, text))
+
+        if not broker.policy.allows(session.connection.pipe.identity, SUBSCRIBE, name):
             text = f"not allowed to subscribe to '/net/{node}/{topic}'"
-            then(ServiceStatus(StatusCode.DENIED, text))
-        elif len(session.channels) >= broker.limits.max_subscriptions_per_connection:
-            text = "max_subscriptions_per_connection is reached"
-            then(ServiceStatus(StatusCode.DENIED, text))
-        elif channel is None and len(self._remote) >= MAX_CHANNELS:
-            then(ServiceStatus(StatusCode.DENIED, "the bus reads too many topics of other nodes"))
-        else:
-            if channel is None:
-                channel = self._remote[node, topic] = RemoteChannel(self, node, topic)
-            session.channels.add((node, topic))
-            channel.add(session, then)
+            refuse("subscribe_denied", text)
+            return
+        limit, is_new = "max_subscriptions_per_connection", (node, topic) not in session.channels
+        if is_new and len(session.channels) >= broker.limits.max_subscriptions_per_connection:
+            refuse(limit, f"{limit} is reached")
+            return
+        channel, identity = self._remote.get((node, topic)), session.connection.identity
+        if is_new and (channel is None or not channel.accounts[identity.account_name]):
+            try:
+                self.shares.take(identity)
+            except LimitReached as error:
+                then(ServiceStatus(StatusCode.DENIED, str(error)))
+                return
+        if channel is None:
+            channel = self._remote[node, topic] = RemoteChannel(self, node, topic)
+        session.channels.add((node, topic))
+        channel.add(session, then)
 
     def unsubscribe(self, session: GsbSession, node: str, topic: str) -> bool:
         """Returns False if the connection has no such subscription."""
@@ -273,7 +302,7 @@ class Channels:
 
     def open_feed(self, origin: CallingNode, data: bytes) -> ChannelFeed | ServiceStatus:
         """Subscribe another node to a topic of this bus, or return the refusal."""
-        node, broker = origin.identity.node, self.server.broker
+        broker = self.server.broker
         try:
             topic = topic_name.check_topic_name(data.decode())
         except (InvalidTopic, UnicodeDecodeError) as error:
@@ -285,12 +314,13 @@ class Channels:
             return ServiceStatus(
                 StatusCode.DENIED, f"not allowed to subscribe to {data.decode()!r}"
             )
-        if len(self._feeds) >= MAX_FEEDS or self._feeds_by_node[node] >= MAX_NODE_FEEDS:
-            return ServiceStatus(StatusCode.UNAVAILABLE, "the node reads too many topics")
+        try:
+            self._feed_shares.take(origin.identity)
+        except LimitReached as error:
+            return ServiceStatus(StatusCode.UNAVAILABLE, str(error))
         feed = ChannelFeed(self, origin, topic)
         result = feed.subscribe()
         self._feeds[feed] = None
-        self._feeds_by_node[node] += 1
         if result is not SubscribeResult.NEW:
             feed.close()
             return ServiceStatus(StatusCode.DENIED, f"cannot subscribe: {result.value}")
@@ -298,8 +328,7 @@ class Channels:
 
     def forget_feed(self, feed: ChannelFeed) -> None:
         if self._feeds.pop(feed, 0) is None:
-            self._feeds_by_node[feed.node] -= 1
-            self._feeds_by_node += Counter()  # drops zeros
+            self._feed_shares.release(feed.identity.account_name)
 
     def _end_denied(self) -> None:
         """End the streams and the subscriptions that the rules no longer allow."""

@@ -11,11 +11,12 @@ after a link that was up.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from polybus.errors import AddressError, Conflict, DoesNotExist
+from polybus.errors import AddressError, Conflict, DoesNotExist, LimitReached
 from polybus.model.address import Address
 from polybus.model.identity import is_node_id
 
@@ -55,10 +56,24 @@ class DialledLink:
         self.target = target
         self._log = log
         self._server = server
+        self._streams = streams
         self._dialler: DialectDialler = streams.dialler(self._open_session)
         self.link: Link | None = None
         self.error = ""
-        self.task = asyncio.get_running_loop().create_task(self._run())
+        self._is_stopping = False
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def stop(self) -> None:
+        """Dial no longer. A link that is up ends with all connections of the bus."""
+        self._is_stopping = True
+        if self.link is None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """End the link, if there is one, and wait for its end."""
+        if not self._task.cancelling():  # a second cancel would end its clean-up
+            self._task.cancel()
+        await asyncio.wait([self._task])
 
     def _open_session(self, pipe: ConnectionIO) -> GsbSession:
         session = self._server(pipe)
@@ -73,9 +88,12 @@ class DialledLink:
                 try:
                     await self._dialler.dial(self.target.address)
                     await self._dialler.wait_ended()
-                    self.error = ""
                 except (OSError, UnicodeError) as error:
-                    self._set_error(error)
+                    self._set_error(_text_of(error))
+                else:
+                    self._on_ended()
+                if self._is_stopping:
+                    return
                 if self.link is not None and self.link.is_up:
                     pause_s = FIRST_PAUSE_S
                 self.link = None
@@ -83,12 +101,27 @@ class DialledLink:
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
         finally:
             await self._dialler.drain(0)
+            self._streams.forget(self._dialler)
 
-    def _set_error(self, error: Exception) -> None:
-        text = getattr(error, "strerror", None) or str(error) or "no answer"
+    def _on_ended(self) -> None:
+        if self.link is None:
+            self._set_error("the TLS handshake failed; is it a tls+tcp listener of GSB?")
+        elif not self.link.is_up:
+            self._set_error("the link was refused; the log of one of the two buses has the reason")
+        else:
+            self.error = ""
+
+    def _set_error(self, text: str) -> None:
         if text != self.error:
             self._log.warning("link failed", address=self.target.text, reason=text)
         self.error = text
+
+
+def _text_of(error: OSError | UnicodeError) -> str:
+    # The event loop replaces the kernel's text of a failed connect by one without the reason.
+    number = error.errno if isinstance(error, OSError) else None
+    known = os.strerror(number) if number is not None and number > 0 else ""
+    return known or getattr(error, "strerror", None) or str(error) or "no answer"
 
 
 class LinkDialler:
@@ -100,14 +133,18 @@ class LinkDialler:
         self._streams = streams
         self._log = log
         self._links: dict[str, DialledLink] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         for text in links.values():
             self.add(text)
 
     def add(self, text: str) -> None:
-        """Dial one more address. Raises `AddressError` or `Conflict`."""
-        target = LinkTarget(text)
+        """Dial one more address. Raises `AddressError`, `Conflict` or `LimitReached`."""
+        target, network = LinkTarget(text), self._server.network
         if text in self._links:
             raise Conflict(f"{text} is dialled already")
+        if not network.has_room():
+            raise LimitReached("max_links", "max_links is reached; remove a link or raise it")
+        network.dialled[text] = target.node_id
         self._links[text] = DialledLink(self._server, self._streams, target, self._log)
 
     def remove(self, text: str) -> None:
@@ -115,21 +152,28 @@ class LinkDialler:
         found = self._links.pop(text, None)
         if found is None:
             raise DoesNotExist(f"{text} is not dialled")
-        found.task.cancel()
+        self._server.network.dialled.pop(text, None)
+        ending = asyncio.get_running_loop().create_task(found.close())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     def stop(self) -> None:
+        """Dial no address again. Links end with the other connections."""
         for link in self._links.values():
-            link.task.cancel()
-        self._links.clear()
+            link.stop()
+
+    async def close(self) -> None:
+        """End all links, and wait until they have ended."""
+        await asyncio.gather(*self._ending, *(link.close() for link in self._links.values()))
 
     def describe(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "address": text,
-                "node": one.link.node_id if one.link is not None else "",
-                "state": "up" if one.link is not None and one.link.is_up else "down",
-                "peer": "",
-                "error": one.error,
-            }
-            for text, one in sorted(self._links.items())
-        ]
+        network = self._server.network
+        rows = []
+        for text, one in sorted(self._links.items()):
+            node = network.dialled[text]
+            is_up = node in network.links  # if both buses dial, the link may be the other's
+            error = "" if is_up else one.error
+            state = "up" if is_up else "down"
+            row = {"address": text, "node": node, "state": state, "peer": "", "error": error}
+            rows.append(row)
+        return rows

@@ -63,6 +63,7 @@ OWN_NODE = "own_node"
 DUPLICATE_LINK = "duplicate_link"
 DUPLICATE_NODE = "duplicate_node"
 TOO_MANY_LINKS = "max_links"
+NOT_ALLOWED = "link_not_allowed"
 BAD_ANNOUNCEMENT = "bad_announcement"
 ANNOUNCEMENT_FLOOD = "announcement_flood"
 BAD_RELAY = "bad_relay"
@@ -71,7 +72,6 @@ ALARM = "duplicate_node"
 CHALLENGE_S = 2.0  # for a sign of life
 CLEAR_S = 60.0  # nodes dial again after 10 s at most
 BUILT_IN_SERVICES = frozenset({PUBLIC_PING, PUBLIC_ACL})
-FULL = 0
 
 
 def host_of(session: GsbSession) -> str:
@@ -97,10 +97,13 @@ class Network:
         self._signer = CallSigner(key, self._instance)
         self._sequence = broker.wall_ns() // 1_000_000  # above that of an earlier run
         self.links: dict[str, Link] = {}
+        # Addresses that are dialled, and their nodes, if they are known.
+        self.dialled: dict[str, str] = {}
         self._unproved: dict[Link, None] = {}
         self._duplicates: dict[str, float] = {}  # nodes with the alarm, and when it was last seen
         self._to_flood: dict[str, Link | None] = {}  # nodes, and the link that announced each
         self._is_flood_scheduled = False
+        self._starved: dict[OpenCall, float] = {}  # calls without credit that block a service
         self._announced_s = self._pinged_s = broker.now_s()
         self._is_stopping = False
 
@@ -124,10 +127,19 @@ class Network:
         """Begin a link on a connection whose first packet asks for one. Raises `BadFrame`."""
         host = host_of(session)
         strangers = sum(host_of(link.session) == host for link in self._unproved)
-        is_full = len(self.links) >= self._limits.max_links or len(self._unproved) >= MAX_UNPROVED
-        if self._is_stopping or is_full or strangers >= MAX_HOST_UNPROVED:
+        is_full = len(self._unproved) >= MAX_UNPROVED or strangers >= MAX_HOST_UNPROVED
+        if self._is_stopping or is_full:
             raise BadFrame(TOO_MANY_LINKS)
         self._new_link(session).accept(hello)
+
+    def has_room(self) -> bool:
+        """Return whether `max_links` has a place for one more node.
+
+        Each dialled address has one, also while its link is down: strangers must not take it.
+        """
+        nodes = {node for node, link in self.links.items() if not link.is_dialled}
+        others = len(nodes.difference(self.dialled.values()))
+        return others + len(self.dialled) < self._limits.max_links
 
     def check(self, link: Link) -> None:
         """Raise `BadFrame` if a link with this node must not be used. Ends the one it replaces."""
@@ -137,6 +149,10 @@ class Network:
                 self._raise_duplicate(self.node_id, f"this node and {peer}")
             raise BadFrame(OWN_NODE)
         other = self.links.get(link.node_id)
+        if link.address in self.dialled:
+            self.dialled[link.address] = link.node_id
+        elif not link.is_dialled:
+            self._check_accepted(link, is_new=other is None)
         if other is not None:
             if link.instance == other.instance:
                 self._choose(link, other)
@@ -144,6 +160,16 @@ class Network:
                 self._challenge(link, other)
             self._broker.close(other.session.connection, DUPLICATE_LINK)
             self.calls.leave(other.session)
+
+    def _check_accepted(self, link: Link, *, is_new: bool) -> None:
+        """Raise `BadFrame` if the node that has dialled may not link, or finds no place."""
+        allowed = self._limits.link_nodes
+        if allowed and link.node_id not in allowed:
+            peer = link.session.connection.pipe.peer
+            self._broker.log.warning("link is not allowed", node=link.node_id, peer=peer)
+            raise BadFrame(NOT_ALLOWED)
+        if is_new and link.node_id not in self.dialled.values() and not self.has_room():
+            raise BadFrame(TOO_MANY_LINKS)
 
     def on_up(self, link: Link) -> None:
         """Use a link whose handshake is done."""
@@ -188,6 +214,7 @@ class Network:
                 self._broker.cut(link.session.connection, LINK_TIMEOUT)
             elif is_ping_due:
                 link.ping()
+        self._end_starved_calls(now_s)
         if now_s - self._announced_s >= REFRESH_S:
             self.announce()
         for node in [one for one, at_s in self._duplicates.items() if now_s - at_s > CLEAR_S]:
@@ -195,6 +222,26 @@ class Network:
             self._broker.alarms.clear_alarm(ALARM, node)
         if self.topology.expire(now_s):
             self._on_paths_changed()
+
+    def _end_starved_calls(self, now_s: float) -> None:
+        """End calls of other nodes that stop a service for the calls of others.
+
+        The bus does not read a service without credits while it waits for the credit of a call.
+        """
+        before, self._starved = self._starved, {}
+        for session in [link.session for link in self.links.values()]:
+            for service in list(session.waiters):
+                calls = list(service.serving.values())
+                if all(call.caller is session for call in calls):
+                    continue
+                for call in calls:
+                    if call.caller is session and not call.free_left() and not call.credit:
+                        self._starved[call] = before.get(call, now_s)
+        since_s = now_s - self._limits.stuck_timeout_s
+        for call in [one for one, began_s in self._starved.items() if began_s <= since_s]:
+            self._broker.counters.count("refused", "call_without_credit")
+            text = "the caller takes its replies too slowly"
+            self.calls.fail(call, StatusCode.UNAVAILABLE, text, cancel=True)
 
     def _new_link(self, session: GsbSession, address: str = "", expected: str = "") -> Link:
         digest = session.connection.pipe.certificate_digest
@@ -374,19 +421,20 @@ class Network:
 
     def _call_built_in(self, session: GsbSession, name: str, message: pb.RelayCall) -> None:
         """Answer a call of another node to a service of the bus itself."""
+        origin, data = self._origins[message.origin], message.data
         request_id, refusal = message.request_id.encode(), None
-        if name == PUBLIC_PING and len(message.data) > MAX_PING_BYTES:
+        if name == PUBLIC_PING and len(data) > MAX_PING_BYTES:
             text = f"a ping must have at most {MAX_PING_BYTES} bytes"
             refusal = ServiceStatus(StatusCode.TOO_LARGE, text)
         elif name == PUBLIC_PING:
-            session.send_reply(request_id, StatusCode.OK, FULL, message.data)
+            self.calls.answer(session, request_id, name, len(data), data, origin)
         elif self.rules is not None:
-            origin = Identity(node=f"0x{message.origin.hex()}")
-            refusal = self.rules.call(session, request_id, origin, message.data)
+            refusal = self.rules.call(session, request_id, origin, data)
         else:
             refusal = ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
         if refusal is not None:
-            self.calls.refuse(session, request_id, name.encode(), len(message.data), refusal)
+            refusal = refusal._replace(origin=origin)
+            self.calls.refuse(session, request_id, name.encode(), len(data), refusal)
 
     def _check_form(self, message: pb.RelayCall) -> None:
         has_form = (
@@ -420,10 +468,10 @@ class Network:
             return message.address
         if message.address == PUBLIC_CHANNEL:
             feed = self.channels.open_feed(origin, message.data)
-            return feed if isinstance(feed, ServiceStatus) else feed.route
+            return feed._replace(origin=origin) if isinstance(feed, ServiceStatus) else feed.route
         services = self.calls.services
-        route = services.route_network_call(link.session, origin.identity, address)
-        return self._if_room(route)
+        route = self._if_room(services.route_network_call(link.session, origin.identity, address))
+        return route._replace(origin=origin) if isinstance(route, ServiceStatus) else route
 
     def _find_next_link(
         self, link: Link, message: pb.RelayCall, _address: bytes

@@ -3,7 +3,8 @@
 A call has `{"verb": "add" | "rm" | "ls", "rule": "allow node:0x… call public/greeter"}`. The rules
 that it changes are those of `polybus acl`, and only such as name a node, the verb `call` and names
 under `public/`. Rules about `public/gsb/` itself are not among them: a node that may change rules
-cannot give that right to others.
+cannot give that right to others. It acts, and is logged, as the node that it is, so it cannot
+remove rules that an admin has set (server/acl_admin.py).
 
 Only a rule with the pattern `public/gsb/acl` grants the service; `public/*` does not.
 """
@@ -25,30 +26,29 @@ from polybus.model.access_rule import CALL, DENY, NODE, Rule
 if TYPE_CHECKING:
     from polybus.bus.admin_verb import AdminVerb
     from polybus.bus.policy import Policy
+    from polybus.dialects.gsb.server.call_router import CallRouter
+    from polybus.dialects.gsb.server.call_table import CallingNode
     from polybus.dialects.gsb.server.session import GsbSession
-    from polybus.model.identity import Identity
 
 VERBS = {"add": "acl_add", "rm": "acl_rm", "ls": "acl_ls"}
-FULL = 0
 MAX_CHANGES = 16  # calls that wait for the disk at a time
 ERRORS = {"denied": StatusCode.DENIED, "not_found": StatusCode.NOT_FOUND}
 
 
 class NodeRules:
     def __init__(
-        self, policy: Policy, rule_verbs: Mapping[str, AdminVerb], owner: Identity
+        self, policy: Policy, rule_verbs: Mapping[str, AdminVerb], calls: CallRouter
     ) -> None:
-        """`owner` is the identity of the bus, which may change all rules."""
         self._policy = policy
         self._verbs = rule_verbs
-        self._owner = owner
+        self._calls = calls
         self._tasks: set[asyncio.Task[None]] = set()
 
     def call(
-        self, session: GsbSession, request_id: bytes, origin: Identity, data: bytes
+        self, session: GsbSession, request_id: bytes, origin: CallingNode, data: bytes
     ) -> ServiceStatus | None:
         """Begin to answer a call. Returns its refusal, or None if the answer follows."""
-        verdict = self._policy.decide(origin, CALL, PUBLIC_ACL.encode())
+        verdict = self._policy.decide(origin.identity, CALL, PUBLIC_ACL.encode())
         if not verdict.allowed or verdict.by is None or verdict.by.rule.pattern != PUBLIC_ACL:
             return ServiceStatus(StatusCode.DENIED, f"not allowed to call {PUBLIC_ACL!r}")
         try:
@@ -57,34 +57,41 @@ class NodeRules:
             return ServiceStatus(StatusCode.BAD_REQUEST, str(error))
         if len(self._tasks) >= MAX_CHANGES:
             return ServiceStatus(StatusCode.UNAVAILABLE, "too many changes at a time")
-        work = self._answer(session, request_id, verb, rule)
+        work = self._answer(session, request_id, origin, len(data), verb, rule)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return None
 
     async def _answer(
-        self, session: GsbSession, request_id: bytes, verb: str, rule: Rule | None
+        self,
+        session: GsbSession,
+        request_id: bytes,
+        origin: CallingNode,
+        size: int,
+        verb: str,
+        rule: Rule | None,
     ) -> None:
+        def refuse(code: StatusCode, text: str) -> None:
+            status = ServiceStatus(code, text, origin)
+            self._calls.refuse(session, request_id, PUBLIC_ACL.encode(), size, status)
+
         request = {} if rule is None else {"rule": str(rule)}
         try:
-            answer: Any = self._verbs[VERBS[verb]].answer(request, self._owner)
+            answer: Any = self._verbs[VERBS[verb]].answer(request, origin.identity)
             if asyncio.iscoroutine(answer):
                 answer = await answer
         except AdminError as error:
-            if not session.gone:
-                code = ERRORS.get(error.code, StatusCode.BAD_REQUEST)
-                session.send_failure(request_id, code, str(error))
+            refuse(ERRORS.get(error.code, StatusCode.BAD_REQUEST), str(error))
             return
         except Exception as error:  # the call must end in any case
-            if not session.gone:
-                session.send_failure(request_id, StatusCode.FAILURE, f"the bus failed: {error}")
+            refuse(StatusCode.FAILURE, f"the bus failed: {error}")
             raise
         if verb == "ls":
             rules = [Rule.parse(str(one["rule"])) for one in answer]
             answer = [str(one) for one in rules if _is_for_nodes(one)]
-        if not session.gone:
-            session.send_reply(request_id, StatusCode.OK, FULL, msgpack.packb(answer))
+        reply = msgpack.packb(answer)
+        self._calls.answer(session, request_id, PUBLIC_ACL, size, reply, origin)
 
 
 def _read_request(data: bytes) -> tuple[str, Rule | None]:

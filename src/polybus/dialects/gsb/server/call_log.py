@@ -30,7 +30,6 @@ from polybus.model.block import Block
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.dialects.gsb.server.call_table import CallTable
-    from polybus.dialects.gsb.server.session import GsbSession
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic
 
@@ -74,7 +73,7 @@ class CallLog:
 
     def add(
         self,
-        caller: GsbSession,
+        caller_name: bytes,
         address: bytes,
         request_bytes: int,
         code: int,
@@ -85,7 +84,7 @@ class CallLog:
         self._collect()  # keeps the order in which calls ended
         name = address[:MAX_LOGGED_ADDRESS_BYTES].decode("utf-8", "backslashreplace")
         now_s = self._broker.now_s()
-        sender, replies = caller.caller_name.decode(), 1
+        sender, replies = caller_name.decode(), 1
         self._pending.append(
             EndedCall(
                 sender, name, service, request_bytes, reply_bytes, replies, code, now_s, now_s

@@ -33,7 +33,7 @@ from polybus.dialects.gsb.server.call_log import CallLog
 from polybus.dialects.gsb.server.call_table import OpenCall, overdue
 from polybus.dialects.gsb.server.peer_liveness import PingMonitor, StuckPeerMonitor
 from polybus.dialects.gsb.server.service_registry import ServiceRegistry, ServiceStatus
-from polybus.dialects.gsb.service_address import MAX_REQUEST_ID_BYTES, StatusCode
+from polybus.dialects.gsb.service_address import MAX_REQUEST_ID_BYTES, PUBLIC_PING, StatusCode
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from polybus.dialects.gsb import gsb_pb2 as pb
     from polybus.dialects.gsb.limits import GsbLimits
     from polybus.dialects.gsb.network.network import Network
-    from polybus.dialects.gsb.server.call_table import CallTable, Route
+    from polybus.dialects.gsb.server.call_table import CallingNode, CallTable, Route
     from polybus.dialects.gsb.server.session import GsbSession
     from polybus.model.identity import Identity
 
@@ -142,6 +142,7 @@ class CallRouter:
         self._built_in: dict[str, Callable[[bytes], bytes]] = {
             "sys/services": lambda _: msgpack.packb(self.services.describe()),
             "sys/ping": lambda data: data,
+            PUBLIC_PING: lambda data: data,  # of this node by its own id
             "sys/stats": lambda _: msgpack.packb(broker.stats()),
             "sys/nodes": lambda _: msgpack.packb(network.describe()),
         }
@@ -257,10 +258,9 @@ class CallRouter:
         status: ServiceStatus,
     ) -> None:
         """Send the FULL reply of a call that was not opened. `size` is the size of its data."""
-        self._ended_by_code[status.code] += 1
-        if self.audit is not None:
-            self.audit.add(caller, address, size, status.code)
-        caller.send_failure(request_id, status.code, status.message)
+        self._log_unopened(caller, address, size, status.code, status.origin)
+        if not caller.gone:
+            caller.send_failure(request_id, status.code, status.message)
 
     def _end_denied(self) -> None:
         """Release names and end open calls that the rules no longer allow."""
@@ -361,12 +361,44 @@ class CallRouter:
             status = ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
             self.refuse(caller, request_id, name.encode(), len(data), status)
             return
-        reply = handler(data)
+        self.answer(caller, request_id, name, len(data), handler(data))
+
+    def answer(
+        self,
+        caller: GsbSession,
+        request_id: bytes,
+        name: str,
+        size: int,
+        reply: bytes,
+        origin: CallingNode | None = None,
+    ) -> None:
+        """Send the reply of a service of the bus itself. `size` is the size of the call's data."""
         self.table.opened += 1
-        self._ended_by_code[StatusCode.OK] += 1
+        self._log_unopened(caller, name.encode(), size, StatusCode.OK, origin, name, len(reply))
+        if not caller.gone:
+            caller.send_reply(request_id, StatusCode.OK, FULL, reply)
+
+    def _log_unopened(
+        self,
+        caller: GsbSession,
+        address: bytes,
+        size: int,
+        code: StatusCode,
+        origin: CallingNode | None,
+        service: str = "",
+        reply_bytes: int = 0,
+    ) -> None:
+        """Count a call that ends without being opened: refused, or answered by the bus itself.
+
+        `origin` is the node that has signed it. Without one the call is that of its connection,
+        which is the neighbour's if it is a link.
+        """
+        self._ended_by_code[code] += 1
+        if origin is not None:
+            origin.account.add(size, reply_bytes, code != StatusCode.OK)
         if self.audit is not None:
-            self.audit.add(caller, name.encode(), len(data), StatusCode.OK, name, len(reply))
-        caller.send_reply(request_id, StatusCode.OK, FULL, reply)
+            name = caller.caller_name if origin is None else origin.name
+            self.audit.add(name, address, size, code, service, reply_bytes)
 
     def fail(self, call: OpenCall, code: StatusCode, message: str, *, cancel: bool) -> None:
         """End a call with a failure of the bus."""
@@ -389,6 +421,7 @@ class CallRouter:
         self._ended_by_code[code if code in CODES else StatusCode.FAILURE] += 1
         self.pressure.on_call_end(call)
         if call.account is not None:
-            call.account.add(call, code != StatusCode.OK)
+            has_failed = code != StatusCode.OK
+            call.account.add(call.request_bytes, call.reply_bytes, has_failed)
         if self.table.log is not None:
             self.table.log.append((call, code, self._clock()))

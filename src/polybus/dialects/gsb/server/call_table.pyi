@@ -62,7 +62,7 @@ class NodeAccount:
     failures: int
     request_bytes: int
     reply_bytes: int
-    def add(self, call: OpenCall, has_failed: bool) -> None: ...
+    def add(self, request_bytes: int, reply_bytes: int, has_failed: bool) -> None: ...
 
 class CallingNode:
     name: bytes

@@ -137,11 +137,11 @@ cdef class NodeAccount:
 
     cdef readonly Py_ssize_t calls, failures, request_bytes, reply_bytes
 
-    cpdef void add(self, OpenCall call, bint has_failed):
+    cpdef void add(self, Py_ssize_t request_bytes, Py_ssize_t reply_bytes, bint has_failed):
         self.calls += 1
         self.failures += has_failed
-        self.request_bytes += call.request_bytes
-        self.reply_bytes += call.reply_bytes
+        self.request_bytes += request_bytes
+        self.reply_bytes += reply_bytes
 
 
 @cython.final
@@ -581,7 +581,7 @@ cdef class CallEndpoint:
         if table.log is not None:
             table.log.append((call, packet.code, now_s))
         if call.account is not None:
-            call.account.add(call, packet.code != 0)
+            call.account.add(call.request_bytes, call.reply_bytes, packet.code != 0)
         if packet.code:
             table.failed += 1
         else:

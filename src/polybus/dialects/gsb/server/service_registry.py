@@ -13,6 +13,7 @@ from polybus.dialects.gsb.service_address import (
     BUILT_IN,
     NET,
     PUBLIC_CHANNEL,
+    PUBLIC_PING,
     StatusCode,
     check_service_name,
     parse_address,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.dialects.gsb.limits import GsbLimits
     from polybus.dialects.gsb.network.network import Network
-    from polybus.dialects.gsb.server.call_table import CallTable, OpenCall
+    from polybus.dialects.gsb.server.call_table import CallingNode, CallTable, OpenCall
     from polybus.dialects.gsb.server.session import GsbSession
     from polybus.model.identity import Identity
 
@@ -45,6 +46,8 @@ class ServiceStatus(NamedTuple):
 
     code: StatusCode
     message: str = ""
+    # Of a call from another node whose signature is valid.
+    origin: CallingNode | None = None
 
 
 OK_STATUS = ServiceStatus(StatusCode.OK)
@@ -148,7 +151,7 @@ class ServiceRegistry:
             return ServiceStatus(StatusCode.BAD_REQUEST, str(error))
         if node is not None and node != self._network.node_id:
             return self._route_remote(peer, address, node, name)
-        is_built_in = name.partition("/")[0] == BUILT_IN
+        is_built_in = name.partition("/")[0] == BUILT_IN or name == PUBLIC_PING
         service = None if is_built_in else resolve_service(self._by_name, name)
         if service is None and not is_built_in:
             return ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")

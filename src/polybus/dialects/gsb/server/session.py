@@ -98,8 +98,10 @@ class GsbServer:
         self.network.stop()
         self.calls.stop()
 
-    def close(self) -> None:
-        """Write the rest of the call log. Called when the bus stops."""
+    async def close(self) -> None:
+        """End dialled links and write the rest of the call log. Called when the bus stops."""
+        if self.dialler is not None:
+            await self.dialler.close()
         if self.calls.audit is not None:
             self.calls.audit.close()
 
@@ -378,7 +380,7 @@ class GsbSession(CallEndpoint):
         """Return the framed reply to a request without an id (control_requests.py)."""
         packet = pb.Packet()
         reply = codec.begin_status(packet, kind)
-        reply.code, reply.message = status
+        reply.code, reply.message = status.code, status.message
         return frame(self.ipc, packet.SerializeToString())
 
     def send_broadcast(self, topic: str, data: bytes, caller: str) -> None:

@@ -199,4 +199,4 @@ class YaSession(GsbSession):
         self.send(codec.frame(pb.Packet(ping=pb.Ping())))
 
     def encode_status(self, kind: str, status: ServiceStatus) -> bytes:
-        return codec.frame(codec.status_packet(kind, *status))
+        return codec.frame(codec.status_packet(kind, status.code, status.message))
