@@ -12,7 +12,7 @@ import pytest
 from polybus import errors
 from polybus.native import Client
 from polybus.native.inprocess import open_bus
-from polybus.native.inprocess.inprocess_transport import MAX_IN_FLIGHT
+from polybus.native.inprocess.inprocess_transport import MAX_IN_FLIGHT, InProcessTransport
 from polybus.native.port import shard_waits
 from tests.rig.native_bus import count_waits, held_answers
 from tests.rig.observer import until
@@ -253,3 +253,14 @@ def test_close_of_the_last_client_ends_waits(bus: Client, pool: ThreadPoolExecut
 
 def _everywhere(topic: str) -> list[dict[str, Any]]:
     return [{"topic": topic, "shard": shard, "offset": 0} for shard in range(16)]
+
+
+def test_request_whose_client_is_closed_meanwhile_loses_its_connection(tmp_path: Any) -> None:
+    """The store closes with its last client; the request reports the client, as over Flight."""
+    leaving = open_bus(f"memory:{tmp_path}/x")
+    leaving.act("topic.create", topic="t")
+    transport = leaving._connection
+    assert isinstance(transport, InProcessTransport)
+    with pytest.raises(errors.ConnectionLost), transport.open_port() as port:
+        leaving.close()
+        port.act(transport.caller, "topic.info", {"topic": "t"})
