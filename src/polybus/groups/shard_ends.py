@@ -38,7 +38,9 @@ class ShardEnds:
         """
         known = self._ends.get(topic)
         # Empty while another thread reads the ends for the first time.
-        if not known or any(known[shard] < offset for shard, offset in reached):
+        if not known or any(
+            shard >= len(known) or known[shard] < offset for shard, offset in reached
+        ):
             return self.refresh_ends(topic)
         return known
 

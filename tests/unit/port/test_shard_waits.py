@@ -11,6 +11,7 @@ import pytest
 
 from polybus.bus.shares import unshared_table
 from polybus.errors import Denied, DoesNotExist, LimitReached, StoreClosed
+from polybus.groups.shard_ends import ShardEnds
 from polybus.model.commit import Append, Commit
 from polybus.model.identity import ANONYMOUS
 from polybus.native.port import shard_waits as module
@@ -31,12 +32,18 @@ def store() -> Iterator[Store]:
 
 
 @pytest.fixture
-def waits(store) -> Iterator[ShardWaits]:
+def ends(store) -> ShardEnds:
+    return ShardEnds(store)
+
+
+@pytest.fixture
+def waits(store, ends) -> Iterator[ShardWaits]:
     made = ShardWaits(
         store,
         unshared_table("max_waits", 2),
         unshared_table("wait_positions", MAX_TOTAL_POSITIONS),
         time.monotonic,
+        ends,
     )
     yield made
     made.close()
@@ -121,7 +128,7 @@ def test_wait_of_a_disconnected_client_ends(store, waits, pool, monkeypatch):
     assert waits.count == 0
 
 
-def test_dropped_topic_ends_its_waits(store, waits, pool, monkeypatch):
+def test_dropped_topic_ends_its_waits(store, ends, waits, pool, monkeypatch):
     sleeping = Event()
 
     class Sleep(Event):
@@ -134,10 +141,22 @@ def test_dropped_topic_ends_its_waits(store, waits, pool, monkeypatch):
     waiting = begin(pool, waits, {(topic.number, 0): 0})
     assert sleeping.wait(10)  # before, the wait would see the drop by itself
     store.drop("t")
+    ends.remove_topic(topic.number)
     waits.on_topic_dropped(topic)
     with pytest.raises(DoesNotExist):
         waiting.result(10)
     assert waits.count == 0
+
+
+def test_a_wake_up_reads_the_ends_of_no_shard_again(store, waits, pool, monkeypatch):
+    """A topic may have a thousand shards, and a wait is woken by each commit to one of them."""
+    topic = store.create("t", 100, {})
+    wanted = {(topic.number, shard): 0 for shard in range(1, 100)}
+    assert waits.wait(wanted, 0) == {}  # the ends are known from here on
+    monkeypatch.setattr(store, "bounds", lambda _: pytest.fail("the store was asked"))
+    waiting = begin(pool, waits, wanted)
+    append(store, topic.number, shard=7)
+    assert waiting.result(10) == {(topic.number, 7): 1}
 
 
 def test_close_wakes_sleeping_waits(store, waits, pool, monkeypatch):

@@ -57,7 +57,7 @@ class NativePort:
         self.limits = limits
         ends = ShardEnds(self.store)
         self.waits = ShardWaits(
-            self.store, self.shares.waits, self.shares.wait_positions, clock, ends.on_news
+            self.store, self.shares.waits, self.shares.wait_positions, clock, ends
         )
         self.owners = ProducerRegistry(self.store, clock, wall_ns, self.shares.producers)
         self.stages = StageOwners(self.shares.stages, clock)
@@ -71,8 +71,8 @@ class NativePort:
         access.durable.delayed.set_limits(self.shares.delayed, limits.max_topic_delayed)
         self._expiry_thread = CoordinatorTimer(self.groups, clock)
         access.on_rules_changed.append(self.waits.wake_all)
+        access.add_drop_listener(self.groups.drop)  # forgets the ends, which waits then miss
         access.add_drop_listener(self.waits.on_topic_dropped)
-        access.add_drop_listener(self.groups.drop)
         self._expiry_thread.start()
 
     def begin_call(self, identity: Identity) -> None:

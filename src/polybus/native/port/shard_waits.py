@@ -19,9 +19,10 @@ from polybus.model.identity import ANONYMOUS
 
 if TYPE_CHECKING:
     from polybus.bus.shares import ShareTable
+    from polybus.groups.shard_ends import ShardEnds
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic
-    from polybus.store.contract import Listener, ShardEnd, Store
+    from polybus.store.contract import ShardEnd, Store
 
 Place = tuple[int, int]  # topic number, shard
 # Interval of the check for disconnected clients and lost tokens, which must end within a second.
@@ -75,14 +76,13 @@ class ShardWaits:
         waits: ShareTable,
         positions: ShareTable,
         clock: Callable[[], float],
-        on_news: Listener = lambda news: None,
+        ends: ShardEnds,
     ) -> None:
-        """`on_news` is called with news before they wake a wait."""
-        self._store = store
+        """`ends` gets the news before they wake a wait."""
+        self._ends = ends
         self._wait_shares = waits
         self._position_shares = positions
         self.clock = clock
-        self._on_news = on_news
         self._lock = Lock()
         self._waits: set[ShardWait] = set()
         self._waits_by_place: dict[Place, set[ShardWait]] = {}
@@ -114,14 +114,19 @@ class ShardWaits:
 
         `check_access` is called after each wake-up and raises `Denied` to end the wait.
         """
-        topics = {topic for topic, _ in wanted}
+        reached: dict[int, list[tuple[int, int]]] = {}
+        for (topic, shard), offset in wanted.items():
+            reached.setdefault(topic, []).append((shard, offset))
         with self.open_wait(wanted, timeout_s, is_gone, identity) as waiting:
             while True:
                 # Also before the first sleep: a change before `enter` did not wake this wait.
                 check_access()
-                bounds = {topic: self._store.bounds(topic) for topic in topics}
-                ends = {place: bounds[place[0]].shards[place[1]].end for place in wanted}
-                advanced = {place: end for place, end in ends.items() if end > wanted[place]}
+                ends = {topic: self._ends.get_ends(topic, at) for topic, at in reached.items()}
+                advanced = {
+                    (topic, shard): ends[topic][shard]
+                    for (topic, shard), offset in wanted.items()
+                    if ends[topic][shard] > offset
+                }
                 if advanced or not waiting.sleep():
                     return advanced
 
@@ -215,7 +220,7 @@ class ShardWaits:
                 wait.event.set()
 
     def _on_commit(self, news: Sequence[ShardEnd]) -> None:
-        self._on_news(news)
+        self._ends.on_news(news)
         with self._lock:
             for end in news:
                 self._wake((end.topic, end.shard))
