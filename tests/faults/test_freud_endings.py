@@ -56,19 +56,6 @@ def bus() -> Iterator[BusProcess]:
         yield running
 
 
-@pytest.fixture
-def client(bus: BusProcess) -> Iterator[Client]:
-    with connect(bus) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest, client: Client) -> bytes:
-    name: bytes = request.node.name.encode()[-200:]
-    assert client.ask(create(name)).code == OK
-    return name
-
-
 def connections(bus: BusProcess) -> int:
     return counter(bus, "connections", "open")
 

@@ -41,22 +41,9 @@ def bus() -> Iterator[BusProcess]:
 
 
 @pytest.fixture
-def client(bus: BusProcess) -> Iterator[Client]:
-    with connect(bus) as made:
-        yield made
-
-
-@pytest.fixture
 def pusher(bus: BusProcess) -> Iterator[rqueue_client.Client]:
     with rqueue_client.connect(bus.address("rqueue")) as made:
         yield made
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest, client: Client) -> bytes:
-    name: bytes = request.node.name.encode()[-200:]
-    assert client.ask(create(name)).code == OK
-    return name
 
 
 def publish(pusher: rqueue_client.Client, topic: bytes, *bodies: bytes) -> None:

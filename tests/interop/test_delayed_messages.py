@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -47,9 +45,8 @@ def read(client, topic, count):
     return {row["body"]: row["timestamp_ns"] for row in rows}
 
 
-def run(*args: str, **options) -> str:
-    command = [sys.executable, "-m", "polybus", *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **options)
+def run(bus: NativeBus, *args: str) -> str:
+    done = bus.process.run(*args)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -147,8 +144,8 @@ def test_a_backup_has_the_delayed_messages(bus, topic, tmp_path):
     with fdq.Producer(bus.url) as producer:
         late = producer.produce(topic, "k", b"late", delay_s=1)
     copy, restored = str(tmp_path / "copy"), str(tmp_path / "restored")
-    run("store", "backup", str(bus.process.data), copy)
-    run("store", "restore", copy, restored)
+    run(bus, "store", "backup", str(bus.process.data), copy)
+    run(bus, "store", "restore", copy, restored)
     client = bus_client.connect(f"lmdb:{restored}")
     stored = read(client, topic, 1)
     assert stored[b"late"] >= late.deliver_at_ns
@@ -216,15 +213,14 @@ def test_expired_messages_become_dead_letters_if_the_topic_says_so(url, topic):
 
 
 def test_the_command_line_has_delay_and_ttl(bus, topic):
-    run("fdq", "produce", topic, "later", "--delay", "1h", "--ttl", "1d", "--bus", bus.url)
-    run("pub", topic, "soon", "--delay", "10ms", "--bus", bus.url)
+    run(bus, "fdq", "produce", topic, "later", "--delay", "1h", "--ttl", "1d", "--bus", bus.url)
+    run(bus, "pub", topic, "soon", "--delay", "10ms", "--bus", bus.url)
     with bus.client() as client:
         assert list(read(client, topic, 1)) == [b"soon"]
-    info = run("topic", "info", topic, "--bus", bus.url)
+    info = run(bus, "topic", "info", topic, "--bus", bus.url)
     assert "delayed_next_due" in info
-    shown = json.loads(run("topic", "stats", topic, "--json", "--bus", bus.url))
+    shown = json.loads(run(bus, "topic", "stats", topic, "--json", "--bus", bus.url))
     assert shown[0]["delayed"]["messages"] == 1
-    command = [sys.executable, "-m", "polybus", "pub", topic, "x", "--delay", "soon"]
-    failed = subprocess.run([*command, "--bus", bus.url], capture_output=True, text=True)
+    failed = bus.process.run("pub", topic, "x", "--delay", "soon", "--bus", bus.url)
     assert failed.returncode == 2
     assert "duration must be a number with ms, s, m, h or d" in failed.stderr

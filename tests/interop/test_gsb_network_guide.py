@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.rig.guide_page import GuidePage
 
 PORTS = ("7001", "7101", "7002", "7102", "7003")
-READY = "until polybus gsb id --at tcp://127.0.0.1:{} 2>/dev/null; do sleep 0.1; done\n"
+READY = "until (exec 3<>/dev/tcp/127.0.0.1/{}) 2>/dev/null; do sleep 0.1; done\n"
 
 
 def test_commands_of_the_guide_print_the_documented_reply():

@@ -1,8 +1,8 @@
 """Buses and commands that start at once: forked from a process that has loaded them.
 
 Hundreds of tests have a bus of their own, and loading an interpreter with it takes ten times
-as long as starting it. A fork server loads the modules of `polybus serve` and `rqueue`. Its
-children run the command with the same arguments, environment and files as a new process, and
+as long as starting it. A fork server loads the modules of buses and commands (`warm_modules`).
+Its children run the command with the same arguments, environment and files as a new process, and
 end as an interpreter ends. Commands of a test (`BusProcess.run`) start the same way.
 
     warm_bus.use()                  # polybus.testing.bus_process now forks where it can
@@ -28,42 +28,20 @@ from typing import IO
 from polybus.testing import bus_process
 from polybus.testing.bus_process import POLYBUS, Child, Completed, Launcher
 from tests.rig.fork_server import ForkedProcess, ForkServer
-from tests.rig.installed_dialects import has_dialect
 
 BUSES = ("serve", "rqueue")
-LOADED = (
-    __name__,
-    "polybus.cli.serve_command",
-    "polybus.server.app",
-    "polybus.store.lmdb.lmdb_store",
-    "polybus.store.memory.memory_store",
-    "polybus.transports.flight.flight_listener",
-    "typer._adapters",
-)
-# A test removes the folder of a dialect and runs the tests of the others.
-LOADED_BY_DIALECT = {
-    "rqueue": ("cli", "server.session"),
-    "freud": ("server.session",),
-    "gsb": ("server.session",),
-    "pirate": ("server.pirate_server",),
-}
+LOADED = (__name__, "tests.rig.warm_modules")
 # Variables that a bus reads when it starts, or never (a Spark session leaves some behind). Any
 # other variable may be read while code is loaded, so it must be that of the server.
 READ_AT_START = ("POLYBUS_", "XDG_RUNTIME_DIR", "NOTIFY_SOCKET", "PYTEST_", "SPARK_", "PYSPARK_")
 
 
 class WarmServer:
-    """The fork server of buses."""
+    """The fork server of buses and commands."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._variables = _others(env)
-        dialects = [
-            f"polybus.dialects.{dialect}.{module}"
-            for dialect, modules in LOADED_BY_DIALECT.items()
-            if has_dialect(dialect)
-            for module in modules
-        ]
-        self._server = ForkServer((*LOADED, *dialects), env, children_survive=True)
+        self._server = ForkServer(LOADED, env, children_survive=True)
 
     def fits(self, env: Mapping[str, str]) -> bool:
         return _others(env) == self._variables

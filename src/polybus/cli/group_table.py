@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from polybus.cli.text_table import print_fields
+from polybus.cli.text_table import count_of, print_fields
 
 COLUMNS = (
     *("group", "members", "lag", "lag s", "acked", "emitted"),
@@ -47,8 +47,8 @@ def show_groups(groups: Iterable[Mapping[str, Any]], *, by_shard: bool) -> None:
             rows.append({"group": f"  shard {shard['shard']}", "members": owner, **_counts(shard)})
         if drained:
             sums = {name: sum(counts[name] for counts in drained) for name in drained[0]}
-            shown = "1 shard" if len(drained) == 1 else f"{len(drained)} shards"
-            rows.append({"group": "  drained", "members": shown, **sums})
+            shards = count_of(len(drained), "shard")
+            rows.append({"group": "  drained", "members": shards, **sums})
     print_fields(COLUMNS, SHORT, rows)
 
 

@@ -17,6 +17,7 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from polybus.cli.progress_bar import format_size, show_progress
+from polybus.cli.text_table import count_of
 from polybus.errors import UsageError
 from polybus.model.duration import parse_duration_ms
 
@@ -140,9 +141,8 @@ class LineProducer:
         for one in self._sent:
             if one.future.done() and not one.future.cancelled() and not one.future.exception():
                 self._count(one)
-        noun = "message" if self._messages == 1 else "messages"
         rate = self._messages / max(took_s, 1e-9)
-        text = f"{self._messages} {noun}, {format_size(self._bytes)}, {rate:.0f}/s"
+        text = f"{count_of(self._messages, 'message')}, {format_size(self._bytes)}, {rate:.0f}/s"
         print(text, file=sys.stderr, flush=True)
 
     def _await_first(self) -> None:

@@ -43,6 +43,11 @@ def round_count(count: int) -> str:
     return f"{size:.0f}T"
 
 
+def count_of(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 shard`, `2 shards`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def escape_control(value: Any) -> str:
     """Escape control characters: text of a peer must not control the terminal."""
     text = f"{value:.1f}" if isinstance(value, float) else str(value)

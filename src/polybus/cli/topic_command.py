@@ -21,7 +21,7 @@ import typer
 from polybus.cli import flags, start_position
 from polybus.cli.bus_connection import Bus, connect_once
 from polybus.cli.progress_bar import format_size
-from polybus.cli.text_table import print_table
+from polybus.cli.text_table import count_of, print_table
 from polybus.cli.topic_stats_command import stats
 from polybus.durable.retention_limits import NO_LIMIT, parse_limit
 from polybus.errors import UsageError
@@ -270,9 +270,9 @@ def reshard(
         client.reshard(topic, shards)
         description = client.topic(topic)
     first, last = description["open_shards"]
-    count = "1 shard" if shards == 1 else f"{shards} shards"
     numbers = f"{first}" if shards == 1 else f"{first} to {last}"
-    print(f"{topic} has {count} ({numbers}), generation {description['generation']}")
+    generation = f"generation {description['generation']}"
+    print(f"{topic} has {count_of(shards, 'shard')} ({numbers}), {generation}")
     if description["draining"]:
         print(f"draining: {describe_draining(description['draining'])}")
 

@@ -6,9 +6,6 @@ import asyncio
 import signal
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -26,39 +23,10 @@ from polybus.errors import (
     UsageError,
 )
 from polybus.model import socket_path
-
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+from tests.rig.fake_server import Serve, listening
 
 DOESNT_EXIST = codec.answer(codec.Code.DOESNT_EXIST)
 TOPIC = "news"
-
-
-@asynccontextmanager
-async def listening(folder: Path, serve: Serve) -> AsyncIterator[str]:
-    """Start a server on this event loop. Yields its address."""
-    served: set[asyncio.Task[None]] = set()
-
-    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        served.add(task)
-        try:
-            await serve(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.transport.abort()
-            served.discard(task)
-
-    path = folder / "fake.sock"
-    server = await asyncio.start_unix_server(serve_and_close, path)
-    try:
-        yield f"unix:{path}"
-    finally:
-        server.close()
-        while served:
-            await asyncio.wait(served)
-        await asyncio.sleep(0)  # an aborted transport closes its socket in the next turn
 
 
 def answering(*answers: bytes) -> Serve:
@@ -93,7 +61,7 @@ class TestConnecting:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
 
-        async with listening(tmp_path, silent) as address:
+        async with listening(folder=tmp_path, serve=silent) as address:
             with pytest.raises(NotConnected, match="no answer"):
                 await freud.connect(address, connect_timeout_s=0.05).open()
 
@@ -111,7 +79,7 @@ class TestConnecting:
         async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.close()
 
-        async with listening(tmp_path, rude) as address:
+        async with listening(folder=tmp_path, serve=rude) as address:
             with pytest.raises(NotConnected, match="closed the connection"):
                 await freud.connect(address).open()
 
@@ -120,7 +88,7 @@ class TestConnecting:
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             await reader.read()
 
-        async with listening(tmp_path, web) as address:
+        async with listening(folder=tmp_path, serve=web) as address:
             with pytest.raises(BadFrame, match="too_large"):
                 await freud.connect(address).open()
 
@@ -176,7 +144,7 @@ class TestBadAnswers:
     )
     async def test_invalid_answer_to_produce_raises_bad_frame(self, tmp_path, answer, reason):
         async with (
-            listening(tmp_path, answering(answer)) as address,
+            listening(folder=tmp_path, serve=answering(answer)) as address,
             freud.connect(address) as client,
         ):
             with pytest.raises(BadFrame, match=reason):
@@ -184,7 +152,9 @@ class TestBadAnswers:
 
     async def test_invalid_answer_to_produce_many_raises_bad_frame(self, tmp_path):
         async with (
-            listening(tmp_path, answering(codec.answer(codec.Code.OK, b"1234567"))) as address,
+            listening(
+                folder=tmp_path, serve=answering(codec.answer(codec.Code.OK, b"1234567"))
+            ) as address,
             freud.connect(address) as client,
         ):
             with pytest.raises(BadFrame, match="payload"):
@@ -194,7 +164,7 @@ class TestBadAnswers:
 
     async def test_unrequested_answer_raises_bad_frame(self, tmp_path):
         async with (
-            listening(tmp_path, answering(2 * codec.answer(codec.Code.OK))) as address,
+            listening(folder=tmp_path, serve=answering(2 * codec.answer(codec.Code.OK))) as address,
             freud.connect(address) as client,
         ):
             assert await client.create_topic(TOPIC) is True
@@ -204,7 +174,7 @@ class TestBadAnswers:
     async def test_server_error_raises_peer_error_and_keeps_the_connection(self, tmp_path):
         failed = codec.server_error("the dog ate it")
         async with (
-            listening(tmp_path, answering(failed)) as address,
+            listening(folder=tmp_path, serve=answering(failed)) as address,
             freud.connect(address) as client,
         ):
             with pytest.raises(PeerError, match="the dog ate it"):
@@ -213,7 +183,7 @@ class TestBadAnswers:
 
     async def test_missing_answer_raises_not_connected_after_the_timeout(self, tmp_path):
         async with (
-            listening(tmp_path, answering(b"")) as address,
+            listening(folder=tmp_path, serve=answering(b"")) as address,
             freud.connect(address, answer_timeout_s=0.05) as client,
         ):
             for request in (client.produce(TOPIC, b"x"), client.produce_many(TOPIC, [b"x"])):

@@ -6,8 +6,6 @@ import asyncio
 import datetime
 import random
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -21,38 +19,10 @@ from polybus.dialects.rqueue.client.rqueue_connection import RqueueReconnector
 from polybus.errors import AddressError, BadFrame, ConnectionLost, NotConnected
 from polybus.model.address import Address
 from polybus.model.limits import MIB
+from tests.rig.fake_server import listening
 from tests.rig.free_port import free_port
 from tests.rig.oracle.rqueue_server import OracleServer
 from tests.unit.rqueue.polling import contents, receive, until
-
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@asynccontextmanager
-async def listening(serve: Serve) -> AsyncIterator[str]:
-    """Start a server on this event loop. Yields its address."""
-    served: set[asyncio.Task[None]] = set()
-
-    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        served.add(task)
-        try:
-            await serve(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.transport.abort()
-            served.discard(task)
-
-    server = await asyncio.start_server(serve_and_close, "127.0.0.1", 0)
-    try:
-        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        while served:
-            await asyncio.wait(served)
-        await asyncio.sleep(0)  # an aborted transport closes its socket in the next turn
 
 
 async def all_others_done() -> None:
