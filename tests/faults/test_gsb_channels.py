@@ -259,6 +259,12 @@ def test_a_node_gets_messages_without_the_names_of_users(node, reader):
     assert (received.data, received.caller) == (b"news", "")
 
 
+@pytest.mark.parametrize(("topic", "code"), [(b"private", 404), (b"public", 404), (b"", 400)])
+def test_only_public_topics_exist_for_a_node(node, topic, code):
+    node.send_call(node.call("public/gsb/channel", data=topic))
+    assert read_failure(node.wait_for("call_reply").data).code == code
+
+
 def test_a_message_too_large_for_a_link_is_dropped(bus, node, reader):
     feed(node)
     broadcast(reader, bytes(MAX_PACKET_BYTES - 100))

@@ -283,9 +283,11 @@ def test_the_command_line_shows_nodes_and_calls_them(line, service):
         assert pinged.stdout.count(" ms") == 2
     failed = bus.run("gsb", "ping", UNKNOWN, "--at", at)
     assert (failed.returncode, "unknown node" in failed.stderr) == (4, True)
-    for wrong in ("0xAB", "d", UNKNOWN.upper()):
+    for wrong in ("0xAB", "d", UNKNOWN.upper(), f"/net/{line.ids['d']}/public/json"):
         failed = bus.run("gsb", "ping", wrong, "--at", at)
         assert (failed.returncode, "0x and 40 hex digits" in failed.stderr) == (2, True)
+    failed = bus.run("gsb", "call", f"/net/{line.ids['d']}", "--at", at)
+    assert (failed.returncode, "a service of the node" in failed.stderr) == (2, True)
 
 
 def test_rules_decide_by_the_calling_node():
@@ -425,14 +427,20 @@ def test_links_are_added_listed_and_removed_live():
         net.await_nodes(2)
         (link,) = json.loads(bus.run("gsb", "link", "ls", "--json").stdout)
         assert (link["address"], link["node"], link["state"]) == (address, net.ids["a"], "up")
-        assert bus.run("gsb", "link", "add", address).returncode != 0
+        assert bus.run("gsb", "link", "add", address).returncode == 4
         (other,) = json.loads(net.buses["a"].run("gsb", "link", "ls", "--json").stdout)
         assert (other["address"], other["node"]) == ("", net.ids["b"])
         assert bus.run("gsb", "link", "rm", address).returncode == 0
         until(lambda: net.reachable("a") == {}, "the link has ended")
-        assert bus.run("gsb", "link", "rm", address).returncode != 0
-        failed = bus.run("gsb", "link", "add", "tcp://192.0.2.1:1")
-        assert "must be tls+tcp" in failed.stderr
+        assert bus.run("gsb", "link", "rm", address).returncode == 4
+        for wrong, text in (
+            ("tcp://192.0.2.1:1", "must be tls+tcp"),
+            ("tls+tcp://127.0.0.1:0", "must name the port"),
+            ("tls+tcp://127.0.0.1:1#0xabc", "a node id must be 0x and 40 hex digits"),
+            ("unix:/tmp/x", "must be tls+tcp or tcp"),
+        ):
+            failed = bus.run("gsb", "link", "add", wrong)
+            assert (failed.returncode, text in failed.stderr) == (2, True), failed
 
 
 def test_links_that_are_added_and_removed_many_times_leave_nothing():

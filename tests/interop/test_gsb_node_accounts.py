@@ -161,3 +161,17 @@ def test_changes_of_rules_at_a_time_are_bounded(bus, friend):
     assert set(refused) == {503}
     listed = json.loads(bus.process.run("acl", "ls", "--json").stdout)
     assert len(listed) == len(RULES) + len(calls) - len(refused)
+
+
+def test_a_wide_rule_does_not_let_a_node_change_rules(bus, friend):
+    friend.announce(
+        friend.announcement(FRIEND, [friend.bus_id, ORIGIN.node_id]),
+        friend.announcement(ORIGIN, [FRIEND.node_id]),
+    )
+    friend.settle()
+    wide = f"allow node:{ORIGIN.node_id} call public/*"
+    assert bus.process.run("acl", "add", wide).returncode == 0
+    data = msgpack.packb({"verb": "ls"})
+    assert codes(friend, friend.call("public/gsb/acl", data=data)) == [0]
+    friend.signer = CallSigner(ORIGIN, friend.instance)
+    assert codes(friend, friend.call("public/gsb/acl", data=data)) == [403]

@@ -21,6 +21,7 @@ from polybus.cli.terminal import print_raw
 from polybus.cli.text_table import print_table
 from polybus.dialects.gsb.service_address import NET, PUBLIC_PING
 from polybus.errors import UsageError
+from polybus.model.identity import is_node_id
 
 if TYPE_CHECKING:
     from polybus.dialects.gsb.client.client import Client
@@ -134,7 +135,15 @@ def ping(
     ] = 1,
     at: Where = None,
 ) -> None:
-    target = None if node is None else f"{NET}{node.removeprefix(NET).rstrip('/')}"
+    target = None
+    if node is not None:
+        node_id = node.removeprefix(NET).rstrip("/")
+        if not is_node_id(node_id):
+            raise UsageError(
+                "NODE must be 0x and 40 hex digits, as `polybus gsb nodes` lists them,"
+                f" got {node_id!r}"
+            )
+        target = f"{NET}{node_id}"
 
     async def work(bus: Client) -> None:
         for _ in range(count):
@@ -164,7 +173,8 @@ def nodes(as_json: Json = False, at: Where = None) -> None:
             _print_notice("no other nodes")
         else:
             columns = ("id", "hops", "link_ms", "via")
-            print_table(columns, [[one[column] for column in columns] for one in found["nodes"]])
+            nearest_first = sorted(found["nodes"], key=lambda one: int(one["hops"]))
+            print_table(columns, [[one[column] for column in columns] for one in nearest_first])
 
     _with_bus(at, work)
 
@@ -181,12 +191,14 @@ def link_add(address: LinkAddress, admin: Admin = None) -> None:
     from polybus.cli.admin_request import ask_admin
 
     ask_admin("gsb_link_add", admin, address=address)
+    _print_notice(f"dialling {address}; `polybus gsb link ls` shows its state")
 
 
 def link_rm(address: LinkAddress, admin: Admin = None) -> None:
     from polybus.cli.admin_request import ask_admin
 
     ask_admin("gsb_link_rm", admin, address=address)
+    _print_notice(f"dialling {address} no longer")
 
 
 def link_ls(as_json: Json = False, admin: Admin = None) -> None:

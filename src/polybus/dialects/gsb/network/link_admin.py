@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.admin_verb import AdminError, AdminVerb, Request
-from polybus.errors import PolybusError
+from polybus.errors import AddressError, Conflict, DoesNotExist, PolybusError
 
 if TYPE_CHECKING:
     from polybus.bus.dialect import ServerContext
     from polybus.dialects.gsb.network.link_dialler import LinkDialler
     from polybus.dialects.gsb.server.session import GsbServer
     from polybus.model.identity import Identity
+
+# Codes of errors that the admin socket names otherwise.
+CODES = {
+    AddressError.code: "bad_request",
+    Conflict.code: "refused",
+    DoesNotExist.code: "not_found",
+}
 
 
 class LinkAdmin:
@@ -60,7 +67,7 @@ class LinkAdmin:
         try:
             change(address)
         except PolybusError as error:
-            raise AdminError(error.code, str(error)) from None
+            raise AdminError(CODES.get(error.code, error.code), str(error)) from None
         return {"address": address}
 
     def _server(self) -> tuple[GsbServer, LinkDialler]:

@@ -43,6 +43,8 @@ class LinkTarget:
         self.address = Address.parse(place)
         if self.address.scheme not in SCHEMES:
             raise AddressError(f"{text}: a link must be {' or '.join(SCHEMES)}")
+        if not self.address.port:
+            raise AddressError(f"{text}: a link must name the port of the other bus")
         if not (self.address.is_encrypted or self.address.is_loopback):
             raise AddressError(f"{text}: a link to another machine must be tls+tcp")
 
