@@ -261,6 +261,10 @@ def test_request_whose_client_is_closed_meanwhile_loses_its_connection(tmp_path:
     leaving.act("topic.create", topic="t")
     transport = leaving._connection
     assert isinstance(transport, InProcessTransport)
-    with pytest.raises(errors.ConnectionLost), transport.open_port() as port:
-        leaving.close()
+    port_opened = transport.open_port()
+    port = port_opened.__enter__()
+    leaving.close()
+    with pytest.raises(errors.StoreClosed) as closed:
         port.act(transport.caller, "topic.info", {"topic": "t"})
+    with pytest.raises(errors.ConnectionLost):
+        port_opened.__exit__(closed.type, closed.value, closed.tb)
