@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Closing:
-    def close(self) -> None:
+    def close(self) -> object:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
