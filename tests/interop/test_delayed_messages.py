@@ -79,8 +79,9 @@ def test_batches_datetimes_and_past_times(url, topic):
         future = native.produce(topic, [b"4"], delay_s=0.01)
         assert future.result(PATIENCE_S).deliver_at_ns > 0
     assert len(read(client, topic, 3)) == 3
+    # The bus counts a message as delayed for a moment longer than it is invisible.
+    until(lambda: client.topic(topic)["delayed"]["messages"] == 1, "one message is delayed")
     info = client.topic(topic)["delayed"]
-    assert info["messages"] == 1
     assert info["next_due_ns"] is not None
     assert info["next_due_ns"] > time.time_ns() + HOUR_S * 10**9 // 2
     assert client.topic_stats(topic)["delayed"] == info

@@ -137,7 +137,7 @@ class MemoryBus:
             self._last_to_run = FairScheduler
         self._gsb_limits, self._gsb_fast_path = gsb, gsb_fast_path
         if gsb is not None:
-            assert self.gsb is not None  # opens it
+            assert self.gsb is not None
 
     @cached_property
     def gsb(self) -> GsbServer:

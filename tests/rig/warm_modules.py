@@ -15,9 +15,14 @@ from tests.rig.installed_dialects import has_dialect
 # Those that the other modules import within functions.
 MODULES = (
     "polybus.server.app",
+    "polybus.bus.framing_listeners",
     "polybus.store.lmdb.lmdb_engine",
+    "polybus.store.lmdb.lmdb_store",
+    "polybus.store.lmdb.verification",
     "polybus.store.memory.memory_engine",
+    "polybus.store.memory.memory_store",
     "polybus.transports.flight.flight_listener",
+    "polybus.native.port.port_server",
     "polybus.native.bus_client",
     "polybus.native.client.client",
     "cryptography.hazmat.backends.openssl",
