@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from polybus.dialects.gsb.network.node_key import NodeKey
 from tests.rig.gsb_link_peer import LinkPeer, pack
 from tests.rig.gsb_wire import read_failure
 from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 FRIEND, ORIGIN = NodeKey(b"r" * 32), NodeKey(b"n" * 32)
 RULES = (
@@ -132,10 +134,8 @@ def test_a_node_changes_rules_in_its_own_name(bus, friend):
     )
     for one in refused:
         assert codes(friend, request("add", one), request("rm", one)) == [400, 400], one
-    log = bus.process.log()
-    assert f"node:{FRIEND.node_id}" in next(
-        line for line in log.splitlines() if "rule added" in line
-    )
+    changed = re.compile(f"rule added.*user=node:{FRIEND.node_id}")
+    until(lambda: changed.search(bus.process.log()), "the log names the node")
     account = bus.accounts()[FRIEND.node_id]
     assert (account["calls"], account["failures"]) == (3 + 2 * len(refused), 1 + 2 * len(refused))
     rows = [(row["caller"], row["service"], row["code"]) for row in bus.rows()][:3]

@@ -132,7 +132,7 @@ class Peer(Closing):
         try:
             while True:
                 self._receive()
-        except (HungUp, ConnectionResetError):
+        except HungUp:
             return
 
     def _receive(self) -> None:
@@ -140,6 +140,8 @@ class Peer(Closing):
             data = self.socket.recv(READ_BYTES)
         except TimeoutError:
             raise Silent("no packet before the timeout") from None
+        except ConnectionResetError:  # it had not read everything
+            raise HungUp from None
         if not data:
             raise HungUp
         self._received += data

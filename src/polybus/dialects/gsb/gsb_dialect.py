@@ -9,6 +9,7 @@ from polybus.dialects.gsb.limits import BOUNDS, CALL_LOG_TOPIC, GsbLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from polybus.bus.admin_verb import AdminVerb
     from polybus.bus.dialect import Contradiction, DialectServer, ServerContext
@@ -28,13 +29,9 @@ async def open_server(context: ServerContext) -> DialectServer:
     from polybus.dialects.gsb.network.node_rules import NodeRules
     from polybus.dialects.gsb.server.session import GsbServer
     from polybus.dialects.gsb.ya.session import YaServer
-    from polybus.errors import ConfigError
-    from polybus.model.identity import Identity, is_node_id
+    from polybus.model.identity import Identity
 
-    for node in context.section.link_nodes:
-        if not is_node_id(node):
-            raise ConfigError(f"gsb.link_nodes: must be 0x and 40 hex digits, got {node!r:.80}")
-
+    check_files(context.section, context.data)
     # The topic of logged calls belongs to the user that the bus runs as.
     owner = Identity(uid=os.geteuid())
     loop = asyncio.get_running_loop()
@@ -46,6 +43,22 @@ async def open_server(context: ServerContext) -> DialectServer:
     context.attached = server
     ya_streams = context.serve_streams(YaServer(server), certificate=key.certificate)
     return FramingListeners(FRAMING, {SP: streams, YA: ya_streams})
+
+
+def check_files(section: GsbLimits, _data: Path | None) -> None:
+    """Check the ids and addresses of nodes. Raises `ConfigError`."""
+    from polybus.dialects.gsb.network.link_dialler import LinkTarget
+    from polybus.errors import AddressError, ConfigError
+    from polybus.model.identity import is_node_id
+
+    for node in section.link_nodes:
+        if not is_node_id(node):
+            raise ConfigError(f"gsb.link_nodes: must be 0x and 40 hex digits, got {node!r:.60}")
+    for address in section.links.values():
+        try:
+            LinkTarget(address)
+        except AddressError as error:
+            raise ConfigError(f"gsb.links: {error}") from None
 
 
 def check_settings(section: GsbLimits, _limits: Limits) -> Contradiction | None:
@@ -81,6 +94,7 @@ DIALECT = Dialect(
     open_server=open_server,
     makes_certificate=True,
     check_settings=check_settings,
+    check_files=check_files,
     admin_verbs=admin_verbs,
     reserved_topics={CALL_LOG_TOPIC: "the log of GSB calls"},
 )

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polybus.dialects.gsb.gsb_packets import MAX_HOPS
+from polybus.dialects.gsb.limits import BOUNDS, GsbLimits
 from polybus.dialects.gsb.network import topology as topology_module
 from polybus.dialects.gsb.network.announcement import MAX_NEIGHBOURS, MAX_SEQUENCE, Announcement
 from polybus.dialects.gsb.network.node_key import NodeKey
@@ -210,3 +211,8 @@ def test_paths_are_shortest_and_following_them_arrives(edges):
                 assert step is not None
                 assert step.hops == left
                 at, left = IDS.index(step.via), left - 1
+
+
+def test_an_announcement_has_room_for_all_links():
+    assert BOUNDS["max_links"][1] == MAX_NEIGHBOURS
+    assert GsbLimits().max_links <= MAX_NEIGHBOURS
