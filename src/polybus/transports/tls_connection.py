@@ -72,6 +72,15 @@ class TlsConnection(StreamConnection):
         context = self._tls.context  # the current one, after a reload
         return context.certificate_digest if isinstance(context, CertificateContext) else b""
 
+    @property
+    def certificate_name(self) -> str:
+        """The first name in the client's certificate; empty if the client has shown none."""
+        certificate = self._tls.getpeercert() or {}
+        names = [str(value) for _, value in certificate.get("subjectAltName", ())]
+        for part in certificate.get("subject", ()):
+            names += [value for kind, value in part if kind == "commonName"]
+        return names[0] if names else ""
+
     def write(self, data: bytes) -> None:
         if self._state not in OPEN_STATES:
             return

@@ -34,11 +34,4 @@ SABOTAGES = [
         "                await _read_again(reload)\n",
         "                await reload()\n",
     ),
-    # Of too many native connections the longest silent are cut, whichever users they have.
-    Patch(
-        "longest-silent-cut",
-        "transports/flight/grpc_sockets.py",
-        "        silent_ms[owner].append((since_ms, far.port))\n",
-        "        silent_ms[0].append((since_ms, far.port))\n",
-    ),
 ]
