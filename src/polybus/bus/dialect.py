@@ -38,7 +38,8 @@ FRAMING = "framing"
 class DialectListener(Protocol):
     """One open address of a dialect."""
 
-    address: Address
+    @property
+    def address(self) -> Address: ...
 
     def close(self) -> None:
         """Accept no more connections. May be called more than once."""

@@ -19,7 +19,7 @@ import asyncio
 import hashlib
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from polybus.kernel.stream_io import SharedBuffer
 from polybus.transports.stream_connection import OPEN_STATES, Event, State, StreamConnection
@@ -75,11 +75,11 @@ class TlsConnection(StreamConnection):
     @property
     def certificate_name(self) -> str:
         """The first name in the client's certificate; empty if the client has shown none."""
-        certificate = self._tls.getpeercert() or {}
-        names = [str(value) for _, value in certificate.get("subjectAltName", ())]
+        certificate: dict[str, Any] = self._tls.getpeercert() or {}
+        names = [value for _, value in certificate.get("subjectAltName", ())]
         for part in certificate.get("subject", ()):
             names += [value for kind, value in part if kind == "commonName"]
-        return names[0] if names else ""
+        return str(names[0]) if names else ""
 
     def write(self, data: bytes) -> None:
         if self._state not in OPEN_STATES:
