@@ -9,6 +9,7 @@ gRPC bounds the streams of a connection (ADR 0037).
 from __future__ import annotations
 
 import contextlib
+import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from polybus.testing.bus_process import BusProcess
 from tests.attack.bystander import Bystander
 from tests.attack.peak_meter import PeakMeter
 from tests.attack.whole_bus import check_served, serve_all
+from tests.rig.certificates import trusting, write_certificate
 from tests.rig.http2_client import MAX_CONCURRENT_STREAMS, Http2Client, call_headers, grpc_message
 from tests.rig.observer import check_unharmed, count, until
 from tests.rig.soak_runs import SoakRun
@@ -49,20 +51,26 @@ def bus() -> Iterator[BusProcess]:
         check_unharmed(running)
 
 
-def reset_streams(bus: BusProcess, seconds: float, kind: str, crowd: int = 1) -> dict[str, float]:
+def reset_streams(
+    bus: BusProcess, seconds: float, kind: str, crowd: int = 1, tls: ssl.SSLContext | None = None
+) -> dict[str, float]:
     """Attack for some seconds, with a new connection whenever one is cut. Returns figures."""
-    port = bus.address("native").port
+    addresses = [address for name, address in bus.listeners if name == "native"]
+    (port,) = [one.port for one in addresses if one.is_encrypted == (tls is not None)]
     lines_before = len(bus.log().splitlines())
     end_s = time.monotonic() + seconds
 
     def attack(_: int) -> tuple[int, int]:
         streams = connections = 0
         while time.monotonic() < end_s:
-            with contextlib.suppress(OSError), Http2Client(port) as client:
+            with contextlib.suppress(OSError), Http2Client(port, tls) as client:
                 connections += 1
-                client.drain()
+                if tls is None:
+                    client.drain()
                 client.socket.settimeout(SEND_TIMEOUT_S)
                 while time.monotonic() < end_s:
+                    if tls is not None:
+                        client.skip_received()
                     if kind == "put":
                         client.reset_burst(BURST, PUT)
                     elif kind == "action":
@@ -109,6 +117,17 @@ def test_rapid_reset_costs_neither_threads_nor_memory(bus, kind):
 @pytest.mark.parametrize("kind", [pytest.param("put", marks=UNPACED), "action", "headers"])
 def test_rapid_reset_over_many_connections_is_bounded(bus, kind):
     reset_streams(bus, SHORT_S, kind, CROWD)
+
+
+@pytest.mark.parametrize("kind", ["put", "action"])
+def test_rapid_reset_over_tls_is_bounded(kind, tmp_path):
+    cert, key = write_certificate(tmp_path)
+    config = f"[tls]\ncertificate = '{cert}'\nkey = '{key}'\n"
+    with serve_all("--listen", "native=grpc+tls://127.0.0.1:0", config=config) as bus:
+        check_served(bus)
+        reset_streams(bus, SHORT_S, kind, CROWD, trusting(cert))
+        check_served(bus)
+        check_unharmed(bus)
 
 
 @pytest.mark.sabotage("resets-uncounted", expects="the connection is cut")

@@ -16,8 +16,8 @@ SABOTAGES = [
     Patch(
         "resets-unpaced",
         "transports/flight/front_listener.py",
-        "        self._relay = Http2Relay(max_resets_per_s, RESETS_PER_S)\n",
-        "        self._relay = Http2Relay(1 << 30, 1e9)\n",
+        "        self._relay = Http2Relay(max_resets_per_s, RESETS_PER_S, RESET_THREADS)\n",
+        "        self._relay = Http2Relay(1 << 30, 1e9, 1 << 20)\n",
     ),
     # A client may reset any number of calls.
     Patch(

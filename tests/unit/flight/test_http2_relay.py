@@ -48,7 +48,7 @@ class Link:
 
 @pytest.fixture
 def relay() -> Iterator[Http2Relay]:
-    made = Http2Relay(MAX_RESETS, 1000)
+    made = Http2Relay(MAX_RESETS, 1000, 64)
     yield made
     made.stop()
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 BRIDGE_BYTES = 64 * 1024
 # Calls that all clients together may reset: gRPC may need a thread for each, for milliseconds.
 RESETS_PER_S = 2000
+RESET_THREADS = 64  # beyond it resets wait; some that were passed on have no thread yet
 REASONS = {RESETS: "rapid_reset", NOT_HTTP2: "not_http2"}
 
 
@@ -138,7 +139,7 @@ class FrontListener(StreamListener):
         super().__init__(self._open_bridge, options)
         self._grpc = grpc
         self._on_cut = on_cut
-        self._relay = Http2Relay(max_resets_per_s, RESETS_PER_S)
+        self._relay = Http2Relay(max_resets_per_s, RESETS_PER_S, RESET_THREADS)
         self._numbers = count(1)
         self._peers: dict[str, FrontPeer] = {}
         self._by_number: dict[int, FrontPeer] = {}

@@ -2,7 +2,7 @@
 //
 // gRPC gives each call a thread before our code sees it, also a call that the client has reset
 // already. So the relay reads the headers of the client's HTTP/2 frames and passes resets on at a
-// bounded rate, for all connections together. While a reset has to wait, the bytes of its
+// bounded rate, for all connections together, and none while gRPC has many threads. While a reset has to wait, the bytes of its
 // connection wait with it, in the order in which they came.
 //
 //   client ──▶ FrameMeter ──▶ up.bytes ──▶ gRPC        a connection is read only while nothing
@@ -17,6 +17,7 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -94,9 +95,9 @@ struct EndedRelay {
 class Http2Relay {
  public:
   // Cuts a connection that resets more than `max_resets_per_s`. All connections together pass on
-  // `all_resets_per_s`.
-  Http2Relay(int max_resets_per_s, double all_resets_per_s)
-      : max_resets_(max_resets_per_s), all_resets_per_s_(all_resets_per_s), epoll_(epoll_create1(EPOLL_CLOEXEC)),
+  // `all_resets_per_s`, and none while the process has `max_threads` more than before.
+  Http2Relay(int max_resets_per_s, double all_resets_per_s, int max_threads)
+      : max_resets_(max_resets_per_s), all_resets_per_s_(all_resets_per_s), max_threads_(max_threads), epoll_(epoll_create1(EPOLL_CLOEXEC)),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), ended_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (epoll_ < 0 || wake_ < 0 || ended_event_ < 0) throw std::system_error(errno, std::generic_category());
     epoll_event wanted{EPOLLIN, {nullptr}};
@@ -174,6 +175,9 @@ class Http2Relay {
   // Resets of all connections together that may be passed on at once: each may cost a thread.
   static constexpr double kBurst = 32;
   static constexpr double kMaxHeldS = 2;
+  // A reset that was passed on has cost its thread before this time is over, on any machine that is
+  // not overloaded for as long.
+  static constexpr double kCalmS = 1;
   static constexpr int kTickMs = 1;
 
   struct Link;
@@ -309,11 +313,20 @@ class Http2Relay {
     double now_s = Now();
     resets_left_ = std::min(kBurst, resets_left_ + (now_s - refilled_s_) * all_resets_per_s_);
     refilled_s_ = now_s;
-    return resets_left_ >= 1;
+    int threads = CountThreads();
+    if (now_s - passed_s_ >= kCalmS) calm_threads_ = threads;
+    return resets_left_ >= 1 && threads < calm_threads_ + max_threads_;
+  }
+
+  // Returns the threads of this process, plus two.
+  static int CountThreads() {
+    struct stat tasks;
+    return stat("/proc/self/task", &tasks) == 0 ? static_cast<int>(tasks.st_nlink) : 0;
   }
 
   void CountReset(Link* link) {
     resets_left_--;
+    passed_s_ = refilled_s_;
     if (refilled_s_ - link->second_s >= 1) {
       link->second_s = refilled_s_;
       link->resets = 0;
@@ -400,6 +413,7 @@ class Http2Relay {
 
   const int max_resets_;
   const double all_resets_per_s_;
+  const int max_threads_;
   const int epoll_, wake_, ended_event_;
   std::thread thread_;
   std::mutex mutex_;  // of the members up to `is_stopped_`
@@ -411,7 +425,8 @@ class Http2Relay {
   uint8_t buffer_[kChunk];
   std::deque<Link*> held_;
   std::vector<std::unique_ptr<Link>> ended_links_;
-  double resets_left_ = kBurst, refilled_s_ = 0;
+  double resets_left_ = kBurst, refilled_s_ = 0, passed_s_ = 0;
+  int calm_threads_ = 0;  // while no reset was passed on
 };
 
 }  // namespace polybus

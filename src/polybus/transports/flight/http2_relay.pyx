@@ -1,5 +1,4 @@
 # distutils: language = c++
-# distutils: extra_compile_args = -O3 -std=c++20
 """Relays connections of clients to gRPC and bounds how fast they reset calls (http2_relay.h).
 
 The relay has a thread of its own, which never takes the interpreter's lock.
@@ -21,7 +20,7 @@ cdef extern from "http2_relay.h" namespace "polybus" nogil:
         RelayEnd reason
 
     cdef cppclass CRelay "polybus::Http2Relay":
-        CRelay(int max_resets_per_s, double all_resets_per_s) except +OSError
+        CRelay(int max_resets_per_s, double all_resets_per_s, int max_threads) except +OSError
         void Add(uint64_t id, int client, int server)
         cbool Cut(uint64_t id)
         int64_t ConfirmedBytes(uint64_t id)
@@ -35,9 +34,13 @@ CLOSED, RESETS, NOT_HTTP2 = <int>RelayEnd.kClosed, <int>RelayEnd.kResets, <int>R
 cdef class Http2Relay:
     cdef unique_ptr[CRelay] relay
 
-    def __cinit__(self, int max_resets_per_s, double all_resets_per_s):
-        """Cut a connection beyond `max_resets_per_s`; all together pass on `all_resets_per_s`."""
-        self.relay.reset(new CRelay(max_resets_per_s, all_resets_per_s))
+    def __cinit__(self, int max_resets_per_s, double all_resets_per_s, int max_threads):
+        """Cut a connection that resets more than `max_resets_per_s`.
+
+        All connections together pass on `all_resets_per_s`, and none while the process has
+        `max_threads` more than before the resets.
+        """
+        self.relay.reset(new CRelay(max_resets_per_s, all_resets_per_s, max_threads))
 
     def add(self, uint64_t number, int client, int server):
         """Relay between two descriptors that do not block; the relay closes them."""

@@ -2,8 +2,8 @@
 
 The socket's descriptor becomes readable only when the state of the socket changes. So the
 listener drains it until it is empty, at most TURN_MESSAGES and TURN_S per turn, and checks it
-again after each send. Messages are complete. The session gets them one by one, and then `on_turn_end`, so
-that it can commit the requests of a turn together.
+again after each send. Messages are complete. The session gets them one by one, and then
+`on_turn_end`, so that it can commit the requests of a turn together.
 """
 
 from __future__ import annotations
