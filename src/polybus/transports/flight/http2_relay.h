@@ -2,11 +2,11 @@
 //
 // gRPC gives each call a thread before our code sees it, also a call that the client has reset
 // already. So the relay reads the headers of the client's HTTP/2 frames and passes resets on at a
-// bounded rate, for all connections together, and none while gRPC has many threads. While a reset has to wait, the bytes of its
-// connection wait with it, in the order in which they came.
+// bounded rate, for all connections together, and none while gRPC has many threads. While a reset
+// has to wait, the bytes of its connection wait with it, in the order in which they came.
 //
-//   client ──▶ FrameMeter ──▶ up.bytes ──▶ gRPC        a connection is read only while nothing
-//   client ◀────────────────── down.bytes ◀── gRPC     of it is held, in each direction
+//   client ──▶ FrameMeter ──▶ server.bytes ──▶ gRPC    each side is read only while nothing waits
+//   client ◀───────────────── client.bytes ◀── gRPC    to be written to the other
 #pragma once
 
 #include <errno.h>
@@ -39,8 +39,8 @@ namespace polybus {
 class FrameMeter {
  public:
   struct Scan {
-    size_t passed;     // bytes that may be passed on: whole headers, and payloads as far as they came
-    bool is_held;      // a reset comes next, and `take_reset` has refused it
+    size_t passed;  // bytes that may be passed on: whole headers, payloads as far as they came
+    bool is_held;   // a reset comes next, and `take_reset` has refused it
     bool is_http2;
   };
 
@@ -97,9 +97,14 @@ class Http2Relay {
   // Cuts a connection that resets more than `max_resets_per_s`. All connections together pass on
   // `all_resets_per_s`, and none while the process has `max_threads` more than before.
   Http2Relay(int max_resets_per_s, double all_resets_per_s, int max_threads)
-      : max_resets_(max_resets_per_s), all_resets_per_s_(all_resets_per_s), max_threads_(max_threads), epoll_(epoll_create1(EPOLL_CLOEXEC)),
-        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), ended_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (epoll_ < 0 || wake_ < 0 || ended_event_ < 0) throw std::system_error(errno, std::generic_category());
+      : max_resets_(max_resets_per_s),
+        all_resets_per_s_(all_resets_per_s),
+        max_threads_(max_threads),
+        epoll_(epoll_create1(EPOLL_CLOEXEC)),
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        ended_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (epoll_ < 0 || wake_ < 0 || ended_event_ < 0)
+      throw std::system_error(errno, std::generic_category());
     epoll_event wanted{EPOLLIN, {nullptr}};
     epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &wanted);
     thread_ = std::thread([this] { Run(); });
@@ -139,7 +144,8 @@ class Http2Relay {
     if (found == links_.end()) return -1;
     tcp_info info{};
     socklen_t size = sizeof info;
-    if (getsockopt(found->second->client.descriptor, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return -1;
+    int client = found->second->client.descriptor;
+    if (getsockopt(client, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return -1;
     return static_cast<int64_t>(info.tcpi_bytes_acked);
   }
 
@@ -165,8 +171,8 @@ class Http2Relay {
   }
 
  private:
-  // Bytes that are read at a time: as many as a Unix socket holds.
-  static constexpr size_t kChunk = 256 << 10;
+  // Bytes that are read at a time, and at most held, from gRPC and from a client.
+  static constexpr size_t kChunk = 128 << 10, kClientChunk = 64 << 10;
   // After a read of this size gRPC's end gets a larger buffer, of `kBuffer`.
   static constexpr ssize_t kLarge = 64 << 10;
   static constexpr int kBuffer = 1 << 20;
@@ -256,14 +262,17 @@ class Http2Relay {
 
   // Reads once and passes the bytes on. Returns false at the end of the connection.
   bool Read(Socket* from, Socket* to) {
+    bool is_client = from == &from->link->client;
     size_t kept = to->bytes.size();  // an incomplete header of a frame
     std::copy(to->bytes.begin(), to->bytes.end(), buffer_);
-    ssize_t count = recv(from->descriptor, buffer_ + kept, kChunk - kept, MSG_DONTWAIT);
+    size_t wanted = (is_client ? kClientChunk : kChunk) - kept;
+    ssize_t count = recv(from->descriptor, buffer_ + kept, wanted, MSG_DONTWAIT);
     if (count < 0) return errno == EAGAIN || errno == EINTR;
     if (count == 0) return false;
     to->bytes.clear();
-    if (from == &from->link->client) return PassUp(from->link, buffer_, kept + count);
-    if (count > kLarge && !std::exchange(from->link->has_buffer, true)) WidenGrpcEnd(from->descriptor);
+    if (is_client) return PassUp(from->link, buffer_, kept + count);
+    if (count > kLarge && !std::exchange(from->link->has_buffer, true))
+      WidenGrpcEnd(from->descriptor);
     return Send(to, buffer_, count, count);
   }
 
@@ -276,7 +285,8 @@ class Http2Relay {
     if (getsockname(server, reinterpret_cast<sockaddr*>(&own), &own_size) != 0) return;
     rlimit limit{};
     getrlimit(RLIMIT_NOFILE, &limit);
-    for (int end = 0; end < static_cast<int>(std::min<rlim_t>(limit.rlim_cur, kMaxDescriptors)); end++) {
+    int most = static_cast<int>(std::min<rlim_t>(limit.rlim_cur, kMaxDescriptors));
+    for (int end = 0; end < most; end++) {
       socklen_t size = sizeof peer;
       if (getpeername(end, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
       if (size != own_size || memcmp(&peer, &own, size) != 0) continue;
