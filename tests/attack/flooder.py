@@ -195,6 +195,15 @@ def _flood_connections(addresses: Addresses) -> Iterator[None]:
         yield
 
 
+def _flood_native_connections(addresses: Addresses) -> Iterator[None]:
+    while True:
+        try:
+            KEPT.append(http2_client.Http2Client(addresses["native"].port))
+        except OSError as error:
+            raise Refused(repr(error)) from None
+        yield
+
+
 def _flood_subscriptions(addresses: Addresses) -> Iterator[None]:
     """Subscribe to one topic per connection: the refusal ends a connection."""
     for number in count():
@@ -245,6 +254,7 @@ TABLES: dict[str, Callable[[Addresses], Iterator[None]]] = {
     "topics": _by_action("topic.create", topic="{}", shards=1),
     "pirate clients": _flood_clients,
     "connections": _flood_connections,
+    "native connections": _flood_native_connections,
     "subscribed topics": _flood_subscriptions,
     "admin connections": _flood_admin,
 }

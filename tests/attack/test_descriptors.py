@@ -76,15 +76,6 @@ def test_idle_connections_of_one_port_leave_descriptors_for_the_others(bus, tabl
         until(lambda: is_served(bus), "new clients are served", 30)
 
 
-# gRPC accepts all at once, so there is no descriptor left when the port counts them.
-@pytest.mark.sabotage("shedding-needs-descriptors", expects="new clients are served")
-def test_native_port_sheds_connections_without_a_descriptor(bus):
-    check_served(bus)
-    with Flooder("idle at native", ATTACKER, bus, CONNECTIONS):
-        # gRPC itself ends a connection without HTTP/2 after 20 s.
-        until(lambda: is_served(bus), "new clients are served", 12)
-
-
 def test_idle_connections_of_all_ports_leave_descriptors_for_new_clients(bus):
     check_served(bus)
     with ExitStack() as stack:

@@ -221,21 +221,23 @@ def is_idle(port: int) -> bool:
         local, remote, state = line.split()[1:4]
         if int(local.rpartition(":")[2], 16) != port or state in (LISTENING, TIME_WAIT):
             continue
-        if remote not in own_ends():
+        if remote.rpartition(":")[2] not in own_ports():
             return False
     return True
 
 
-def own_ends() -> set[str]:
-    """Return the addresses of this process's own connections, as the kernel writes them."""
+def own_ports() -> set[str]:
+    """Return the ports of this process's own connections, as the kernel writes them."""
     inodes = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:
             inodes.add(str(entry.readlink()).partition("[")[2].rstrip("]"))
         except OSError:  # closed since it was listed
             continue
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {columns[1] for columns in lines if columns[9] in inodes}
+    # gRPC's clients have sockets of IPv6, also for 127.0.0.1.
+    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return {columns[1].rpartition(":")[2] for columns in lines if columns[9] in inodes}
 
 
 def call_threads(pid: int) -> int:

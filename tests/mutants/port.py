@@ -140,9 +140,9 @@ FLIGHT = [
     *mutants(
         "transports/flight/flight_listener.py",
         (
-            "a port stays shut",
-            "                        self._serve_again()\n                        address",
-            "                        address",
+            "a new certificate is not used",
+            "        self._front.use_certificate(tls.context)\n",
+            "",
         ),
     ),
     *mutants(

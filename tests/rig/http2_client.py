@@ -1,7 +1,8 @@
 """A raw HTTP/2 client for attacks on the native port: its frames may be anything.
 
-It speaks prior-knowledge HTTP/2 without TLS and never waits for an answer. `drain` reads and
-discards the server's frames, so that the server is never blocked in writing.
+It speaks prior-knowledge HTTP/2 and never waits for an answer. `drain` reads and discards the
+server's frames, so that the server is never blocked in writing. With TLS use `skip_received`
+instead, because two threads must not use one TLS socket.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import socket
+import ssl
 from itertools import count
 from threading import Thread
 from typing import Self
@@ -54,9 +56,11 @@ def grpc_message(data: bytes, *, is_gzipped: bool = False) -> bytes:
 class Http2Client:
     """One connection. Every method that sends raises OSError once the server has cut it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self.streams = count(1, 2)
         self.socket = socket.create_connection(("127.0.0.1", port))
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
         self.settings = self._read_settings()
         self.socket.sendall(frame(SETTINGS, ACK, 0))
@@ -76,6 +80,18 @@ class Http2Client:
                     pass
 
         Thread(target=read, daemon=True).start()
+
+    def skip_received(self) -> None:
+        """Discard the frames that have come. Raises OSError at the end of the connection."""
+        timeout = self.socket.gettimeout()
+        self.socket.settimeout(0)
+        try:
+            while self.socket.recv(1 << 16):
+                pass
+        except (BlockingIOError, ssl.SSLWantReadError):
+            self.socket.settimeout(timeout)
+            return
+        raise ConnectionResetError("the server has closed the connection")
 
     def begin(self, headers: bytes, *messages: bytes, ends: bool = False) -> int:
         """Open a stream and send messages on it. Returns its number."""

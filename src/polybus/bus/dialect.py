@@ -38,7 +38,8 @@ FRAMING = "framing"
 class DialectListener(Protocol):
     """One open address of a dialect."""
 
-    address: Address
+    @property
+    def address(self) -> Address: ...
 
     def close(self) -> None:
         """Accept no more connections. May be called more than once."""
@@ -141,6 +142,9 @@ class ServerContext:
     data: Path | None  # the data folder; None if nothing is stored
     connections: ConnectionCount
     serve_streams: ServeStreams
+    # Returns the options of stream listeners that the dialect opens itself, whose connections
+    # have a bound of their own: (its setting in error texts and counters, the bound).
+    own_places: Callable[[str, int], Any]
     stats: Callable[[], dict[str, Any]]
     rule_verbs: Mapping[str, AdminVerb]  # the admin verbs that read and change access rules
     on_fault: Callable[[BaseException], None]

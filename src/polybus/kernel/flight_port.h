@@ -184,51 +184,23 @@ using Charge = std::unique_ptr<UnpackBudget::Charge>;
 
 // Admits calls. It runs before any other code of ours and without the interpreter's lock: gRPC has
 // given the call a thread already, so a call that waits here, or in Python, adds a thread.
-//
-// A client may cancel a call at once and open the next (HTTP/2 rapid reset). Calls that the client
-// cancelled are counted per connection; beyond `max_resets` within a second all its calls are
-// refused, and the first refusal asks the caller to cut the connection. A client that has few calls
-// at a time, and cancels one after the other, may cancel kAlone times as many.
 class CallGate {
  public:
-  using Context = arrow::flight::ServerCallContext;
-  enum Verdict { kAdmitted, kTooMany, kReset, kCut };
+  explicit CallGate(int max_calls) : max_calls_(max_calls) {}
 
-  CallGate(int max_calls, int max_resets) : max_calls_(max_calls), max_resets_(max_resets) {}
-
-  // `waiting` is the length of the InterpreterQueue.
-  Verdict Enter(const Context& context, int waiting) {
-    // gRPC polls for the answer, so it is asked only if calls wait, and not under the lock.
-    bool is_reset = waiting > 0 && context.is_cancelled();
+  // Counts a call. Returns false if there are too many.
+  bool Enter() {
     Guard guard(mutex_);
-    auto& connection = connections_[context.peer()];
-    connection.Advance(Now());
-    connection.resets += is_reset;
-    if (connection.resets > (connection.calls >= kCrowd ? 1 : kAlone) * max_resets_) {
-      refused_resets_++;
-      return std::exchange(connection.is_cut, true) ? kReset : kCut;
-    }
-    if (is_reset) return kReset;
-    if (calls_ >= max_calls_ || (connection.resets > 0 && waiting >= kMaxWaiting)) {
-      refused_calls_++;
-      return kTooMany;
-    }
-    calls_++;
-    connection.calls++;
-    return kAdmitted;
+    bool is_admitted = calls_ < max_calls_;
+    (is_admitted ? calls_ : refused_)++;
+    return is_admitted;
   }
 
   // Forgets an admitted call. `caller` is the Python object of begin_call, if it has been called.
-  void Leave(const std::string& peer, bool was_cancelled, void* caller) {
+  void Leave(void* caller) {
     Guard guard(mutex_);
     calls_--;
     if (caller != nullptr) ended_.push_back(caller);
-    auto found = connections_.find(peer);
-    auto& connection = found->second;
-    connection.Advance(Now());
-    connection.resets += was_cancelled;
-    connection.calls--;
-    if (connection.IsIdle()) connections_.erase(found);
   }
 
   // Returns the callers of ended calls, at most once each. The thread of a call does not release
@@ -238,44 +210,17 @@ class CallGate {
     return std::exchange(ended_, {});
   }
 
-  // Returns how many calls were refused since the last call: beyond max_calls, and for resets.
-  std::pair<int64_t, int64_t> TakeRefused() {
+  // Returns how many calls were refused since the last call.
+  int TakeRefused() {
     Guard guard(mutex_);
-    double now_s = Now();
-    for (auto one = connections_.begin(); one != connections_.end();) {
-      one->second.Advance(now_s);
-      one = one->second.IsIdle() ? connections_.erase(one) : std::next(one);
-    }
-    return {std::exchange(refused_calls_, 0), std::exchange(refused_resets_, 0)};
+    return std::exchange(refused_, 0);
   }
 
  private:
-  static constexpr int kCrowd = 16;
-  static constexpr int64_t kAlone = 10;
-  // A connection that has cancelled calls may not make a long queue longer. Others may, because
-  // hundreds of clients may call in one moment.
-  static constexpr int kMaxWaiting = 16;
-
-  struct Connection {
-    double since_s = 0;
-    int calls = 0, resets = 0;
-    bool is_cut = false;
-
-    void Advance(double now_s) {
-      if (now_s - since_s < 1) return;
-      since_s = now_s;
-      resets = 0;
-      is_cut = false;  // another connection may have the peer's port
-    }
-    bool IsIdle() const { return calls == 0 && resets == 0; }
-  };
-
-  const int max_calls_, max_resets_;
+  const int max_calls_;
   std::mutex mutex_;
-  std::map<std::string, Connection> connections_;
   std::vector<void*> ended_;
-  int calls_ = 0;
-  int64_t refused_calls_ = 0, refused_resets_ = 0;
+  int calls_ = 0, refused_ = 0;
 };
 
 // Calls that wait for the interpreter's lock. A few wait for the lock itself, which they cannot
@@ -290,7 +235,7 @@ class InterpreterQueue {
         Guard guard(mutex_);
         length_++;
         // gRPC polls to learn whether a call is cancelled, so thousands of calls ask less often.
-        auto interval = std::max<std::chrono::microseconds>(kLookInterval, length() * kLookInterval / 20);
+        auto interval = std::max<std::chrono::microseconds>(kLookInterval, length_ * kLookInterval / 20);
         bool has_room = has_room_.wait_for(guard, interval, [&] { return at_lock_ < kMaxAtLock; });
         length_--;
         at_lock_ += has_room;
@@ -308,25 +253,21 @@ class InterpreterQueue {
     has_room_.notify_one();
   }
 
-  // Returns how many calls wait here, besides those that wait for the lock.
-  int length() const { return length_; }
-
  private:
   static constexpr int kMaxAtLock = 8;
   static constexpr std::chrono::microseconds kLookInterval{5000};
 
   std::mutex mutex_;
   std::condition_variable has_room_;
-  std::atomic<int> length_{0};
-  int at_lock_ = 0;
+  int length_ = 0, at_lock_ = 0;
 };
 
 // The batches of all streams that wait for Python, with the limits of the whole port.
 class BatchQueue {
  public:
-  BatchQueue(int64_t max_bytes, int max_calls, int max_resets, int64_t max_unpacked_bytes,
+  BatchQueue(int64_t max_bytes, int max_calls, int64_t max_unpacked_bytes,
              int64_t max_user_unpacked_bytes)
-      : gate(max_calls, max_resets), unpacked(max_unpacked_bytes, max_user_unpacked_bytes),
+      : gate(max_calls), unpacked(max_unpacked_bytes, max_user_unpacked_bytes),
         max_bytes_(max_bytes) {}
 
   CallGate gate;
@@ -458,7 +399,6 @@ class FlightCall {
   ~FlightCall() { queue_->Forget(handover_); }
 
   const std::string& peer() const { return handover_->peer; }
-  const std::string& identity() const { return context_->peer_identity(); }
   bool is_cancelled() const { return context_->is_cancelled(); }
   // Called before a hook that waits for the interpreter's lock: see InterpreterQueue.
   bool EnterInterpreterQueue() { return queue_->interpreter.Enter(*context_); }
@@ -620,11 +560,9 @@ struct Hooks {
   // Identifies and counts the caller of a call: returns a reference for CallGate::Leave, or sets
   // the refusal.
   void* (*begin_call)(void* python, FlightCall*, Refusal*) = nullptr;
-  // The refusals of calls that the gate does not admit: made once, because a refusal in Python
+  // The refusal of calls that the gate does not admit: made once, because a refusal in Python
   // would wait for the interpreter's lock.
-  Refusal too_many_calls, too_many_resets;
-  // Cuts the connection of a peer that has cancelled too many calls.
-  void (*on_resets)(void* python, const std::string& peer) = nullptr;
+  Refusal too_many_calls;
   // Sets the refusal for a stream that is not Arrow data, or whose batch is too large.
   void (*on_malformed)(void* python, const std::string& text, bool is_too_large, Refusal*) = nullptr;
   void (*run_action)(void* python, FlightCall*, const std::string& type, const Bytes& body,
@@ -721,37 +659,24 @@ class CallLimiter : public arrow::flight::ServerMiddlewareFactory {
 
   Status StartCall(const arrow::flight::CallInfo&, const arrow::flight::ServerCallContext& context,
                    std::shared_ptr<arrow::flight::ServerMiddleware>* middleware) override {
-    switch (queue_->gate.Enter(context, queue_->interpreter.length())) {
-      case CallGate::kAdmitted:
-        return Begin(context, middleware);
-      case CallGate::kTooMany:
-        return hooks_.too_many_calls.ToStatus();
-      case CallGate::kCut:
-        hooks_.on_resets(hooks_.python, context.peer());
-        break;
-      case CallGate::kReset:
-        break;
-    }
-    return hooks_.too_many_resets.ToStatus();
+    if (!queue_->gate.Enter()) return hooks_.too_many_calls.ToStatus();
+    return Begin(context, middleware);
   }
 
   struct CountedCall : arrow::flight::ServerMiddleware {
-    CountedCall(std::shared_ptr<BatchQueue> queue, void* caller,
-                const arrow::flight::ServerCallContext& context)
-        : queue_(std::move(queue)), caller(caller), context_(&context), peer_(context.peer()) {}
-    ~CountedCall() override { Leave(false); }  // the context is being destroyed
+    CountedCall(std::shared_ptr<BatchQueue> queue, void* caller)
+        : queue_(std::move(queue)), caller(caller) {}
+    ~CountedCall() override { Leave(); }
     std::string name() const override { return kCallLimiter; }
     void SendingHeaders(arrow::flight::AddCallHeaders*) override {}
-    void CallCompleted(const Status&) override { Leave(context_->is_cancelled()); }
+    void CallCompleted(const Status&) override { Leave(); }
 
-    void Leave(bool was_cancelled) {
-      if (!std::exchange(is_over_, true)) queue_->gate.Leave(peer_, was_cancelled, caller);
+    void Leave() {
+      if (!std::exchange(is_over_, true)) queue_->gate.Leave(caller);
     }
 
     std::shared_ptr<BatchQueue> queue_;
     void* caller;
-    const arrow::flight::ServerCallContext* context_;
-    const std::string peer_;
     bool is_over_ = false;
   };
 
@@ -762,16 +687,16 @@ class CallLimiter : public arrow::flight::ServerMiddlewareFactory {
     Refusal refusal;
     FlightCall call(context, queue_);
     if (!call.EnterInterpreterQueue()) {
-      queue_->gate.Leave(context.peer(), true, nullptr);
-      return hooks_.too_many_resets.ToStatus();
+      queue_->gate.Leave(nullptr);
+      return Status::Cancelled("the client has cancelled the call");
     }
     void* caller = hooks_.begin_call(hooks_.python, &call, &refusal);
     call.LeaveInterpreterQueue();
     if (caller == nullptr) {
-      queue_->gate.Leave(context.peer(), context.is_cancelled(), nullptr);
+      queue_->gate.Leave(nullptr);
       return refusal.ToStatus();
     }
-    *middleware = std::make_shared<CountedCall>(queue_, caller, context);
+    *middleware = std::make_shared<CountedCall>(queue_, caller);
     return Status::OK();
   }
 

@@ -4,7 +4,6 @@ from libc.stdint cimport int64_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr
 from libcpp.string cimport string
-from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
 
@@ -74,7 +73,7 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
 
     cdef cppclass CCallGate "polybus::CallGate":
         vector[void*] TakeEnded()
-        pair[int64_t, int64_t] TakeRefused()
+        int TakeRefused()
 
     cdef cppclass GrpcBounds:
         int max_message_bytes
@@ -86,7 +85,7 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         double since_s
 
     cdef cppclass CBatchQueue "polybus::BatchQueue":
-        CBatchQueue(int64_t, int, int, int64_t, int64_t)
+        CBatchQueue(int64_t, int, int64_t, int64_t)
         CCallGate gate
         cbool PopAll(vector[ReceivedBatch]*)
         void Wake()
@@ -97,7 +96,6 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
 
     cdef cppclass CCall "polybus::FlightCall":
         const string& peer()
-        const string& identity()
         cbool is_cancelled()
         void* caller()
         void LeaveInterpreterQueue()
@@ -144,8 +142,6 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         void (*close_put)(void*, CPutStream*) noexcept
         void* (*begin_call)(void*, CCall*, Refusal*) noexcept
         Refusal too_many_calls
-        Refusal too_many_resets
-        void (*on_resets)(void*, const string&) noexcept
         void (*on_malformed)(void*, const string&, cbool, Refusal*) noexcept
         void (*run_action)(void*, CCall*, const string&, const shared_ptr[CBuffer]&,
                     vector[shared_ptr[CBuffer]]*, void**, Refusal*) noexcept

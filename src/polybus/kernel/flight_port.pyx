@@ -13,12 +13,11 @@ event loop. Here the service reads, checks, holds back and answers batches witho
     open_put(call, path, schema) → owner     the owner of a stream's batches; raises to refuse it
     close_put(owner)
     on_malformed(text, is_too_large) → an exception
-    on_resets(peer)                          the peer has cancelled too many calls: cut it
     run_action(call, type, body) → results   bytes or Arrow buffers: a list, or an iterator
     open_rows(call, ticket) → (schema, an iterator of record batches)
     actions() → pairs of name and description
     describe_error(error) → (code, text, extra)   code: one of `INTERNAL` to `FAILED`
-    too_many_calls, too_many_resets          (code, text, extra) of calls that are refused
+    too_many_calls                           (code, text, extra) of calls that are refused
 """
 
 from cpython.buffer cimport PyBUF_READ
@@ -54,28 +53,26 @@ cdef class BatchQueue:
         self,
         int64_t max_bytes=INT64_MAX,
         int max_calls=INT_MAX,
-        int max_resets_per_s=INT_MAX,
         int64_t max_unpacked_bytes=INT64_MAX,
         int64_t max_user_unpacked_bytes=INT64_MAX,
     ):
         """Bound the queue.
 
         The service stops reading streams while `max_bytes` of batches are queued, and refuses
-        calls beyond `max_calls` of any kind, because gRPC spends a thread on each. It refuses
-        the calls of a connection that has cancelled more than `max_resets_per_s`. It unpacks
+        calls beyond `max_calls` of any kind, because gRPC spends a thread on each. It unpacks
         compressed batches of at most `max_unpacked_bytes` at a time, per user of at most
         `max_user_unpacked_bytes`.
         """
         self.queue = make_shared[CBatchQueue](
-            max_bytes, max_calls, max_resets_per_s, max_unpacked_bytes, max_user_unpacked_bytes
+            max_bytes, max_calls, max_unpacked_bytes, max_user_unpacked_bytes
         )
 
     def take_refused(self):
-        """Return how many calls were refused since the last time: (too many calls, resets)."""
-        cdef pair[int64_t, int64_t] refused
+        """Return how many calls beyond `max_calls` were refused since the last time."""
+        cdef int refused
         with nogil:
             refused = self.queue.get().gate.TakeRefused()
-        return refused.first, refused.second
+        return refused
 
     def take_ended(self):
         """Return the callers of calls that have ended since the last time.
@@ -202,7 +199,6 @@ cdef class FlightCall:
 
     cdef CCall* call
     cdef readonly str peer
-    cdef readonly bytes identity  # of the client's certificate; empty if it sent none
     cdef readonly object authorization  # the header, or None
     cdef readonly object caller  # the value that `begin_call` returned
     cdef public str user  # the name of the caller, once it is known
@@ -226,7 +222,6 @@ cdef FlightCall open_call(CCall* call):
     cdef FlightCall flight_call = FlightCall.__new__(FlightCall)
     flight_call.call = call
     flight_call.peer = call.peer().decode("utf-8", "replace")
-    flight_call.identity = call.identity()
     flight_call.authorization, flight_call.user = None, ""
     if call.is_authorized():
         flight_call.authorization = call.authorization().decode("utf-8", "surrogateescape")
@@ -288,13 +283,6 @@ cdef void* begin_call(void* python, CCall* call, Refusal* refusal) noexcept with
         if flight_call is not None:
             flight_call.close()
     return NULL
-
-
-cdef void on_resets(void* python, const string& peer) noexcept with gil:
-    try:
-        (<object>python).on_resets(peer.decode("utf-8", "replace"))
-    except BaseException:
-        pass
 
 
 cdef void on_malformed(
@@ -433,12 +421,10 @@ cdef class FlightPort:
         int max_batches,
         int64_t max_bytes,
         *,
-        object certificates=(),
-        bytes client_authorities=b"",
         int max_message_bytes=INT_MAX,
         int max_streams=INT_MAX,
     ):
-        """Listen. `certificates` are pairs of PEM texts. Raises OSError if that fails.
+        """Listen, without encryption. Raises OSError if that fails.
 
         gRPC refuses messages beyond `max_message_bytes` and streams of a connection beyond
         `max_streams`, if it `is_bounded`.
@@ -448,9 +434,8 @@ cdef class FlightPort:
         hooks.python = <void*>handler
         hooks.open_put, hooks.close_put, hooks.on_malformed = open_put, close_put, on_malformed
         hooks.run_action, hooks.next_result = run_action, next_result
-        hooks.list_actions, hooks.on_resets = list_actions, on_resets
+        hooks.list_actions = list_actions
         hooks.too_many_calls = refusal_of(handler.too_many_calls)
-        hooks.too_many_resets = refusal_of(handler.too_many_resets)
         hooks.begin_call = begin_call
         hooks.open_get, hooks.next_rows, hooks.close_get = open_get, next_rows, close_get
         cdef shared_ptr[CSchema] schema = unwrap_schema(rows_schema).ValueUnsafe()
@@ -459,12 +444,6 @@ cdef class FlightPort:
         check(parsed.status())
         cdef unique_ptr[COptions] options
         options.reset(new COptions(parsed.ValueUnsafe()))
-        cdef CCertKeyPair pair
-        for certificate, key in certificates:
-            pair.pem_cert, pair.pem_key = certificate, key
-            options.get().tls_certificates.push_back(pair)
-        options.get().verify_client = bool(client_authorities)
-        options.get().root_certificates = client_authorities
         cdef GrpcBounds bounds
         bounds.max_message_bytes, bounds.max_streams = max_message_bytes, max_streams
         cdef CStatus status
@@ -479,10 +458,11 @@ cdef class FlightPort:
 
     @property
     def port(self):
+        """The port of a TCP location."""
         return self.service.get().port()
 
     def shutdown(self):
-        """Stop listening at once. Returns when all calls have ended."""
+        """Stop listening. Returns when all calls have ended."""
         with nogil:
             self.service.get().Shutdown()
             self.service.get().Wait()

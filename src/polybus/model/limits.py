@@ -87,16 +87,16 @@ class NativeLimits:
     max_calls: int = 4096
     # Streams of one connection: gRPC holds some 10 kB for each. Clients queue calls beyond it.
     max_streams: int = 40
-    # Calls of one connection that the client cancels within a second: a client cancels a read or
-    # a wait now and then. Beyond it the connection is cut, because each call costs a thread.
-    max_resets_per_s: int = 100
+    # Calls of one connection that the client resets within a second: a client resets a read that
+    # it does not need to its end. Beyond it the connection is cut, because each costs a thread.
+    max_resets_per_s: int = 1000
     # Bytes of compressed batches of one user, unpacked and not yet on disk: a few kB can unpack
     # to a thousand times as much. A larger batch must be sent without compression.
     max_user_unpacked_bytes: int = 32 * MIB
     # The same of all users together.
     max_unpacked_bytes: int = 64 * MIB
-    # Each connection takes a descriptor, even if it is idle.
-    max_connections: int = 4096
+    # Each connection takes three descriptors, five with TLS, even if it is idle.
+    max_connections: int = 2048
     # Each wait blocks a thread.
     max_waits: int = 1024
     # Bounds how long a client that has vanished holds its thread.

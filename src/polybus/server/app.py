@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 SHUTDOWN = "shutdown"
 UNEXPECTED = "unexpected_error"
-# The bus closes surplus connections of gRPC four times a second, and gRPC accepts others.
+# The bus closes surplus connections of libzmq, and libzmq accepts others.
 RELOAD_TRIES, RELOAD_RETRY_S = 200, 0.05
 RELOAD_DESCRIPTORS = 4  # a file, and a lookup of a user
 
@@ -79,7 +79,12 @@ class App:
     ) -> None:
         self._program = program
         listening = [one.dialect for one in program.listeners]
-        self._settings = process_tuning.fit_limits(program.loaded.settings, descriptors, listening)
+        self._settings = process_tuning.fit_limits(
+            program.loaded.settings,
+            descriptors,
+            listening,
+            process_tuning.count_native_descriptors(program.listeners),
+        )
         process_tuning.reserve_streams(self._settings, descriptors, listening)
         self._logs = logs
         self._log = logs.logger
@@ -168,6 +173,7 @@ class App:
             data=self._program.data,
             connections=self._streams.places,
             serve_streams=partial(self._streams.serve, dialect),
+            own_places=self._streams.own_places,
             stats=self._stats,
             rule_verbs=self._acl.verbs(),
             on_fault=partial(self._fault, dialect),

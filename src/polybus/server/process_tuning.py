@@ -7,11 +7,12 @@ import gc
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from polybus.kernel import scheduler
 from polybus.kernel.allocator import keep_freed_buffers
+from polybus.server.listener_plan import ListenerSpec
 from polybus.server.settings import Settings
 from polybus.transports.descriptor_reserve import descriptor_reserve
 
@@ -21,14 +22,14 @@ from polybus.transports.descriptor_reserve import descriptor_reserve
 LOOP_SLICE_US = 100
 # Descriptors that are not connections: listeners, logs, the lock, the store, gRPC's, libzmq's.
 OWN_DESCRIPTORS = 64
-# Connections of gRPC or libzmq in the reserve that the bus has not closed yet.
+# Connections of libzmq in the reserve that the bus has not closed yet.
 SURPLUS_DESCRIPTORS = 32
-# Most stream connections that the reserve has room for: those that begin while gRPC and libzmq
-# have taken all other descriptors. Admin connections have room of their own in it.
+# Most stream connections that the reserve has room for: those that begin while libzmq has taken
+# all other descriptors. Admin connections have room of their own in it.
 MAX_STREAM_RESERVE = 1024
-NATIVE = "native"
-# Dialects whose connections another library accepts: gRPC, libzmq.
-FOREIGN = frozenset({NATIVE, "pirate"})
+NATIVE, PIRATE = "native", "pirate"
+# Of a native connection: the client's and both ends of the one to gRPC; with TLS two more.
+NATIVE_DESCRIPTORS, NATIVE_TLS_DESCRIPTORS = 3, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +67,32 @@ def freeze_heap() -> None:
     scheduler.set_time_slice_us(LOOP_SLICE_US)
 
 
+def count_native_descriptors(listeners: Iterable[ListenerSpec]) -> int:
+    """Return the most descriptors that a native connection to these listeners takes."""
+    has_tls = any(one.dialect == NATIVE and one.address.is_encrypted for one in listeners)
+    return NATIVE_TLS_DESCRIPTORS if has_tls else NATIVE_DESCRIPTORS
+
+
 def fit_limits(
-    settings: Settings, descriptors: DescriptorLimit, listening: Sequence[str]
+    settings: Settings,
+    descriptors: DescriptorLimit,
+    listening: Sequence[str],
+    each_native: int = NATIVE_DESCRIPTORS,
 ) -> Settings:
     """Return the settings with limits of connections that fit the descriptors.
 
-    `listening` has the dialects of the listeners. Each native listener counts its connections
-    apart from all others, so all are lowered in proportion: none may take the descriptors of
-    another. Beside gRPC and libzmq there must be a reserve (`reserve_streams`), too.
+    `listening` has the dialects of the listeners. A native connection takes `each_native`
+    descriptors. Native connections are counted apart from all
+    others, so both are lowered in proportion: none may take the descriptors of the other. Beside
+    libzmq there must be a reserve (`reserve_streams`), too.
     """
     most = max(2, descriptors.now - OWN_DESCRIPTORS - settings.server.max_admin_connections)
-    ports, has_reserve = listening.count(NATIVE), not FOREIGN.isdisjoint(listening)
+    has_native, has_reserve = NATIVE in listening, PIRATE in listening
     streams, native = settings.limits.max_connections, settings.section(NATIVE)
     if has_reserve:
         most = max(3, most - SURPLUS_DESCRIPTORS)
         streams += _stream_reserve(settings)
-    wanted = streams, native.max_connections * ports
+    wanted = streams, native.max_connections * each_native * has_native
     if sum(wanted) <= most:
         return settings
     # At least an eighth for each, so that a large setting of one does not exclude the other.
@@ -93,8 +104,8 @@ def fit_limits(
         streams = max(1, streams // 2, streams - MAX_STREAM_RESERVE)
     limits = replace(settings.limits, max_connections=streams)
     dialects = dict(settings.dialects)
-    if ports:
-        dialects[NATIVE] = replace(native, max_connections=max(1, own // ports))
+    if has_native:
+        dialects[NATIVE] = replace(native, max_connections=max(1, own // each_native))
     return replace(settings, limits=limits, dialects=dialects)
 
 
@@ -103,11 +114,11 @@ def reserve_streams(
 ) -> None:
     """Reserve descriptors for stream and admin connections, for when none is left.
 
-    gRPC and libzmq may take all others. `settings` are those of `fit_limits`.
+    libzmq may take all others. `settings` are those of `fit_limits`.
     """
     reserve = _stream_reserve(settings) + settings.server.max_admin_connections
     start = max(OWN_DESCRIPTORS, descriptors.now - reserve - SURPLUS_DESCRIPTORS)
-    if FOREIGN.isdisjoint(listening) or start >= descriptors.now:
+    if PIRATE not in listening or start >= descriptors.now:
         return
     # A sandbox may forbid it. Then a flood of one listener may delay clients of the others.
     with contextlib.suppress(OSError, ValueError):

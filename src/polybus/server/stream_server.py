@@ -140,6 +140,16 @@ class StreamServer:
             options = replace(options, tls=own_context(*certificate))
         return StreamListeners(dialect, open_session, options, self._unfinished)
 
+    def own_places(self, limit: str, max_connections: int) -> ListenOptions:
+        """Return the options of listeners whose connections have a bound of their own."""
+        count = partial(self._broker.counters.count, "refused")
+        shares = self._broker.shares.new_table(limit, max_connections, count)
+        return self._options(
+            ConnectionLimit(max_connections, self._refusal_handler(limit)),
+            ConnectionShares(shares, None, self._log),
+            self._max_admin_connections,
+        )
+
     def serve_admin(self, open_session: OpenSession) -> StreamListeners:
         options = self._options(self._admin_limit, None, 0)
         return StreamListeners("admin", open_session, options, self._unfinished)

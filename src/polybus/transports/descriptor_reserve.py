@@ -1,12 +1,12 @@
-"""Descriptors that only the bus itself can use, and not gRPC or libzmq.
+"""Descriptors that only the bus itself can use, and not libzmq.
 
-gRPC and libzmq accept connections until the process has no free descriptor; the bus can close
+libzmq accepts connections until the process has no free descriptor; the bus can close
 them only afterwards. The kernel compares the number of a new descriptor with the soft limit of
 the process. So the bus keeps the soft limit below the hard one: the numbers between them are
 the reserve. Where the bus itself finds no free descriptor, it borrows: it raises the soft limit
 by one free number, opens, and lowers it again.
 
-A thread of gRPC or libzmq that accepts a connection just then may get that number. Then the bus
+A thread of libzmq that accepts a connection just then may get that number. Then the bus
 borrows the next one. Its listener closes the connection, as all that are too many.
 """
 

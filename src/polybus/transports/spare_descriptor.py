@@ -1,8 +1,8 @@
 """A descriptor that is kept open, to reach sockets of other libraries when none is left.
 
-gRPC and libzmq own their connections. To inspect or shut down one of them, the bus duplicates
-its descriptor: the duplicate stays the same socket even if the library closes its own and the
-number is used again. A flood of connections may have taken every descriptor, and just then
+libzmq owns its connections. To inspect or shut down one of them, the bus duplicates its
+descriptor: the duplicate stays the same socket even if libzmq closes its own and the number is
+used again. A flood of connections may have taken every descriptor, and just then
 connections must be shut down. So the duplicate replaces a descriptor that is open already.
 """
 

@@ -187,6 +187,16 @@ class StreamListener(StreamEndpoint):
             sock.close()
             connection.discard()
 
+    async def open(self, address: Address) -> None:
+        """Listen. Raises AddressInUse or AddressError with the reason."""
+        try:
+            await self._open(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUse(f"{address} is in use by another listener") from error
+            reason = error.strerror or str(error)
+            raise AddressError(f"{address}: cannot be listened on: {reason}") from error
+
     async def _open(self, address: Address) -> None:
         options = self._options
         if address.is_encrypted and options.tls is None:
@@ -213,13 +223,7 @@ async def listen(
 ) -> StreamListener:
     """Open a listener. Raises AddressInUse or AddressError with the reason."""
     listener = StreamListener(open_session, options)
-    try:
-        await listener._open(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(f"{address} is in use by another listener") from error
-        reason = error.strerror or str(error)
-        raise AddressError(f"{address}: cannot be listened on: {reason}") from error
+    await listener.open(address)
     return listener
 
 

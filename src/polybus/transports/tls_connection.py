@@ -19,7 +19,7 @@ import asyncio
 import hashlib
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from polybus.kernel.stream_io import SharedBuffer
 from polybus.transports.stream_connection import OPEN_STATES, Event, State, StreamConnection
@@ -71,6 +71,15 @@ class TlsConnection(StreamConnection):
             return hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
         context = self._tls.context  # the current one, after a reload
         return context.certificate_digest if isinstance(context, CertificateContext) else b""
+
+    @property
+    def certificate_name(self) -> str:
+        """The first name in the client's certificate; empty if the client has shown none."""
+        certificate: dict[str, Any] = self._tls.getpeercert() or {}
+        names = [value for _, value in certificate.get("subjectAltName", ())]
+        for part in certificate.get("subject", ()):
+            names += [value for kind, value in part if kind == "commonName"]
+        return str(names[0]) if names else ""
 
     def write(self, data: bytes) -> None:
         if self._state not in OPEN_STATES:

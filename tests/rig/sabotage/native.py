@@ -12,19 +12,19 @@ SABOTAGES = [
         "            max_streams=limits.max_streams,\n",
         "            max_streams=1 << 30,\n",
     ),
-    # gRPC accepts many streams of a connection, but not so many that the host has no thread left.
+    # Resets of all clients are passed on to gRPC as they come.
     Patch(
-        "grpc-many-streams",
-        "transports/flight/flight_handler.py",
-        "            max_streams=limits.max_streams,\n",
-        "            max_streams=2000,\n",
+        "resets-unpaced",
+        "transports/flight/front_listener.py",
+        "        self._relay = Http2Relay(max_resets_per_s, RESETS_PER_S, RESET_THREADS)\n",
+        "        self._relay = Http2Relay(1 << 30, 1e9, 1 << 20)\n",
     ),
-    # A client may cancel any number of calls.
+    # A client may reset any number of calls.
     Patch(
         "resets-uncounted",
         "transports/flight/flight_listener.py",
-        "            limits.max_resets_per_s,\n",
-        "            1 << 30,\n",
+        "            options, self._grpc, self._limits.max_resets_per_s, self._report_cut\n",
+        "            options, self._grpc, 1 << 30, self._report_cut\n",
     ),
     # Compressed batches are unpacked, whatever their size.
     Patch(

@@ -58,7 +58,7 @@ SABOTAGES = [
     Patch(
         "certificates-outlive-authorities",
         "transports/flight/flight_listener.py",
-        "                if must_cut:\n",
-        "                if False:\n",
+        "        if tls.authorities != before.authorities:",
+        "        if False:",
     ),
 ]

@@ -12,15 +12,7 @@ SABOTAGES = [
         "            if self._held.get(account, 0) + amount > share:\n",
         "            if False:\n",
     ),
-    # A connection of gRPC or libzmq is shut down through a new descriptor, or not at all.
-    Patch(
-        "shedding-needs-descriptors",
-        "transports/spare_descriptor.py",
-        "                os.dup2(descriptor, self._spare, inheritable=False)\n",
-        "                os.close(os.dup(descriptor))\n"
-        "                os.dup2(descriptor, self._spare, inheritable=False)\n",
-    ),
-    # gRPC and libzmq may take every descriptor.
+    # libzmq may take every descriptor.
     Patch(
         "no-descriptor-reserve",
         "server/process_tuning.py",
@@ -33,12 +25,5 @@ SABOTAGES = [
         "server/app.py",
         "                await _read_again(reload)\n",
         "                await reload()\n",
-    ),
-    # Of too many native connections the longest silent are cut, whichever users they have.
-    Patch(
-        "longest-silent-cut",
-        "transports/flight/grpc_sockets.py",
-        "        silent_ms[owner].append((since_ms, far.port))\n",
-        "        silent_ms[0].append((since_ms, far.port))\n",
     ),
 ]

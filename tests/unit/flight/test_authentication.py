@@ -1,88 +1,70 @@
-"""Identities of native callers without a token or a certificate, on real connections."""
+"""Identities of native callers, and the file of tokens."""
 
 from __future__ import annotations
 
-import os
-import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from polybus.errors import ConfigError
 from polybus.model.identity import ANONYMOUS, IN_DOUBT, Identity
-from polybus.transports.flight.authentication import CallIdentifier, TokenFile
+from polybus.transports.flight.authentication import (
+    MAX_TOKENS_CHARACTERS,
+    CallIdentifier,
+    TokenFile,
+)
+from polybus.transports.flight.flight_status import Unauthenticated
 
-V4, V6 = "127.0.0.1", "::1"
-ME = Identity(uid=os.getuid())
+ALICE = Identity(uid=4242)
+LINE = "ops 0123456789abcdef-ops\n"
+
+
+def tokens_of(folder: Path, text: str) -> TokenFile:
+    path = folder / "tokens"
+    path.touch(0o600)
+    path.write_text(text)
+    return TokenFile(path, time.time)
 
 
 class Identifier:
-    def __init__(self, host: str) -> None:
+    def __init__(self, tokens: TokenFile, found: Identity | None, **options: Any) -> None:
         self.in_doubt = 0
-        self._identifier = CallIdentifier(host, TokenFile(None, time.time), self._count)
+        self._identifier = CallIdentifier(tokens, lambda call: found, self._count, **options)
 
-    def __call__(self, peer: str, port: int, *, is_cancelled: bool = False) -> Identity:
-        call: Any = SimpleNamespace(
-            authorization=None, identity=b"", peer=peer, is_cancelled=lambda: is_cancelled
-        )
-        return self._identifier.identify(call, port)
+    def __call__(self, authorization: str | None = None) -> Identity:
+        call: Any = SimpleNamespace(authorization=authorization)
+        return self._identifier.identify(call)
 
     def _count(self) -> None:
         self.in_doubt += 1
 
 
-@contextmanager
-def connected(host: str, target: str, source: str) -> Iterator[tuple[socket.socket, str, int]]:
-    """Yield the peer's end, its name as gRPC writes it, and the port of the listener."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as server:
-        port = server.getsockname()[1]
-        with socket.create_connection((target, port), 20, source_address=(source, 0)) as far:
-            near, _ = server.accept()
-            name = far.getsockname()
-            peer = f"ipv6:%5B{name[0]}%5D:{name[1]}" if ":" in name[0] else f"ipv4:{V4}:{name[1]}"
-            with near:
-                yield far, peer.replace(V4, name[0]), port
-
-
-@pytest.mark.parametrize(
-    ("host", "target", "source"),
-    [
-        (V4, V4, V4),
-        (V4, V4, "127.0.0.9"),
-        ("127.0.0.5", "127.0.0.5", V4),
-        ("0.0.0.0", V4, V4),
-        ("0.0.0.0", V4, "127.0.0.9"),
-        (V6, V6, V6),
-        ("::", V6, V6),
-    ],
-)
-def test_local_caller_is_its_user_until_it_hangs_up(host, target, source):
-    identify = Identifier(host)
-    with connected(host, target, source) as (far, peer, port):
-        assert identify(peer, port) == ME
-        assert identify.in_doubt == 0
-        assert identify(peer, port, is_cancelled=True) == IN_DOUBT
-        far.close()
-        assert identify(peer, port) == IN_DOUBT
-    assert identify.in_doubt == 2
-
-
-def test_host_name_is_resolved():
-    identify = Identifier("localhost")
-    with connected(V4, V4, V4) as (_, peer, port):
-        assert identify(peer, port) == ME
-
-
-def test_remote_caller_is_anonymous():
-    identify = Identifier("0.0.0.0")
-    assert identify("ipv4:192.0.2.1:5000", 6570) == ANONYMOUS
+@pytest.mark.parametrize("identity", [ALICE, ANONYMOUS, Identity(key="spark")])
+def test_caller_is_the_client_of_its_connection(identity):
+    identify = Identifier(TokenFile(None, time.time), identity)
+    assert identify() == identity
     assert identify.in_doubt == 0
 
 
-@pytest.mark.parametrize("peer", ["unix:/tmp/x", "", "ipv4:127.0.0.1:x"])
-def test_caller_without_an_address_is_in_doubt(peer):
-    assert Identifier(V4)(peer, 6570) == IN_DOUBT
+@pytest.mark.parametrize("found", [None, IN_DOUBT])
+def test_caller_without_a_known_client_is_in_doubt(found):
+    identify = Identifier(TokenFile(None, time.time), found)
+    assert identify() == IN_DOUBT
+    assert identify.in_doubt == 1
+
+
+def test_token_takes_precedence(tmp_path):
+    identify = Identifier(tokens_of(tmp_path, LINE), ALICE, require_token=True)
+    assert identify("bearer 0123456789abcdef-ops") == Identity(key="ops")
+    with pytest.raises(Unauthenticated, match="must have a token"):
+        identify()
+
+
+def test_file_of_tokens_is_read_whole_or_refused(tmp_path):
+    comment = "#" * (MAX_TOKENS_CHARACTERS - len(LINE) - 1) + "\n"
+    tokens_of(tmp_path, comment + LINE).find("Bearer 0123456789abcdef-ops")
+    with pytest.raises(ConfigError, match=f"must have at most {MAX_TOKENS_CHARACTERS} characters"):
+        tokens_of(tmp_path, comment + "#" + LINE)

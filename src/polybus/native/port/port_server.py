@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.admin_verb import AdminError
@@ -58,28 +59,15 @@ class PortServer:
             context.broker.alarms,
             shares,
         )
-        self._reloads: list[Callable[[], None]] = []
+        limit = context.section.max_connections
+        self._listen_options = context.own_places("native_max_connections", limit)
+        self._reloads: list[Callable[[], Awaitable[None]]] = []
 
     async def listen(self, address: Address) -> FlightListener:
-        return await asyncio.to_thread(self._listen, address)
-
-    async def reload(self) -> None:
-        await asyncio.to_thread(self._reload)
-
-    def stop(self) -> None:
-        self._port.close()
-
-    async def close(self) -> None:
-        self._port.close()
-        await asyncio.to_thread(self._port.groups.stop)
-
-    def _listen(self, address: Address) -> FlightListener:
         context, limits = self._context, self._context.broker.limits
         section, tls = context.section, context.tls
-        tokens = TokenFile(section.tokens, time.time)
-        self._reloads.append(tokens.reload)
+        tokens = await asyncio.to_thread(TokenFile, section.tokens, time.time)
         listener = FlightListener(
-            address,
             self._port,
             section,
             SecurityOptions(
@@ -102,8 +90,27 @@ class PortServer:
                 lambda: self._count("refused", f"native_{reason}", calls)
             ),
         )
-        self._reloads.append(listener.reload)
+        await listener.open(address, self._listen_options)
+        self._reloads += [partial(asyncio.to_thread, tokens.reload), listener.reload]
         return listener
+
+    async def reload(self) -> None:
+        """Read tokens and certificates again. Raises `ConfigError` with every invalid file."""
+        errors: list[str] = []
+        for reload in self._reloads:
+            try:
+                await reload()
+            except ConfigError as error:
+                errors.append(str(error))
+        if errors:
+            raise ConfigError("; ".join(errors))
+
+    def stop(self) -> None:
+        self._port.close()
+
+    async def close(self) -> None:
+        self._port.close()
+        await asyncio.to_thread(self._port.groups.stop)
 
     def _call_on_loop(self, step: Callable[[], None]) -> None:
         assert self._context.call_on_loop is not None
@@ -130,17 +137,6 @@ class PortServer:
             self._context.broker.counters.count("refused", f"native_{error.code}")
         else:
             self._context.on_fault(error)
-
-    def _reload(self) -> None:
-        """Read tokens and certificates again. Raises `ConfigError` with every invalid file."""
-        errors: list[str] = []
-        for reload in self._reloads:
-            try:
-                reload()
-            except ConfigError as error:
-                errors.append(str(error))
-        if errors:
-            raise ConfigError("; ".join(errors))
 
 
 class RuleRequests:

@@ -1,6 +1,7 @@
-"""Identity of a caller: a token or a certificate if given, else the user of a local peer.
+"""Identity of a caller: a token if given, else the identity of its connection.
 
-A local peer whose user the kernel does not know is in doubt, any other one is anonymous.
+That is the name in a certificate if given, else the user of a local client, as the listener
+found it when the connection began. A caller whose connection has ended is in doubt.
 
 An invalid or expired token is an error, not an anonymous call. Tokens are lines of a file
 that only its owner may read, `NAME TOKEN [EXPIRES]`, with times such as 2027-01-31T12:00:00Z.
@@ -10,30 +11,21 @@ from __future__ import annotations
 
 import hmac
 import os
-import socket
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from polybus.errors import ConfigError
-from polybus.model.identity import ANONYMOUS, IN_DOUBT, Identity
+from polybus.model.identity import IN_DOUBT, Identity
 from polybus.transports.flight.flight_status import Unauthenticated
-from polybus.transports.peer_identity import is_own_address, open_socket_table
-from polybus.transports.proc_net_table import packed
-from polybus.transports.socket_table import SocketEnd
 
 if TYPE_CHECKING:
     from polybus.kernel.flight_port import FlightCall
 
 BEARER = "bearer"  # in any case (RFC 7235)
-ANY_HOST = ("0.0.0.0", "::")
-LOOPBACK = (packed("127.0.0.1"), packed("::1"))
 MIN_TOKEN_CHARACTERS = 16  # shorter tokens could be guessed
 MAX_TOKENS_CHARACTERS = 1 << 20  # each call is compared with all tokens
 
@@ -89,12 +81,15 @@ def _read(path: Path) -> tuple[Token, ...]:
     try:
         with path.open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
-            text = file.read(MAX_TOKENS_CHARACTERS)
+            text = file.read(MAX_TOKENS_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"tokens {path}: cannot be read: {reason}") from None
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(f"tokens {path}: others may read it: chmod 600 {path}")
+    if len(text) > MAX_TOKENS_CHARACTERS:
+        most = f"at most {MAX_TOKENS_CHARACTERS} characters"
+        raise ConfigError(f"tokens {path}: must have {most}; remove tokens that have expired")
     lines = enumerate(text.splitlines(), 1)
     return tuple(_token(path, n, line) for n, line in lines if line.strip() and line[0] != "#")
 
@@ -118,65 +113,30 @@ def _token(path: Path, number: int, line: str) -> Token:
 
 
 class CallIdentifier:
-    """Identifies the callers of a listener at `host`:`port`.
+    """`find` returns the identity of a call's connection, None if it has ended.
 
     `on_in_doubt` is called for each call whose caller is in doubt.
     """
 
     def __init__(
         self,
-        host: str,
         tokens: TokenFile,
+        find: Callable[[FlightCall], Identity | None],
         on_in_doubt: Callable[[], None],
         *,
         require_token: bool = False,
     ) -> None:
-        self._own_ips = _own_ips(host)  # empty: the listener has all addresses of this machine
-        self._on_in_doubt = on_in_doubt
         self._tokens = tokens
+        self._find = find
+        self._on_in_doubt = on_in_doubt
         self._require_token = require_token
-        self._table = open_socket_table()
-        self._lock = Lock()  # the socket table is not thread-safe
 
-    def identify(self, call: FlightCall, port: int) -> Identity:
+    def identify(self, call: FlightCall) -> Identity:
         if call.authorization is not None:
             return Identity(key=self._tokens.find(call.authorization).name)
         if self._require_token:
             raise Unauthenticated("a call must have a token: authorization: Bearer TOKEN")
-        if call.identity:
-            return Identity(key=call.identity.decode("utf-8", "replace"))
-        far = parse_peer(call.peer)
-        if far is not None and not is_own_address(far.ip):
-            return ANONYMOUS
-        uid = None if far is None else self._find_owner(far, port)
-        if uid is None or call.is_cancelled():  # then another process may have the port
+        identity = self._find(call) or IN_DOUBT
+        if identity.is_in_doubt:
             self._on_in_doubt()
-            return IN_DOUBT
-        return Identity(uid=uid)
-
-    def _find_owner(self, far: SocketEnd, port: int) -> int | None:
-        # gRPC does not report our end of the connection, so try those that a peer may use.
-        for ip in self._own_ips or (far.ip, *LOOPBACK):
-            if len(ip) == len(far.ip):
-                with self._lock:
-                    uid = self._table.owner(far, SocketEnd(ip, port))
-                if uid is not None:
-                    return uid
-        return None
-
-
-def _own_ips(host: str) -> tuple[bytes, ...]:
-    if host in ANY_HOST:
-        return ()
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(packed(str(address[0])) for *_, address in found))
-
-
-@lru_cache(4096)
-def parse_peer(peer: str) -> SocketEnd | None:
-    """Parse a peer of gRPC: ipv4:127.0.0.1:5000 or ipv6:[::1]:5000, perhaps escaped."""
-    kind, _, rest = unquote(peer).partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind not in ("ipv4", "ipv6") or not port.isdigit():
-        return None
-    return SocketEnd(packed(host.strip("[]").removeprefix("::ffff:")), int(port))
+        return identity

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from threading import Event, Lock
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -54,11 +54,9 @@ class FlightHandler:
         limits: NativeLimits,
         calls: CallTracker,
         queue: BatchQueue,
-        identify: Callable[[FlightCall, int], Identity],
+        identify: Callable[[FlightCall], Identity],
         token_calls: TokenCalls,
         on_error: Callable[[Exception], None],
-        on_resets: Callable[[str], None],
-        **security: Any,
     ) -> None:
         self._verbs = verbs
         self._limits = limits
@@ -66,16 +64,11 @@ class FlightHandler:
         self._identify = identify
         self._token_calls = token_calls
         self._on_error = on_error
-        self.on_resets = on_resets
         self.too_many_calls = to_flight_status(
             LimitReached("max_calls", f"{limits.max_calls} calls are in progress; retry later")
         )
-        self.too_many_resets = to_flight_status(
-            LimitReached("max_resets_per_s", "the client has cancelled too many calls; retry later")
-        )
         self._queue = queue
         self._uncounting = Lock()  # the next call is counted when all ended ones are uncounted
-        self._is_open = Event()
         window = limits.max_batches_in_flight, limits.max_bytes_in_flight
         self._port = FlightPort(
             location,
@@ -85,14 +78,7 @@ class FlightHandler:
             *window,
             max_message_bytes=limits.max_batch_bytes + MESSAGE_OVERHEAD_BYTES,
             max_streams=limits.max_streams,
-            **security,
         )
-        self._is_open.set()
-
-    @property
-    def port(self) -> int:
-        self._is_open.wait()  # the first calls may arrive before the constructor knows the port
-        return self._port.port
 
     @property
     def is_bounded(self) -> bool:
@@ -100,7 +86,7 @@ class FlightHandler:
         return self._port.is_bounded
 
     def shutdown(self) -> None:
-        """Release the port at once. Returns when all calls have ended."""
+        """Accept no connection. Returns when all calls have ended."""
         self._port.shutdown()
         self.uncount_ended()
 
@@ -114,7 +100,7 @@ class FlightHandler:
 
     def begin_call(self, call: FlightCall) -> Identity:
         """Identify and count a caller before its first message. Raises `LimitReached`."""
-        identity = self._identify(call, self.port)
+        identity = self._identify(call)
         self.uncount_ended()
         self._verbs.begin_call(identity)
         return identity

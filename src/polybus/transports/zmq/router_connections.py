@@ -130,7 +130,7 @@ def _address(sock: socket.socket) -> Any:
 
 
 class RouterConnections:
-    """`changes` returns monitor events in order, as (descriptor, True if accepted).
+    """`changes` returns the next monitor events, as (descriptor, True if accepted).
 
     `attach` must set the `send` and `is_full` of a connection.
     """
@@ -153,6 +153,8 @@ class RouterConnections:
         # The newest of several unclaimed ones, by descriptor.
         self._ambiguous: dict[int, RouterConnection] = {}
         self._ended: list[RouterConnection] = []
+        # Identified; events that came meanwhile have not been read.
+        self._unchecked: list[RouterConnection] = []
         self.accepted = 0
 
     def find(self, routing: bytes, fd: int) -> RouterConnection:
@@ -187,29 +189,40 @@ class RouterConnections:
 
     def read_events(self) -> None:
         """Apply the events of the monitor."""
+        while self.read_some_events():
+            pass
+
+    def read_some_events(self) -> bool:
+        """Apply the next events of the monitor. Returns False if there are none."""
+        events = self._changes()
         new: list[RouterConnection] = []
-        while events := self._changes():
-            for fd, is_accepted in events:
-                self._end(fd)  # also of an accepted one: its predecessor's end may be unreported
-                if is_accepted:
-                    new.append(self._begin(fd))
-            # Identify, then read events again: a connection may have ended just before it was
-            # identified, and another may already have had its descriptor.
-            for connection in new:
-                if connection.ended_s is None and connection.address is None:
-                    connection.identify_peer()
+        for fd, is_accepted in events:
+            self._end(fd)  # also of an accepted one: its predecessor's end may be unreported
+            if is_accepted:
+                new.append(self._begin(fd))
+        # Identify, then read all events again: a connection may have ended just before it was
+        # identified, and another may already have had its descriptor.
         for connection in new:
+            if connection.ended_s is None:
+                connection.identify_peer()
+        self._unchecked += new
+        if not events and self._unchecked:
+            self._admit_checked()
+        return bool(events)
+
+    def _admit_checked(self) -> None:
+        checked, self._unchecked = self._unchecked, []
+        for connection in checked:
             if connection.ended_s is not None:
                 connection.identity = IN_DOUBT
-                continue
-            if self._gate.enter(connection.peer_text, connection.identity):
+            elif self._gate.enter(connection.peer_text, connection.identity):
                 connection.admitted_as = connection.identity
             else:
                 connection.cut()
 
     def tick(self) -> None:
         """Forget connections that ended more than REMEMBERED_S ago."""
-        self.read_events()
+        self.read_some_events()
         before_s = self._clock() - REMEMBERED_S
         ended, self._ended = self._ended, []
         for connection in ended:

@@ -1,9 +1,9 @@
 """A ROUTER socket as a listener of the bus: bound, drained from the loop, closed.
 
 The socket's descriptor becomes readable only when the state of the socket changes. So the
-listener drains it until it is empty, at most TURN_MESSAGES per turn, and checks it again after
-each send. Messages are complete. The session gets them one by one, and then `on_turn_end`, so
-that it can commit the requests of a turn together.
+listener drains it until it is empty, at most TURN_MESSAGES and TURN_S per turn, and checks it
+again after each send. Messages are complete. The session gets them one by one, and then
+`on_turn_end`, so that it can commit the requests of a turn together.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class RouterSession(Protocol):
 
 
 TURN_MESSAGES: Final = 256
+# The first message of a connection costs some twenty times as much as a later one, so a turn is
+# bounded in time, too: it is looked at after each SLICE_MESSAGES.
+TURN_S: Final = 0.004
+SLICE_MESSAGES: Final = 8
+SLICE_EVENTS: Final = 16  # of the monitor
 # Large messages end a turn sooner: they take memory, and time from all other connections.
 TURN_BYTES: Final = 8 << 20
 # A frame one byte over the largest message is read and refused. A larger one ends the connection.
@@ -93,6 +98,7 @@ class RouterListener:
         curve: CurveSettings | None = None,
     ) -> None:
         self._session = session
+        self._clock = clock
         self._count = count
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -128,9 +134,31 @@ class RouterListener:
         # Taken before receiving: if the socket is then found empty, all messages of their
         # predecessors were read.
         in_doubt = self.connections.ambiguous()
-        messages = self._router.receive(
-            TURN_MESSAGES, TURN_BYTES, MAX_FRAMES, self._curve is not None
-        )
+        is_empty, received, left_bytes = False, 0, TURN_BYTES
+        end_s = self._clock() + TURN_S
+        # After a flood of connections there are events for several turns. Messages wait for them,
+        # because the connections of messages must be known.
+        while self.connections.read_some_events():
+            if self._clock() > end_s:
+                self._schedule_read()
+                return
+        while not is_empty and received < TURN_MESSAGES and left_bytes > 0:
+            messages = self._router.receive(
+                SLICE_MESSAGES, left_bytes, MAX_FRAMES, self._curve is not None
+            )
+            self._receive(messages)
+            is_empty = not messages
+            received += len(messages)
+            left_bytes -= sum(size for _, _, size, _ in messages)
+            if self._clock() > end_s:
+                break
+        if received:  # there may be more
+            self._schedule_read()
+        elif in_doubt:
+            self.connections.resolve_ambiguous(in_doubt)
+        self._session.on_turn_end()
+
+    def _receive(self, messages: list[tuple[int, str | None, int, list[bytes]]]) -> None:
         find, receive = self.connections.find, self._session.receive
         for descriptor, user, size, frames in messages:
             connection = find(frames[0], descriptor)
@@ -142,11 +170,6 @@ class RouterListener:
                 receive(connection, frames)
             except Exception as error:  # one message must not affect the others
                 self._loop.call_exception_handler({"message": "pirate", "exception": error})
-        if messages:  # there may be more
-            self._schedule_read()
-        elif in_doubt:
-            self.connections.resolve_ambiguous(in_doubt)
-        self._session.on_turn_end()
 
     def _authenticate(
         self, curve: CurveSettings, connection: RouterConnection, shown: str | None
@@ -223,8 +246,8 @@ class RouterListener:
         self._on_monitor_event()
 
     def _on_monitor_event(self) -> None:
-        self.connections.read_events()
-        if self.connections.ambiguous():
+        # A few, so that a flood of connections does not delay others: `_read` reads all.
+        if self.connections.read_some_events() or self.connections.ambiguous():
             self._schedule_read()
         if self._memory_timer is None and self.connections.open():
             self._watch.set_baseline()
@@ -250,7 +273,7 @@ class RouterListener:
 
     def _read_monitor(self) -> list[tuple[int, bool]]:
         events: list[tuple[int, bool]] = []
-        while True:
+        while len(events) < SLICE_EVENTS:
             try:
                 event = self._monitor.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -259,6 +282,7 @@ class RouterListener:
             kind, fd = _EVENT.unpack(event)
             if kind in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
                 events.append((fd, kind == zmq.EVENT_ACCEPTED))
+        return events
 
     # --- the end
 
