@@ -15,7 +15,7 @@ from tests.rig.fuzz.loop import load_target
 from tests.rig.fuzz.mutation import Mutator
 
 TARGETS = sorted((Path(__file__).parents[2] / "fuzz").glob("fuzz_*.py"))
-STEPS = 1200
+STEPS = 600  # `make fuzz` runs each target for FUZZ_SECONDS
 PROGRAM_BYTES = 300
 
 
