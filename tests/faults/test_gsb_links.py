@@ -536,18 +536,18 @@ def test_a_node_that_grants_no_credit_stops_a_service_for_a_bounded_time():
 
 
 @pytest.mark.parametrize("replies", [0, 1 << 17])
-def test_credit_out_of_its_bounds_ends_the_link(bus, peer, replies):
+def test_credit_out_of_its_bounds_ends_the_link(counted, peer, replies):
     peer.peer.send(pack(credit=pb.Credit(request_id="1", replies=replies)))
     peer.peer.wait_for_end()
-    assert count(bus, "connections", "closed", "bad_credit") == 1
+    assert counted("connections", "closed", "bad_credit") == 1
 
 
-def test_a_handshake_that_takes_too_long_is_ended(bus):
+def test_a_handshake_that_takes_too_long_is_ended(bus, counted):
     shake = LinkHandshake(HONEST, 7, b"")
     with connect(bus.address("gsb"), first=pack(link_hello=shake.hello())) as stranger:
         stranger.next("link_accept")
         stranger.wait_for_end()
-    assert count(bus, "connections", "closed", "link_timeout") == 1
+    assert counted("connections", "closed", "link_timeout") == 1
 
 
 def test_a_dialled_node_that_dials_needs_no_second_place():

@@ -297,6 +297,14 @@ RULES = mutants(
 
 NETWORK = [
     *mutants(
+        "dialects/gsb/server/service_registry.py",
+        (
+            "a call goes back where it came from",
+            "        if link.endpoint is peer:\n",
+            "        if False:\n",
+        ),
+    ),
+    *mutants(
         "dialects/gsb/network/network.py",
         (
             "any node may link",
@@ -317,11 +325,6 @@ NETWORK = [
             "announcements are not counted",
             "        link.announcements_left -= len(message.announcements)\n",
             "",
-        ),
-        (
-            "a call goes back where it came from",
-            "        if onward.endpoint is link.session:\n",
-            "        if False:\n",
         ),
         (
             "a ping may have any size",
