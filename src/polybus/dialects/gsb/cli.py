@@ -84,7 +84,8 @@ def group() -> typer.Typer:
 
 def call(
     address: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="Of a service, as in greeter or a/b.")
+        str,
+        typer.Argument(metavar="ADDRESS", help="Of a service: greeter, a/b, /net/0x…/public/a."),
     ],
     data: Annotated[
         str | None, typer.Argument(metavar="[JSON]", help="The data to send; - reads stdin.")
@@ -173,7 +174,7 @@ def nodes(as_json: Json = False, at: Where = None) -> None:
 
 
 LinkAddress = Annotated[
-    str, typer.Argument(metavar="ADDRESS", help="tls+tcp://HOST:PORT, or with #NODE_ID.")
+    str, typer.Argument(metavar="ADDRESS", help="tls+tcp://HOST:PORT[#NODE_ID].")
 ]
 
 
@@ -181,12 +182,14 @@ def link_add(address: LinkAddress, admin: Admin = None) -> None:
     from polybus.cli.admin_request import ask_admin
 
     ask_admin("gsb_link_add", admin, address=address)
+    print(f"added: {address}")
 
 
 def link_rm(address: LinkAddress, admin: Admin = None) -> None:
     from polybus.cli.admin_request import ask_admin
 
     ask_admin("gsb_link_rm", admin, address=address)
+    print(f"removed: {address}")
 
 
 def link_ls(as_json: Json = False, admin: Admin = None) -> None:

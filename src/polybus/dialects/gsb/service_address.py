@@ -89,6 +89,8 @@ def parse_address(address: str) -> ServiceAddress:
             )
     elif is_node_id(address.partition("/")[0]):
         node, _, name = address.partition("/")
+    if node is not None and not name:
+        raise MalformedRequest(f"{_quoted(address)} must have a service after the node id")
     _check_grammar(address, name)
     return ServiceAddress(name, node)
 

@@ -135,14 +135,41 @@ def test_a_restarted_node_gets_calls_with_its_new_key(network):
     assert network.c.signer.check(packet.relay_call, network.c.heard[network.c.bus_id])
 
 
-def test_calls_before_the_handshake_is_done_end_the_connection():
-    network = Network(fast=True)
-    network.warm_up()
+@pytest.mark.parametrize("kind", ["relay_call", "service_call_request", "call_reply"])
+def test_calls_and_replies_before_the_handshake_is_done_end_the_connection(network, kind):
+    packets = {
+        "relay_call": network.a.call("public/echo"),
+        "service_call_request": pb.ServiceCallRequest(address="public/echo", request_id="1"),
+        "call_reply": pb.CallReply(request_id="1"),
+    }
     stranger = MemoryPeer(network.bus)
     stranger.send(link_hello=pb.LinkHello(version=1, public_key=bytes(32), nonce=bytes(32)))
-    stranger.send(relay_call=network.a.call("public/echo"))
+    stranger.send(**{kind: packets[kind]})
     assert network.service.packets() == []
-    assert stranger.session.connection.is_closed
+    assert network.bus.close_reasons == {"bad_link_handshake": 1}
+
+
+def test_calls_of_a_link_that_has_hung_up_are_not_executed(network):
+    pipe = network.a.peer.pipe
+    pipe.session.halt()  # as after many packets in one read
+    network.a.send_call(network.a.call("public/echo"))
+    pipe.session.on_ended()
+    assert network.service.packets() == []
+
+
+def test_announcements_fit_into_the_packets_of_every_bus(network):
+    """They are sent in packets below the lowest `max_packet_bytes`, none is left out."""
+    others = [NodeKey(bytes([number]) * 32) for number in range(1, 65)]
+    ids = sorted(one.node_id for one in others)
+    for key in others:
+        own = network.a.announcement(key, set(ids) - {key.node_id})
+        network.a.peer.send(announce=network.a.announce_packet(own))
+    network.bus.pass_time(1)
+    packets = [packet for packet in network.c.peer.packets() if packet.HasField("announce")]
+    assert max(packet.ByteSize() for packet in packets) <= MAX_PACKET_BYTES
+    for packet in packets:
+        network.c.hear(packet.announce)
+    assert network.c.heard.keys() >= set(ids)
 
 
 def test_the_account_of_a_node_counts_its_calls(network):
