@@ -107,7 +107,8 @@ class DialledLink:
         if self.link is None:
             self._set_error("the TLS handshake failed; is it a tls+tcp listener of GSB?")
         elif self.link.end_reason:
-            self._set_error(f"this bus ended the link: {self.link.end_reason}")
+            node = self.link.node_id or "an unproved node"
+            self._set_error(f"this bus ended the link with {node}: {self.link.end_reason}")
         elif not self.link.is_up:
             self._set_error("the other end refused the link; the log of that bus has the reason")
         else:
