@@ -18,7 +18,7 @@ from polybus.dialects.gsb.network.link_handshake import LinkHandshake
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.testing.bus_process import BusProcess, clean_environment, run
 from tests.faults.gsb_live import MAX_PACKET_BYTES, check_no_state_left, serving, tables
-from tests.rig.gsb_link_peer import LinkPeer, pack
+from tests.rig.gsb_link_peer import INSTANCE, LinkPeer, pack
 from tests.rig.gsb_peer import HungUp, Silent, call, connect, hello, partial, reply
 from tests.rig.gsb_wire import read_failure
 from tests.rig.observer import (
@@ -85,7 +85,7 @@ def refusal(peer: LinkPeer) -> int:
     return read_failure(reply.data).code
 
 
-def is_linked(bus: BusProcess, key: NodeKey, instance: int = 7) -> bool:
+def is_linked(bus: BusProcess, key: NodeKey, instance: int = INSTANCE) -> bool:
     """Link and hang up. Returns False if the bus refuses the link."""
     try:
         with LinkPeer(bus.address("gsb"), key, instance) as peer:

@@ -486,7 +486,10 @@ def test_the_reason_why_a_link_is_down_is_shown():
         assert "refused" in error("tcp://127.0.0.1:9").lower()
         assert "TLS handshake" in error(str(net.client_address("a")).replace("tcp", "tls+tcp"))
         pinned = net.link_address("a", pinned=False) + "#" + UNKNOWN
-        assert "the link was refused" in error(pinned)
+        assert f"with {net.ids['a']}: wrong_node" in error(pinned)
+        assert "own_node" in error(net.link_address("b", pinned=False))
+        plain = str(net.link_address("a", pinned=False)).removeprefix("tls+")
+        assert "the other end refused" in error(plain)
 
 
 def test_a_node_with_another_id_than_the_pinned_one_is_not_linked():

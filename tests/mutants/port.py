@@ -43,7 +43,7 @@ WAITS = mutants(
         "for wait in self._waits:\n                wait.event.set()",
         "pass",
     ),
-    ("what was seen is news", "if end > wanted[place]", "if end >= wanted[place]"),
+    ("what was seen is news", "if ends[topic][shard] > offset", "if ends[topic][shard] >= offset"),
     ("a drop wakes no peer", "self._wake((topic.number, shard))", "pass"),
 )
 

@@ -85,7 +85,8 @@ def group() -> typer.Typer:
 
 def call(
     address: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="Of a service, as in greeter or a/b.")
+        str,
+        typer.Argument(metavar="ADDRESS", help="Of a service: greeter, a/b, /net/0x…/public/a."),
     ],
     data: Annotated[
         str | None, typer.Argument(metavar="[JSON]", help="The data to send; - reads stdin.")
@@ -183,7 +184,7 @@ def nodes(as_json: Json = False, at: Where = None) -> None:
 
 
 LinkAddress = Annotated[
-    str, typer.Argument(metavar="ADDRESS", help="tls+tcp://HOST:PORT, or with #NODE_ID.")
+    str, typer.Argument(metavar="ADDRESS", help="tls+tcp://HOST:PORT[#NODE_ID].")
 ]
 
 

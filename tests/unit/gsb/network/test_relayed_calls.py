@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from polybus.bus.policy import Policy
 from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb import sp
 from polybus.dialects.gsb.limits import GsbLimits
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.model.access_rule import Rule
@@ -135,14 +136,41 @@ def test_a_restarted_node_gets_calls_with_its_new_key(network):
     assert network.c.signer.check(packet.relay_call, network.c.heard[network.c.bus_id])
 
 
-def test_calls_before_the_handshake_is_done_end_the_connection():
-    network = Network(fast=True)
-    network.warm_up()
+@pytest.mark.parametrize("kind", ["relay_call", "service_call_request", "call_reply"])
+def test_calls_and_replies_before_the_handshake_is_done_end_the_connection(network, kind):
+    packets = {
+        "relay_call": network.a.call("public/echo"),
+        "service_call_request": pb.ServiceCallRequest(address="public/echo", request_id="1"),
+        "call_reply": pb.CallReply(request_id="1"),
+    }
     stranger = MemoryPeer(network.bus)
     stranger.send(link_hello=pb.LinkHello(version=1, public_key=bytes(32), nonce=bytes(32)))
-    stranger.send(relay_call=network.a.call("public/echo"))
+    stranger.send(**{kind: packets[kind]})
     assert network.service.packets() == []
-    assert stranger.session.connection.is_closed
+    assert network.bus.close_reasons == {"bad_link_handshake": 1}
+
+
+def test_calls_of_a_link_that_has_hung_up_are_not_executed(network):
+    pipe = network.a.peer.pipe
+    pipe.session.halt()  # as after many packets in one read
+    network.a.send_call(network.a.call("public/echo"))
+    pipe.session.on_ended()
+    assert network.service.packets() == []
+
+
+def test_announcements_fit_into_the_packets_of_every_bus(network):
+    """They are sent in packets below the lowest `max_packet_bytes`, none is left out."""
+    others = [NodeKey(bytes([number]) * 32) for number in range(1, 65)]
+    ids = sorted(one.node_id for one in others)
+    for key in others:
+        own = network.a.announcement(key, set(ids) - {key.node_id})
+        network.a.peer.send(announce=network.a.announce_packet(own))
+    network.bus.pass_time(1)
+    packets = [packet for packet in network.c.peer.packets() if packet.HasField("announce")]
+    assert max(packet.ByteSize() for packet in packets) <= MAX_PACKET_BYTES
+    for packet in packets:
+        network.c.hear(packet.announce)
+    assert network.c.heard.keys() >= set(ids)
 
 
 def test_the_account_of_a_node_counts_its_calls(network):
@@ -210,3 +238,113 @@ def test_both_paths_give_the_same_answers_to_any_calls(calls):
     fast, slow = Network(fast=True), Network(fast=False)
     fast.warm_up(), slow.warm_up()
     assert play(fast, calls) == play(slow, calls)
+
+
+# --- whole conversations: streams, credit, cancels and time, several packets in one read
+
+NUMBERS = st.integers(0, 1)  # few calls, so that they get many replies
+CALL_STEP = st.tuples(st.just("call"), st.sampled_from(["", C.node_id]), st.sampled_from([1, 2]))
+PARTIAL_STEP = st.tuples(st.just("partial"), NUMBERS, st.sampled_from([10, 10, 3000]))
+CREDIT_STEP = st.tuples(st.just("credit"), NUMBERS, st.integers(1, 2))
+OTHER_STEPS = [
+    CALL_STEP,
+    st.tuples(st.just("local_call"), NUMBERS, st.just(0)),
+    st.tuples(st.just("full"), NUMBERS, st.sampled_from([0, 500, 1])),
+    st.tuples(st.just("cancel"), NUMBERS, st.just(0)),
+    st.tuples(st.just("wait"), st.sampled_from([1, 6]), st.just(0)),
+]
+# `one_of` would choose each with the same probability, and few streams would need credit.
+CHOICES = [PARTIAL_STEP] * 8 + [CREDIT_STEP] * 3 + OTHER_STEPS
+STEPS = st.sampled_from(CHOICES).flatmap(lambda one: one)
+TURNS = st.lists(st.lists(STEPS, min_size=1, max_size=4), min_size=3, max_size=12)
+
+
+class Conversation:
+    """Calls of A and of a local caller, and their replies by the service and by C."""
+
+    def __init__(self, *, fast: bool) -> None:
+        self.network = Network(fast=fast)
+        self.network.warm_up()
+        self.ends: dict[str, MemoryPeer | MemoryLink] = {
+            "a": self.network.a,
+            "c": self.network.c,
+            "service": self.network.service,
+            "caller": self.network.caller,
+        }
+        self.made: list[str] = []  # request ids of A
+        self.requests: list[tuple[str, str]] = []  # received: an end, and the id of the bus
+        self.seen: list[Any] = []
+
+    def packet(self, kind: str, first: Any, second: int) -> tuple[str, pb.Packet] | None:
+        """Return the packet of a step and the end that sends it, None if there is no call."""
+        if kind == "call":
+            fields = {"free_partials": second, "free_bytes": 4000}
+            call = self.network.a.call("public/echo", first, b"data", **fields)
+            self.made.append(call.request_id)
+            return "a", pb.Packet(relay_call=call)
+        if kind == "local_call":
+            address = f"/net/{C.node_id}/public/x"
+            request = pb.ServiceCallRequest(address=address, request_id=str(first))
+            return "caller", pb.Packet(service_call_request=request)
+        if kind in ("credit", "cancel"):
+            if not self.made:
+                return None
+            request_id = self.made[first % len(self.made)]
+            if kind == "credit":
+                return "a", pb.Packet(credit=pb.Credit(request_id=request_id, replies=second))
+            return "a", pb.Packet(cancel=pb.Cancel(request_id=request_id))
+        if not self.requests:
+            return None
+        end, call_id = self.requests[first % len(self.requests)]
+        reply = pb.CallReply(request_id=call_id)
+        if kind == "partial":
+            reply.type, reply.data = pb.PARTIAL, bytes(second)
+        else:
+            reply.code = second  # type: ignore[assignment]
+        return end, pb.Packet(call_reply=reply)
+
+    def play(self, steps: list[Any]) -> None:
+        """Run steps; the packets of one end go to the bus in one read."""
+        sent: dict[str, list[pb.Packet]] = {}
+        for kind, first, second in steps:
+            if kind == "wait":
+                self.network.bus.pass_time(first)
+            elif (made := self.packet(kind, first, second)) is not None:
+                sent.setdefault(made[0], []).append(made[1])
+        for end, packets in sent.items():
+            chosen = self.ends[end]
+            peer = chosen.peer if isinstance(chosen, MemoryLink) else chosen
+            frames = [sp.frame(one.SerializeToString(), peer.form) for one in packets]
+            peer.pipe.deliver(b"".join(frames))
+        for name, end_of in self.ends.items():
+            for packet in end_of.packets():
+                self._see(name, packet)
+
+    def _see(self, end: str, packet: pb.Packet) -> None:
+        call = packet.relay_call if packet.HasField("relay_call") else packet.call_request
+        if call.request_id:
+            self.requests.append((end, call.request_id))
+        # These are of one run, and the rest must be the same.
+        if packet.HasField("relay_call"):
+            for field in ("mac", "counter", "target_instance", "instance"):
+                call.ClearField(field)
+        self.seen.append((end, packet.SerializeToString()))
+
+    def result(self) -> list[Any]:
+        bus = self.network.bus
+        counters = [bus.broker.counters.family(name) for name in ("refused", "dropped")]
+        tables = [bus.stats("gsb", name) for name in ("open_calls", "serving", "ended")]
+        accounts = bus.stats("gsb", "network", "callers")
+        return [*self.seen, counters, tables, accounts, bus.close_reasons]
+
+
+@settings(max_examples=150)
+@given(CALL_STEP, TURNS)
+def test_both_paths_do_the_same_in_any_conversation(first_call, turns):
+    results = []
+    for fast in (True, False):
+        conversation = Conversation(fast=fast)
+        for steps in [[first_call], *turns]:
+            conversation.play(steps)
+        results.append(conversation.result())
+    assert results[0] == results[1]

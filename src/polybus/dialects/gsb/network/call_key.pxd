@@ -7,7 +7,7 @@ cdef enum:
     WINDOW_WORDS = 64
 
 cdef class CallKey:
-    cdef readonly bytes own, node, exchange
+    cdef readonly bytes own, node
     cdef readonly uint64_t own_instance, instance
     cdef object outgoing, incoming
     cdef uint64_t counter, newest

@@ -35,13 +35,11 @@ cdef class CallKey:
     """Signs calls to one run of another node, and checks calls from it."""
 
     def __init__(
-        self, bytes secret not None, bytes own not None, own_instance, bytes node not None, instance,
-        bytes exchange not None,
+        self, bytes secret not None, bytes own not None, own_instance, bytes node not None, instance
     ):
-        """`own` and `node` are node ids of 20 bytes; `exchange` is the key that `node` announced."""
+        """`own` and `node` are node ids of 20 bytes."""
         self.own, self.own_instance = own, own_instance
         self.node, self.instance = node, instance
-        self.exchange = exchange
         # Both MACs have read the fields that are the same for all calls of their direction.
         mine, theirs = own_instance.to_bytes(8, "big"), instance.to_bytes(8, "big")
         self.outgoing = new_mac(secret, own + node + mine + theirs)

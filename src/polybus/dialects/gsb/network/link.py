@@ -39,6 +39,7 @@ class Link:
         self.began_s = network.now_s()
         self.round_trip_s: float | None = None
         self.challenged_s: float | None = None  # when it was asked for a sign of life
+        self.end_reason = ""  # why this bus has ended it
         # The nodes beyond this link, as services for the calls that go to them.
         self._nodes: dict[str, NodeService] = {}
         self.announcements_left = 0.0  # that it may send at once

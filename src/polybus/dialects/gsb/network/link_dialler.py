@@ -108,8 +108,11 @@ class DialledLink:
     def _on_ended(self) -> None:
         if self.link is None:
             self._set_error("the TLS handshake failed; is it a tls+tcp listener of GSB?")
+        elif self.link.end_reason:
+            node = self.link.node_id or "an unproved node"
+            self._set_error(f"this bus ended the link with {node}: {self.link.end_reason}")
         elif not self.link.is_up:
-            self._set_error("the link was refused; the log of one of the two buses has the reason")
+            self._set_error("the other end refused the link; the log of that bus has the reason")
         else:
             self.error = ""
 

@@ -35,7 +35,7 @@ WRONG_NODE = "wrong_node"
 
 
 class LinkHandshake:
-    """One end of the handshake. `node_id` and `instance` of the peer are set when it is done."""
+    """One end of the handshake. `node_id` and `instance` of the peer are set when it is proved."""
 
     def __init__(
         self, key: NodeKey, instance: int, certificate_digest: bytes, expected: str = ""
@@ -113,7 +113,6 @@ class LinkHandshake:
             raise BadFrame(BAD_HANDSHAKE)
 
     def _set_peer(self, public: bytes, instance: int) -> None:
-        node_id = node_id_of(public)
-        if self._expected and not hmac.compare_digest(node_id, self._expected):
+        self.node_id, self.instance = node_id_of(public), instance
+        if self._expected and not hmac.compare_digest(self.node_id, self._expected):
             raise BadFrame(WRONG_NODE)
-        self.node_id, self.instance = node_id, instance

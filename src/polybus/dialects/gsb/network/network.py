@@ -38,6 +38,7 @@ from polybus.dialects.gsb.server.service_registry import ServiceStatus
 from polybus.dialects.gsb.service_address import PUBLIC_ACL, PUBLIC_CHANNEL, PUBLIC_PING, StatusCode
 from polybus.errors import BadFrame, MalformedRequest
 from polybus.model.identity import Identity
+from polybus.model.limits import KIB
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
@@ -55,6 +56,8 @@ PING_S = 5.0
 SILENT_S = 15.0  # a link that is silent for this long is broken
 FLOOD_DELAY_S = 0.01  # announcements of this time travel together
 MAX_ANNOUNCED = 32  # announcements in one packet
+# Of one packet: below the lowest `max_packet_bytes`, since that of the other bus is unknown.
+MAX_ANNOUNCE_BYTES = 3 * KIB
 ANNOUNCEMENTS_PER_S = 200.0  # of one link; a signature takes some 150 µs to check
 MAX_PING_BYTES = 1024
 
@@ -345,9 +348,16 @@ class Network:
             self._send(link, [current[node] for node in nodes if node in current])
 
     def _send(self, link: Link, announcements: list[Announcement]) -> None:
-        for at in range(0, len(announcements), MAX_ANNOUNCED):
-            some = [one.encode() for one in announcements[at : at + MAX_ANNOUNCED]]
-            link.session.send_packet(pb.Packet(announce=pb.Announce(announcements=some)))
+        batch: list[pb.Announcement] = []
+        size = 0
+        for encoded in [one.encode() for one in announcements]:
+            if batch and size + encoded.ByteSize() > MAX_ANNOUNCE_BYTES:
+                link.session.send_packet(pb.Packet(announce=pb.Announce(announcements=batch)))
+                batch, size = [], 0
+            batch.append(encoded)
+            size += encoded.ByteSize()
+        if batch:
+            link.session.send_packet(pb.Packet(announce=pb.Announce(announcements=batch)))
 
     def _on_paths_changed(self) -> None:
         for link in self.links.values():
@@ -395,6 +405,8 @@ class Network:
     def relay(self, link: Link, message: pb.RelayCall) -> None:
         """Open a call that another bus sends: to a service of this node, or to the next link."""
         self._check_form(message)
+        if link.session.draining:
+            return  # the link is gone and could not carry the reply
         session, request_id = link.session, message.request_id.encode()
         address, size = message.address.encode(), len(message.data)
         is_here = message.target == self._own

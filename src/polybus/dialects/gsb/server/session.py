@@ -252,6 +252,8 @@ class GsbSession(CallEndpoint):
             return True
 
     def _close(self, reason: str) -> None:
+        if self.link is not None:
+            self.link.end_reason = reason
         self.broker.close(self.connection, reason)
         self._calls.leave(self)
 
@@ -298,7 +300,8 @@ class GsbSession(CallEndpoint):
         """Handle one packet. Returns False if it has to wait."""
         # Calls and replies in their usual form are decoded without protobuf.
         hot: Any = read(buffer, start, end)
-        if hot is None:
+        is_handshake = self.link is not None and not self.is_link_up
+        if hot is None or is_handshake:
             if end - start > MAX_CONTROL_BYTES:
                 codec.check_large(memoryview(buffer)[start:end])
             done = self._decode_and_handle(bytes(memoryview(buffer)[start:end]))
