@@ -150,7 +150,7 @@ HANDSHAKE = [
         ),
         (
             "the expected node is not checked",
-            "if self._expected and not hmac.compare_digest(node_id, self._expected):",
+            "if self._expected and not hmac.compare_digest(self.node_id, self._expected):",
             "if False:",
         ),
         ("nonces have any length", " or len(nonce) != NONCE_BYTES:", ":"),
