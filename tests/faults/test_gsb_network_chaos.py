@@ -46,7 +46,7 @@ SHORT_FAULTS = 8
 SOAK_NODES, SOAK_EDGES = 16, 28
 SOAK_FAULTS = int(os.environ.get("POLYBUS_NETWORK_FAULTS", "120"))
 HEAL_S = 60.0
-END_S = 30.0  # for the last calls, whose deadline is shorter
+END_S = 12.0  # for the last calls, whose deadline is shorter
 
 
 class Caller:

@@ -7,6 +7,7 @@ peers that hang up.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -140,15 +141,18 @@ class StreamServer:
             options = replace(options, tls=own_context(*certificate))
         return StreamListeners(dialect, open_session, options, self._unfinished)
 
-    def own_places(self, limit: str, max_connections: int) -> ListenOptions:
+    def own_places(self, dialect: str, max_connections: int) -> ListenOptions:
         """Return the options of listeners whose connections have a bound of their own."""
+        limit = f"{dialect}_max_connections"
         count = partial(self._broker.counters.count, "refused")
         shares = self._broker.shares.new_table(limit, max_connections, count)
-        return self._options(
+        options = self._options(
             ConnectionLimit(max_connections, self._refusal_handler(limit)),
             ConnectionShares(shares, None, self._log),
-            self._max_admin_connections,
+            sys.maxsize,  # the reserve is for the connections of `limits.max_connections`
         )
+        on_failed = partial(self._on_accept_failed, reason=f"{dialect}_no_descriptor")
+        return replace(options, on_accept_failed=on_failed)
 
     def serve_admin(self, open_session: OpenSession) -> StreamListeners:
         options = self._options(self._admin_limit, None, 0)
@@ -204,6 +208,6 @@ class StreamServer:
         self._broker.counters.count("refused", "tls_handshake")
         self._log.warning("tls handshake failed", peer=peer, reason=reason)
 
-    def _on_accept_failed(self, error: OSError) -> None:
-        self._broker.counters.count("refused", "no_descriptor")
+    def _on_accept_failed(self, error: OSError, reason: str = "no_descriptor") -> None:
+        self._broker.counters.count("refused", reason)
         self._log.warning("connections wait", reason=error.strerror)

@@ -60,7 +60,7 @@ class PortServer:
             shares,
         )
         limit = context.section.max_connections
-        self._listen_options = context.own_places("native_max_connections", limit)
+        self._listen_options = context.own_places("native", limit)
         self._reloads: list[Callable[[], Awaitable[None]]] = []
 
     async def listen(self, address: Address) -> FlightListener:
