@@ -12,18 +12,4 @@ SABOTAGES = [
         "            if self._held.get(account, 0) + amount > share:\n",
         "            if False:\n",
     ),
-    # libzmq may take every descriptor.
-    Patch(
-        "no-descriptor-reserve",
-        "server/process_tuning.py",
-        "        descriptor_reserve.keep(start)\n",
-        "        pass\n",
-    ),
-    # A reload fails while no descriptor is free.
-    Patch(
-        "reload-tries-once",
-        "server/app.py",
-        "                await _read_again(reload)\n",
-        "                await reload()\n",
-    ),
 ]
