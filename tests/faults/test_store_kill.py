@@ -19,7 +19,7 @@ from tests.rig.store.checker import Reported
 from tests.rig.store.child import COMPACTED, LOST, reports
 
 CHILD = "tests.rig.store.child"
-ROUNDS = 80
+ROUNDS = 200
 SOAK_ROUNDS = 4000
 LIVES = 10  # of one store: each check takes longer than the last
 COMMITS = 100_000  # more than any life has time for
