@@ -1,10 +1,12 @@
 """`python -m bench [NAME] [--short] [--check] [--only CASE …] [--rounds N] …`; names are below.
 
 Without a name every benchmark runs in its short form; with one it runs in full, or `--short`.
-`store --soak` is another: what becomes of a store that has grown. Three more commands have options
-of their own: `compare REF` measures two checkouts in turn, `walks` counts the functions that a
-message enters, `retention` measures other clients while a large topic is trimmed. None imports the
-benchmarks, which may need another layout of the package.
+`store --soak` is another: what becomes of a store that has grown. So are `rqueue --threads N`, our
+server with N threads beside one, and `rqueue --threads-table`, CPU time by thread. Four more
+commands have options of their own: `compare REF` measures two checkouts in turn, `walks` counts the
+functions that a message enters, `retention` measures other clients while a large topic is trimmed,
+`scaling` shows the cost of one step against the size of what it should not depend on. None imports
+the benchmarks, which may need another layout of the package.
 """
 
 import argparse
@@ -34,7 +36,8 @@ BENCHMARKS = (
     "pipelines",
 )
 SOAKS = {"store": "bench.store.soak"}
-COMMANDS = ("compare", "walks", "retention")
+THREADS, THREADS_TABLE = "bench.rqueue.threads", "bench.rqueue.threads_table"
+COMMANDS = ("compare", "walks", "retention", "scaling")
 LOOPBACK = ("127.0.0.1", "localhost")
 MISSED, FAILED = 1, 2  # exit codes
 
@@ -53,6 +56,30 @@ class Command(Protocol):
 
 def _benchmark(name: str) -> Benchmark:
     return cast(Benchmark, import_module(f"bench.{name}.run"))
+
+
+def _chosen_benchmark(name: str, chosen: argparse.Namespace) -> Benchmark:
+    """The benchmark, or what the options put in its place."""
+    other = SOAKS[name] if chosen.soak else THREADS if chosen.threads else None
+    other = THREADS_TABLE if chosen.threads_table else other
+    return cast(Benchmark, import_module(other)) if other else _benchmark(name)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"a number of threads >= 1, not {text}")
+    return int(text)
+
+
+def _cpus(text: str) -> frozenset[int]:
+    """As taskset takes them: `4-7,9`."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            raise argparse.ArgumentTypeError(f"cores such as 4-7 or 4,6, not {text}")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
 
 
 def _loopback_port(text: str) -> int:
@@ -75,6 +102,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--soak", action="store_true", help="store: grown to 100 M messages; 20 GB of disk"
     )
+    parser.add_argument(
+        "--threads", type=_count, metavar="N", help="rqueue: our server with N threads beside one"
+    )
+    parser.add_argument(
+        "--threads-table", action="store_true", help="rqueue: CPU time by thread at 1 to 8 threads"
+    )
+    parser.add_argument(
+        "--server-cpus",
+        type=_cpus,
+        default=frozenset(),
+        metavar="LIST",
+        help="cores of our server, with --threads and --threads-table",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON; build/bench/NAME.json")
     return parser
 
@@ -83,7 +123,8 @@ def _chosen(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[s
     """What was asked for, and the benchmarks to run: those that have one of the wanted cases."""
     chosen = parser.parse_args()
     names = [chosen.benchmark] if chosen.benchmark else list(BENCHMARKS)
-    known = [case for name in names for case in _benchmark(name).NAMES]
+    _check_threads(parser, chosen)
+    known = [case for name in names for case in _names(name, chosen)]
     unknown = set(chosen.only) - set(known)
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
@@ -94,7 +135,31 @@ def _chosen(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[s
     if chosen.soak and (chosen.benchmark not in SOAKS or chosen.only):
         parser.error(f"--soak is all of {', '.join(SOAKS)}: name that, without --only")
     wanted = set(chosen.only or known)
-    return chosen, [name for name in names if wanted & set(_benchmark(name).NAMES)]
+    return chosen, [name for name in names if wanted & set(_names(name, chosen))]
+
+
+def _check_threads(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    forms = bool(chosen.threads) + chosen.threads_table
+    if forms and chosen.benchmark != "rqueue":
+        parser.error("--threads and --threads-table are forms of rqueue: name that")
+    if forms > 1:
+        parser.error("--threads and --threads-table are two runs")
+    if forms and chosen.server:
+        parser.error("--server is one server; --threads and --threads-table start several")
+    if chosen.server_cpus and not forms:
+        parser.error("--server-cpus is for --threads and --threads-table")
+
+
+def _names(name: str, chosen: argparse.Namespace) -> tuple[str, ...]:
+    """Of the cases. A soak has no choice of them, and counts as its benchmark."""
+    return (_benchmark(name) if chosen.soak else _chosen_benchmark(name, chosen)).NAMES
+
+
+def _form(chosen: argparse.Namespace) -> str:
+    """The end of the report's name."""
+    if chosen.threads:
+        return f"-threads-{chosen.threads}"
+    return "-threads-table" if chosen.threads_table else "-soak" if chosen.soak else ""
 
 
 def _options(name: str, chosen: argparse.Namespace) -> Options:
@@ -103,14 +168,15 @@ def _options(name: str, chosen: argparse.Namespace) -> Options:
         only=tuple(chosen.only),
         rounds=chosen.rounds,
         port=chosen.server,
-        output=chosen.output or OUTPUT / f"{name}{'-soak' if chosen.soak else ''}.json",
+        output=chosen.output or OUTPUT / f"{name}{_form(chosen)}.json",
+        threads=chosen.threads,
+        server_cpus=chosen.server_cpus,
     )
 
 
 def _run(name: str, chosen: argparse.Namespace) -> int:
     """Runs one benchmark, tells its outcome, and returns the exit code."""
-    benchmark = cast(Benchmark, import_module(SOAKS[name])) if chosen.soak else _benchmark(name)
-    outcome = benchmark.run(_options(name, chosen))
+    outcome = _chosen_benchmark(name, chosen).run(_options(name, chosen))
     print(outcome.text())
     outcome.write()
     if outcome.failures:

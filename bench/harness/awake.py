@@ -10,7 +10,7 @@ all servers, and what it uses counts as ours (quiet.py).
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from bench.harness import quiet
@@ -18,10 +18,11 @@ from bench.harness.places import compiled
 
 
 @contextmanager
-def awake() -> Iterator[None]:
+def awake(further: Iterable[int] = ()) -> Iterator[None]:
+    """For the cores of the harness, and further ones where a server was pinned to those."""
     program = compiled("awake", "awake.c")
     with ExitStack() as stack:
-        for core in sorted(os.sched_getaffinity(0)):
+        for core in sorted(os.sched_getaffinity(0).union(further)):
             stack.enter_context(_spinner([str(program), str(core)]))
         yield
 

@@ -16,6 +16,7 @@ SOURCES = (
     "stream.c",
     "frames.c",
     "latency.c",
+    "pairs.c",
     "answered.c",
     "numbered.c",
 )

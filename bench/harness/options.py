@@ -18,6 +18,8 @@ class Options:
     rounds: int | None
     port: int | None  # of a server of ours that already runs
     output: Path
+    threads: int | None = None  # of our server, beside one thread
+    server_cpus: frozenset[int] = frozenset()  # of our server; empty: as the harness
 
     def wants(self, *names: str) -> bool:
         """Whether any of these cases is to be run."""

@@ -28,8 +28,8 @@ class Wire(Protocol):
     def subscriber(self, topics: Sequence[bytes]) -> Hello:
         """Opens a connection that gets these topics."""
 
-    def publisher(self, subscriptions: Sequence[Sequence[bytes]]) -> Hello:
-        """Opens a publisher's connection, when these subscribers are there already."""
+    def publisher(self, subscriptions: Sequence[Sequence[bytes]], publishers: int) -> Hello:
+        """Opens one of so many publishers' connections; these subscribers are there already."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Running:
     publish_port: int
     subscribe_port: int
     version: str
+    cpus: frozenset[int] = frozenset()  # that it was pinned to; empty: those of the harness
 
 
 class Peer(Protocol):
@@ -55,11 +56,7 @@ class Peer(Protocol):
 
     @property
     def selects_topics(self) -> bool:
-        """Whether it can send a subscriber some topics only; the raw relay cannot."""
-
-    @property
-    def takes_many_publishers(self) -> bool:
-        """Whether several publishers may be connected at once; the raw relay takes one."""
+        """Whether it can send a subscriber some topics only; the raw relay sends all of them."""
 
     def start(self) -> AbstractContextManager[Running]:
         """Starts it on free loopback ports; leaving the block stops it."""

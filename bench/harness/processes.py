@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -15,6 +16,19 @@ def cpu_s(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
         return 0.0
+
+
+def thread_cpu_s(pid: int) -> dict[str, float]:
+    """CPU seconds of each of its threads, by name and number; empty when the process is gone."""
+    tasks = Path(f"/proc/{pid}/task")
+    used_s: dict[str, float] = {}
+    for folder in tasks.iterdir() if tasks.exists() else ():
+        with suppress(OSError):  # the thread has ended
+            name = (folder / "comm").read_text().strip()
+            # In nanoseconds, where the file `stat` has ticks.
+            run_ns = int((folder / "schedstat").read_text().split()[0])
+            used_s[f"{name} {folder.name}"] = run_ns / 1e9
+    return used_s
 
 
 def resident_bytes(pid: int) -> int:

@@ -24,8 +24,15 @@ POLL_S = 0.02
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
+USAGE_ERROR = 2  # exit code
+
+
 class DidNotStart(Exception):
     """A program ended, or stayed silent, before it was ready; the text names its log."""
+
+
+class Refused(DidNotStart):
+    """A program ended with the exit code of a usage error: it does not take its arguments."""
 
 
 def free_port() -> int:
@@ -104,7 +111,9 @@ class Program:
                 )
             chunk = os.read(handle, 4096)
             if not chunk:
-                raise DidNotStart(f"{self.name} ended before it was ready: {self._last_words()}")
+                refused = self._process.wait(STOP_TIMEOUT_S) == USAGE_ERROR
+                kind = Refused if refused else DidNotStart
+                raise kind(f"{self.name} ended before it was ready: {self._last_words()}")
             self._said += chunk
         first, self._said = self._said.split(b"\n", 1)
         return first.decode()

@@ -64,6 +64,7 @@ class Outcome:
     versions: dict[str, str] = field(default_factory=dict)  # by server, in the order of the columns
     results: list[CaseResult] = field(default_factory=list)
     rows: dict[str, dict[str, float]] = field(default_factory=dict)  # figures of our server alone
+    tables: list[str] = field(default_factory=list)  # of the benchmark's own
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
@@ -79,14 +80,14 @@ class Outcome:
         parts = [_figures(self.results, list(self.versions)), _quietness(self.results)]
         parts += [f"{row}: {_pairs(figures)}" for row, figures in self.rows.items()]
         shown = parts if self.results else parts[2:]
-        return "\n\n".join([*shown, *self.failures, self._judged()])
+        judged = [self._judged()] if self.verdicts else []
+        return "\n\n".join([*shown, *self.tables, *self.failures, *judged])
 
     def _judged(self) -> str:
         rows = [["target", "wanted", "reached", ""]]
         for verdict in self.verdicts:
             reached = "not measured" if verdict.reached is None else digits(verdict.reached)
-            held = "ok" if verdict.holds else "MISSED"
-            rows.append([verdict.text, verdict.wanted, reached, held])
+            rows.append([verdict.text, verdict.wanted, reached, _held(verdict)])
         return table(rows)
 
     def write(self) -> None:
@@ -106,9 +107,15 @@ class Outcome:
         self.options.output.write_text(text + "\n")
 
 
+def _held(verdict: Verdict) -> str:
+    if not verdict.is_judged:
+        return "not judged"
+    return "ok" if verdict.holds else "MISSED"
+
+
 def _figures(results: Sequence[CaseResult], servers: Sequence[str]) -> str:
     """One line a case: the median of each server, and how many times better we are."""
-    others = [server for server in servers if server != OURS]
+    others = [server for server in servers if server != OURS] if OURS in servers else []
     rows = [["case", "unit", *servers, *(f"to {other}" for other in others)]]
     for result in results:
         cells = [_cell(result, server, result.metrics) for server in servers]

@@ -25,6 +25,8 @@ class Metric:
 RATE = Metric("messages_per_s", "M messages/s", higher_is_better=True, scale=1e6)
 P50 = Metric("p50_us", "p50 µs", higher_is_better=False)
 P99 = Metric("p99_us", "p99 µs", higher_is_better=False)
+# Of the server with all its threads, per delivered message.
+SERVER_CPU = Metric("server_cpu_ns_per_message", "CPU ns", higher_is_better=False)
 
 Values = dict[str, float]  # by metric key
 Round = dict[str, Values]  # by server
@@ -89,10 +91,10 @@ class CaseResult:
 
 
 def _ratio(one: Round, metric: Metric, against: Sequence[str]) -> float | None:
-    theirs = [one[server][metric.key] for server in against if server in one]
-    if OURS not in one or len(theirs) < len(against):
+    theirs = [one[server][metric.key] for server in against if metric.key in one.get(server, {})]
+    ours = one.get(OURS, {}).get(metric.key)
+    if not ours or len(theirs) < len(against):
         return None
-    ours = one[OURS][metric.key]
     return ours / max(theirs) if metric.higher_is_better else min(theirs) / ours
 
 
@@ -104,6 +106,7 @@ class Verdict:
     wanted: str
     reached: float | None
     holds: bool
+    is_judged: bool = True  # False: a condition of the target was not met, which `wanted` says
 
 
 class Requirement(Protocol):
@@ -177,6 +180,6 @@ class Target:
     def _text(self, result: CaseResult) -> str:
         others = self.against[0]
         if len(self.against) > 1:
-            others = "the better of " + " and ".join(self.against)
+            others = "the best of " + ", ".join(self.against)
         what = f", {self.metric.unit}" if len(result.metrics) > 1 else ""
         return f"{result.title}{what}: times {others}"

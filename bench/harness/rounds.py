@@ -5,6 +5,7 @@ much it does in the wanted time. A measurement that others disturbed (quiet.py) 
 again at once; repeats are bounded, and a result says how many were dropped, how many had to stay.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +16,22 @@ from typing import Protocol
 from bench.harness.awake import awake
 from bench.harness.load import LoadFailed, run
 from bench.harness.peer import Peer, Running
+from bench.harness.processes import thread_cpu_s
 from bench.harness.quiet import Disturbance, Watch, wait_for_quiet
-from bench.harness.results import P50, P99, RATE, CaseResult, Round, Values
+from bench.harness.results import P50, P99, RATE, SERVER_CPU, CaseResult, Metric, Round, Values
 from bench.harness.workloads import Work, Workload
 
 SETTLE_S = 0.03  # between measurements, for the server to close the connections of the one before
 TRIAL_S = 0.1  # a trial this long is enough to tell the rate
 GROWTH = 16  # at most, from one trial to the next
 
+
+# Values beside the metrics of a case. Their names have no "cpu", by which `compare` would take them
+# for figures of the server alone.
+IDLE_CORES = "idle_cores"  # beside the server, the load and other processes
+LOAD_CORES, LOAD_BUSIEST = "load_cores", "load_busiest_thread_cores"
+BUSIEST_THREAD = Metric("busiest_thread_ns_per_message", "busiest thread ns", False)
+THREAD = "thread_ns_per_message "  # and the thread's name and number
 
 Measured = tuple[Values, Disturbance]
 
@@ -53,6 +62,7 @@ class Contender:
     def __init__(self, peer: Peer, running: Running, workload: Workload) -> None:
         self.name = peer.name
         self._pid = running.pid
+        self._cpus = os.sched_getaffinity(0) | running.cpus
         self._is_latency = workload.is_latency
         self._work: Work = workload.work(peer, running)
         self._cycles = self._work.least_cycles
@@ -66,16 +76,46 @@ class Contender:
 
     def measure(self) -> Measured:
         time.sleep(SETTLE_S)
+        threads = Threads(self._pid)
         watch = Watch(self._pid)
         outcome = run(self._work.plan, self._cycles)
         disturbance = watch.disturbance()
         messages = self._work.delivered_per_cycle * self._cycles
-        values = {"server_cpu_ns_per_message": watch.server_cpu_s() / messages * 1e9}
+        values = {RATE.key: messages / outcome["seconds"]}
         if self._is_latency:
             values |= {P50.key: outcome[P50.key], P99.key: outcome[P99.key]}
-        else:
-            values |= {RATE.key: messages / outcome["seconds"]}
+        values |= _load_values(outcome)
+        if self._pid is not None:
+            server_s = watch.server_cpu_s()
+            values[SERVER_CPU.key] = server_s / messages * 1e9
+            used = (server_s + outcome["cpu_s"]) / outcome["seconds"]
+            foreign = disturbance.share * (os.cpu_count() or 1)
+            values[IDLE_CORES] = max(0.0, len(self._cpus) - used - foreign)
+            values |= threads.values(messages)
         return values, disturbance
+
+
+def _load_values(outcome: dict[str, float]) -> Values:
+    """How busy the generator was, in cores, and its busiest thread where it reports that."""
+    keys = {"cpu_s": LOAD_CORES, "busiest_s": LOAD_BUSIEST}
+    return {keys[key]: outcome[key] / outcome["seconds"] for key in keys if key in outcome}
+
+
+class Threads:
+    """CPU time of a server's threads since it was created."""
+
+    def __init__(self, pid: int | None) -> None:
+        self._pid = pid
+        self._before_s = self._now_s()
+
+    def _now_s(self) -> dict[str, float]:
+        return {} if self._pid is None else thread_cpu_s(self._pid)
+
+    def values(self, messages: int) -> Values:
+        """Per delivered message, of each thread that ran, and of the busiest."""
+        used_s = {name: s - self._before_s.get(name, 0.0) for name, s in self._now_s().items()}
+        values = {THREAD + name: s / messages * 1e9 for name, s in used_s.items() if s > 0}
+        return values | {BUSIEST_THREAD.key: max(values.values(), default=0.0)}
 
 
 class Quietly:
@@ -165,13 +205,18 @@ def contest(
     return found
 
 
-def run_case(case: Case, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:
-    """All rounds of one case, with every server that fits it."""
+def run_case(
+    case: Case,
+    effort: Effort,
+    servers: Sequence[tuple[Peer, Running]],
+    further: tuple[Metric, ...] = (),
+) -> CaseResult:
+    """All rounds of one case, with every server; the table also has the further metrics."""
     workload = case.workload
-    fitting = [(peer, running) for peer, running in servers if workload.fits(peer)]
-    contenders = [Contender(peer, running, workload) for peer, running in fitting]
+    contenders = [Contender(peer, running, workload) for peer, running in servers]
     own = None if effort.rounds_are_fixed else case.rounds
-    metrics = (P50, P99) if workload.is_latency else (RATE,)
-    with awake() if workload.is_latency else nullcontext():
-        line = CaseResult(case.name, case.title, metrics, ())
+    metrics = (P50, P99, SERVER_CPU) if workload.is_latency else (RATE, SERVER_CPU)
+    cpus = frozenset[int]().union(*(running.cpus for _, running in servers))
+    with awake(cpus) if workload.is_latency else nullcontext():
+        line = CaseResult(case.name, case.title, metrics + further, ())
         return contest(line, contenders, effort, own or effort.rounds)

@@ -1,6 +1,7 @@
 """Shapes of publish/subscribe load, turned into plans for whichever server is measured.
 
   Streams    one publisher, n subscribers, sent as fast as the server takes it
+  Pairs      n publishers, each with a topic and a subscriber of its own, the same way
   Crowd      many publishers, one message in each send
   OneByOne   one message at a time, for latency
 
@@ -39,9 +40,6 @@ class Workload(Protocol):
     def is_latency(self) -> bool:
         """Whether it is measured in microseconds a message, or in messages a second."""
 
-    def fits(self, peer: Peer) -> bool:
-        """Whether the server can do this at all."""
-
     def work(self, peer: Peer, running: Running) -> Work:
         """The plan for one server."""
 
@@ -57,21 +55,23 @@ def content(tag: bytes, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Streams:
-    """`sizes` are drawn at random; with many topics each subscriber takes a random half of them."""
+    """`sizes` are drawn at random; with many topics each subscriber takes a random half of them.
+
+    A server that does not select topics sends all of them to each: twice as many messages from the
+    same input."""
 
     subscribers: int
     sizes: tuple[int, ...]
     topics: int = 1
     is_latency: bool = field(default=False, init=False)
 
-    def fits(self, peer: Peer) -> bool:
-        return self.topics == 1 or peer.selects_topics
-
     def _topics(self) -> list[bytes]:
         return [b"bench"] if self.topics == 1 else [b"t%04d" % n for n in range(self.topics)]
 
-    def _subscriptions(self) -> list[list[bytes]]:
+    def _subscriptions(self, peer: Peer) -> list[list[bytes]]:
         chance, topics = random.Random(SEED), self._topics()
+        if not peer.selects_topics:
+            return [topics] * self.subscribers
         half = max(1, len(topics) // 2)
         return [sorted(chance.sample(topics, half)) for _ in range(self.subscribers)]
 
@@ -86,9 +86,9 @@ class Streams:
         return messages
 
     def work(self, peer: Peer, running: Running) -> Work:
-        wire, messages, subscriptions = peer.wire, self.messages(), self._subscriptions()
+        wire, messages, subscriptions = peer.wire, self.messages(), self._subscriptions(peer)
         sent = b"".join(wire.publish(topic, body) for topic, body in messages)
-        publisher = Party(running.publish_port, wire.publisher(subscriptions), sent)
+        publisher = Party(running.publish_port, wire.publisher(subscriptions, 1), sent)
         different = {tuple(topics) for topics in subscriptions}
         frames = {topics: _delivered(wire, messages, topics) for topics in different}
         received = [frames[tuple(topics)] for topics in subscriptions]
@@ -107,6 +107,38 @@ def _delivered(wire: Wire, messages: Sequence[Message], topics: Sequence[bytes])
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """For servers that select topics: no subscriber gets what another publisher has sent."""
+
+    pairs: int
+    size: int
+    is_latency: bool = field(default=False, init=False)
+
+    def work(self, peer: Peer, running: Running) -> Work:
+        wire, count = peer.wire, CYCLE_BYTES // self.size
+        topics = [b"pair%02d" % number for number in range(self.pairs)]
+        bodies = [content(b"%08d" % number, self.size) for number in range(count)]
+        subscriptions = [[topic] for topic in topics]
+        publishers = tuple(
+            Party(
+                running.publish_port,
+                wire.publisher(subscriptions, self.pairs),
+                b"".join(wire.publish(topic, body) for body in bodies),
+            )
+            for topic in topics
+        )
+        subscribers = tuple(
+            Party(
+                running.subscribe_port,
+                wire.subscriber([topic]),
+                b"".join(wire.deliver(topic, 0, body) for body in bodies),
+            )
+            for topic in topics
+        )
+        return Work(Plan("pairs", publishers, subscribers, wire.aside), count * self.pairs)
+
+
+@dataclass(frozen=True)
 class Crowd:
     """`in_turns`: a publisher sends its next message when the one before was received."""
 
@@ -114,9 +146,6 @@ class Crowd:
     size: int
     in_turns: bool
     is_latency: bool = field(default=False, init=False)
-
-    def fits(self, peer: Peer) -> bool:
-        return peer.takes_many_publishers
 
     def work(self, peer: Peer, running: Running) -> Work:
         wire, topic = peer.wire, b"bench"
@@ -127,7 +156,7 @@ class Crowd:
         publishers = tuple(
             Party(
                 running.publish_port,
-                wire.publisher([[topic]]),
+                wire.publisher([[topic]], self.publishers),
                 b"".join(wire.publish(topic, body) for body in own),
             )
             for own in bodies
@@ -150,9 +179,6 @@ class OneByOne:
     size: int
     is_latency: bool = field(default=True, init=False)
 
-    def fits(self, peer: Peer) -> bool:
-        return True
-
     def work(self, peer: Peer, running: Running) -> Work:
         wire, topic = peer.wire, b"bench"
         bodies = [content(b"%08d" % frame, self.size) for frame in range(LATENCY_FRAMES)]
@@ -161,7 +187,7 @@ class OneByOne:
         settings = {"frame": _frame_setting(wire, topic, bodies[0]), "warmup": str(LATENCY_WARMUP)}
         plan = Plan(
             "latency",
-            (Party(running.publish_port, wire.publisher([[topic]]), sent),),
+            (Party(running.publish_port, wire.publisher([[topic]], 1), sent),),
             (Party(running.subscribe_port, wire.subscriber([topic]), received),),
             wire.aside,
             settings,

@@ -99,10 +99,10 @@ static void run_crowd(Plan *plan, int in_turns) {
         send_frame(publisher);
     while (crowd.received < each * plan->publisher_count)
         read_some(each, in_turns);
-    double ended_s = now_s();
+    double ended_s = now_s(), cpu_s = cpu_since_connect_s();
     check_silence(plan);
-    printf("{\"seconds\": %.6f, \"received_bytes\": %lld, \"cycles\": %ld}\n", ended_s - started_s,
-           crowd.received * (long long)plan->frame_in, plan->cycles);
+    printf("{\"seconds\": %.6f, \"cpu_s\": %.6f, \"received_bytes\": %lld, \"cycles\": %ld}\n",
+           ended_s - started_s, cpu_s, crowd.received * (long long)plan->frame_in, plan->cycles);
 }
 
 void run_frames(Plan *plan) {

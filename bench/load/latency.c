@@ -35,12 +35,12 @@ void run_latency(Plan *plan) {
     Reader reader = {.party = &plan->subscribers[0], .asides = &plan->aside};
     for (long i = 0; i < count; ++i)
         took_s[i] = send_and_wait(plan, &reader, (size_t)i % frames, buffer);
-    double ended_s = now_s();
+    double ended_s = now_s(), cpu_s = cpu_since_connect_s();
     check_silence(plan);
     took_s += plan->warmup;
     qsort(took_s, (size_t)kept, sizeof *took_s, by_size);
-    printf("{\"seconds\": %.6f, \"received_bytes\": %lld, \"cycles\": %ld, "
+    printf("{\"seconds\": %.6f, \"cpu_s\": %.6f, \"received_bytes\": %lld, \"cycles\": %ld, "
            "\"p50_us\": %.3f, \"p99_us\": %.3f}\n",
-           ended_s - started_s, reader.received, plan->cycles, took_s[kept / 2] * 1e6,
+           ended_s - started_s, cpu_s, reader.received, plan->cycles, took_s[kept / 2] * 1e6,
            took_s[kept * 99 / 100] * 1e6);
 }

@@ -15,6 +15,7 @@ int main(void) {
                  {"frames", run_frames},
                  {"turns", run_turns},
                  {"latency", run_latency},
+                 {"pairs", run_pairs},
                  {"answered", run_answered},
                  {"numbered", run_numbered}};
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* never outlive the harness */

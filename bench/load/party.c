@@ -35,6 +35,18 @@ double now_s(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+static double connected_cpu_s; /* CPU time when all connections were ready */
+
+static double cpu_s(void) {
+    struct timespec used;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return (double)used.tv_sec + (double)used.tv_nsec * 1e-9;
+}
+
+double cpu_since_connect_s(void) {
+    return cpu_s() - connected_cpu_s;
+}
+
 static const char *reason(void) {
     return errno == EAGAIN ? "no progress for 15 s" : strerror(errno);
 }
@@ -107,6 +119,7 @@ void connect_all(Plan *plan) {
         connect_party(&plan->subscribers[i]);
     for (int i = 0; i < plan->publisher_count; ++i)
         connect_party(&plan->publishers[i]);
+    connected_cpu_s = cpu_s();
 }
 
 static size_t same_prefix(const char *left, const char *right, size_t size) {

@@ -9,8 +9,8 @@
  * A plan is read from standard input, lines of a word and numbers, each followed by raw bytes
  * where the numbers are lengths:
  *
- *   mode stream|frames|turns|latency|answered|numbered
- *   cycles N                      how often each publisher sends its stream (stream) or its frames
+ *   mode stream|frames|turns|latency|pairs|answered|numbered
+ *   cycles N                      how often each publisher sends its stream (stream, pairs) or its frames
  *   warmup N                      latency: the first N frames are sent but not counted
  *   seconds S                     stream: send until S seconds have passed, whole cycles only
  *   bytes_per_s N                 stream: each subscriber reads no faster than this
@@ -68,6 +68,7 @@ void run_stream(Plan *plan);
 void run_frames(Plan *plan);
 void run_turns(Plan *plan);
 void run_latency(Plan *plan);
+void run_pairs(Plan *plan);
 void run_answered(Plan *plan);
 void run_numbered(Plan *plan);
 
@@ -83,6 +84,7 @@ void check_bytes(Reader *reader, const char *data, size_t size);
 void check_silence(const Plan *plan);
 
 double now_s(void);
+double cpu_since_connect_s(void); /* of this program, all its threads */
 void send_all(int socket, const char *data, size_t size);
 size_t receive_some(int socket, char *data, size_t size);
 void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));

@@ -109,7 +109,7 @@ void run_stream(Plan *plan) {
         fflush(stdout);
     }
     read_all(plan, readers);
-    double ended_s = now_s();
+    double ended_s = now_s(), cpu_s = cpu_since_connect_s();
     if (plan->publisher_count)
         pthread_join(thread, NULL);
     if (!plan->subscriber_count)
@@ -117,6 +117,6 @@ void run_stream(Plan *plan) {
     check_silence(plan);
     for (int i = 0; i < plan->subscriber_count; ++i)
         received += readers[i].received;
-    printf("{\"seconds\": %.6f, \"received_bytes\": %lld, \"cycles\": %ld}\n", ended_s - started_s,
-           received, atomic_load(&cycles_to_read));
+    printf("{\"seconds\": %.6f, \"cpu_s\": %.6f, \"received_bytes\": %lld, \"cycles\": %ld}\n",
+           ended_s - started_s, cpu_s, received, atomic_load(&cycles_to_read));
 }

@@ -33,7 +33,7 @@ class NatsWire:
         subscriptions = (b"SUB %s %d\r\n" % (topic, at) for at, topic in enumerate(topics))
         return self._hello(b"".join(subscriptions))
 
-    def publisher(self, subscriptions: Sequence[Sequence[bytes]]) -> Hello:
+    def publisher(self, subscriptions: Sequence[Sequence[bytes]], publishers: int) -> Hello:
         return self._hello(b"")
 
     def _hello(self, subscriptions: bytes) -> Hello:
@@ -46,7 +46,6 @@ class Nats:
     name = "nats-server"
     wire = NatsWire()
     selects_topics = True
-    takes_many_publishers = True
 
     @contextmanager
     def start(self) -> Iterator[Running]:

@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.harness.load import Hello
 from bench.harness.peer import Running
 from bench.harness.places import installed
 from bench.harness.processes import listener_pid
 from bench.harness.programs import DidNotStart, Program
+from bench.harness.results import OURS
 
 PUBLISH, SUBSCRIBE, NOTIFICATION = 0, 1, 7
 PROBE_BYTES = 16
@@ -47,7 +49,7 @@ class RqueueWire:
         subscriptions = b"".join(_frame(SUBSCRIBE, _named(topic)) for topic in (*topics, probe))
         return Hello(subscriptions + self.publish(probe, b""), until=notification(probe, b""))
 
-    def publisher(self, subscriptions: Sequence[Sequence[bytes]]) -> Hello:
+    def publisher(self, subscriptions: Sequence[Sequence[bytes]], publishers: int) -> Hello:
         return Hello()
 
 
@@ -56,21 +58,33 @@ class Polybus:
     """`polybus rqueue`, or the server that already listens on `port`."""
 
     port: int | None = None
+    name: str = OURS
+    threads: int | None = None  # None: the server's default
+    cpus: frozenset[int] = frozenset()  # that it may run on; empty: as the harness
 
-    name = "polybus"
     wire = RqueueWire()
     selects_topics = True
-    takes_many_publishers = True
 
     @contextmanager
     def start(self) -> Iterator[Running]:
         if self.port is not None:
             yield Running(listener_pid(self.port), self.port, self.port, "already running")
             return
-        binary = installed("polybus", "make setup")
-        with Program(self.name, [binary, "rqueue", "--port", "0"]) as program:
+        with Program(self._program_name(), self._command()) as program:
             port = _ready_port(program)
-            yield Running(program.pid, port, port, "")
+            yield Running(program.pid, port, port, "", self.cpus)
+
+    def _program_name(self) -> str:
+        return "polybus" if self.threads is None else f"polybus-{self.threads}-threads"
+
+    def _command(self) -> list[str | Path]:
+        command: list[str | Path] = [installed("polybus", "make setup"), "rqueue", "--port", "0"]
+        if self.threads is not None:
+            command += ["--threads", str(self.threads)]
+        if self.cpus:
+            taskset = installed("taskset", "apt-get install util-linux")
+            command = [taskset, "-c", ",".join(map(str, sorted(self.cpus))), *command]
+        return command
 
 
 def _ready_port(program: Program) -> int:

@@ -38,7 +38,7 @@ class RedisWire:
     def subscriber(self, topics: Sequence[bytes]) -> Hello:
         return Hello(array(b"SUBSCRIBE", *topics) + array(b"PING"), until=array(b"pong", b""))
 
-    def publisher(self, subscriptions: Sequence[Sequence[bytes]]) -> Hello:
+    def publisher(self, subscriptions: Sequence[Sequence[bytes]], publishers: int) -> Hello:
         # No answer to each PUBLISH: the other servers send none either.
         return Hello(array(b"PING") + array(b"CLIENT", b"REPLY", b"OFF"), until=b"+PONG\r\n")
 
@@ -47,7 +47,6 @@ class Redis:
     name = "redis"
     wire = RedisWire()
     selects_topics = True
-    takes_many_publishers = True
 
     @contextmanager
     def start(self) -> Iterator[Running]:

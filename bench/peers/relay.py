@@ -1,4 +1,4 @@
-"""The raw relay in C: no messages, no topics, bytes from one to all. The limit of the machine."""
+"""The raw relay in C: no topics, bytes from one to all. The limit of the machine."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,15 +24,14 @@ class RelayWire:
     def subscriber(self, topics: Sequence[bytes]) -> Hello:
         return Hello(b"S", skip_bytes=1)
 
-    def publisher(self, subscriptions: Sequence[Sequence[bytes]]) -> Hello:
-        return Hello(b"P", skip_bytes=1)
+    def publisher(self, subscriptions: Sequence[Sequence[bytes]], publishers: int) -> Hello:
+        return Hello(b"P" + bytes([publishers]), skip_bytes=1)
 
 
 class Relay:
     name = "raw relay"
     wire = RelayWire()
     selects_topics = False
-    takes_many_publishers = False
 
     @contextmanager
     def start(self) -> Iterator[Running]:

@@ -48,7 +48,7 @@ class ZmtpWire:
         subscriptions = b"".join(_frame(b"\x01" + topic) for topic in topics)
         return Hello(_opening(b"SUB"), len(_opening(b"XPUB")), subscriptions)
 
-    def publisher(self, subscriptions: Sequence[Sequence[bytes]]) -> Hello:
+    def publisher(self, subscriptions: Sequence[Sequence[bytes]], publishers: int) -> Hello:
         """The proxy passes each new topic on to publishers: when all came, all are in force."""
         topics = {topic for subscribed in subscriptions for topic in subscribed}
         passed_on = sum(len(_frame(b"\x01" + topic)) for topic in topics)
@@ -59,7 +59,6 @@ class ZeroMq:
     name = "ZeroMQ proxy"
     wire = ZmtpWire()
     selects_topics = True
-    takes_many_publishers = True
 
     @contextmanager
     def start(self) -> Iterator[Running]:

@@ -6,15 +6,15 @@ client receives, and receives, and checks byte by byte, what the client publishe
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from bench.harness import load
 from bench.harness.load import Generator, LoadFailed, Plan
 from bench.harness.peer import Peer, Running
 from bench.harness.programs import DidNotStart, Program
 from bench.harness.quiet import Watch
-from bench.harness.results import OURS, RATE, CaseResult, Floor, Round
-from bench.harness.rounds import Effort, Measured, Quietly
+from bench.harness.results import RATE, SERVER_CPU, CaseResult, Floor
+from bench.harness.rounds import Effort, Measured, contest
 from bench.harness.workloads import Streams, Work
 from bench.rqueue.client_process import SIZE
 
@@ -31,41 +31,29 @@ VERIFIED_CYCLES = 100
 TIMEOUT_S = 60.0
 
 
-class ClientRows:
-    def __init__(self, peer: Peer, running: Running, effort: Effort) -> None:
+class ClientLoad:
+    """The Python client at one server of ours."""
+
+    def __init__(self, case: str, peer: Peer, running: Running) -> None:
+        self.name = peer.name
+        self._case = case
         self._running = running
-        self._effort = effort
         self._work: Work = Streams(1, (SIZE,)).work(peer, running)
-        per_cycle = self._work.delivered_per_cycle
-        self._cycles = max(1, round(EXPECTED_PER_S * effort.measurement_s / per_cycle))
+        self._cycles = VERIFIED_CYCLES
 
-    def run(self, name: str) -> CaseResult:
-        quietly = Quietly(self._effort)
-        rounds: tuple[Round, ...] = ()
-        failures: tuple[str, ...] = ()
-        try:
-            rounds = self._rounds(name, quietly)
-        except LoadFailed as error:
-            failures = (f"{name}: {error}",)
-        kept = quietly.disturbed_kept
-        return CaseResult(name, TITLES[name], (RATE,), rounds, quietly.dropped, kept, failures)
-
-    def _rounds(self, name: str, quietly: Quietly) -> tuple[Round, ...]:
-        if name == RECEIVES:
+    def calibrate(self, wanted_s: float) -> None:
+        if self._case == RECEIVES:
             self._receive("verify", VERIFIED_CYCLES)
-        measure = self._receives if name == RECEIVES else self._publishes
-        return tuple({OURS: quietly.take(measure)} for _ in range(self._effort.rounds))
+        self._cycles = max(1, round(EXPECTED_PER_S * wanted_s / self._work.delivered_per_cycle))
 
-    def _receives(self) -> Measured:
-        return self._measured(lambda: self._receive("receive", self._cycles))
-
-    def _publishes(self) -> Measured:
-        return self._measured(self._publish)
-
-    def _measured(self, seconds: Callable[[], float]) -> Measured:
+    def measure(self) -> Measured:
         watch = Watch(self._running.pid)
         messages = self._work.delivered_per_cycle * self._cycles
-        values = {RATE.key: messages / seconds()}
+        is_receiving = self._case == RECEIVES
+        seconds = self._receive("receive", self._cycles) if is_receiving else self._publish()
+        values = {RATE.key: messages / seconds}
+        if self._running.pid is not None:
+            values[SERVER_CPU.key] = watch.server_cpu_s() / messages * 1e9
         return values, watch.disturbance()
 
     def _program(self, what: str, cycles: int) -> Program:
@@ -92,3 +80,10 @@ class ClientRows:
                 return float(receiver.finish()["seconds"])
         finally:
             receiver.stop()
+
+
+def run_case(case: str, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:
+    """All rounds of one row, at each of the servers."""
+    line = CaseResult(case, TITLES[case], (RATE, SERVER_CPU), ())
+    contenders = [ClientLoad(case, peer, running) for peer, running in servers]
+    return contest(line, contenders, effort, effort.rounds)

@@ -9,8 +9,8 @@ from bench.harness.peer import Peer, Running
 from bench.harness.places import Unavailable
 from bench.harness.programs import DidNotStart
 from bench.harness.report import Outcome
-from bench.harness.results import CaseResult, Requirement
-from bench.harness.rounds import Effort, run_case
+from bench.harness.results import CaseResult, Metric, Requirement
+from bench.harness.rounds import Case, Effort, run_case
 from bench.peers.nats import Nats
 from bench.peers.polybus import Polybus
 from bench.peers.redis import Redis
@@ -36,12 +36,12 @@ def run(options: Options) -> Outcome:
             servers.append((ours, stack.enter_context(ours.start())))
             outcome.versions = {peer.name: running.version for peer, running in servers}
             effort = options.effort()
-            outcome.results += _run_cases(servers, options, effort)
-            outcome.results += _run_client(*servers[-1], options, effort)
+            outcome.results += run_cases(CASES, servers, options, effort)
+            outcome.results += run_clients(servers[-1:], options, effort)
     for requirement in REQUIREMENTS:
         outcome.verdicts += requirement.judge(outcome.results)
     if options.wants(MEMORY):
-        _run_memory(ours, options, outcome)
+        run_memory(ours, options, outcome)
     return outcome
 
 
@@ -51,32 +51,38 @@ def _start(peers: Sequence[Peer], stack: ExitStack) -> list[tuple[Peer, Running]
         try:
             servers.append((peer, stack.enter_context(peer.start())))
         except Unavailable as missing:
-            _say(f"left out: {missing}")
+            say(f"left out: {missing}")
     return servers
 
 
-def _run_cases(
+def run_cases(
+    cases: Sequence[Case],
+    servers: Sequence[tuple[Peer, Running]],
+    options: Options,
+    effort: Effort,
+    further: tuple[Metric, ...] = (),
+) -> list[CaseResult]:
+    results = []
+    for case in (case for case in cases if options.wants(case.name)):
+        say(f"… {case.title}")
+        results.append(run_case(case, effort, servers, further))
+    return results
+
+
+def run_clients(
     servers: Sequence[tuple[Peer, Running]], options: Options, effort: Effort
 ) -> list[CaseResult]:
     results = []
-    for case in (case for case in CASES if options.wants(case.name)):
-        _say(f"… {case.title}")
-        results.append(run_case(case, effort, servers))
-    return results
-
-
-def _run_client(ours: Peer, running: Running, options: Options, effort: Effort) -> list[CaseResult]:
-    rows, results = client.ClientRows(ours, running, effort), []
     for name, title in client.TITLES.items():
         if options.wants(name):
-            _say(f"… {title}")
-            results.append(rows.run(name))
+            say(f"… {title}")
+            results.append(client.run_case(name, effort, servers))
     return results
 
 
-def _run_memory(ours: Peer, options: Options, outcome: Outcome) -> None:
+def run_memory(ours: Peer, options: Options, outcome: Outcome) -> None:
     """On a server of its own, whose memory no other case has touched."""
-    _say("… memory with a slow subscriber")
+    say("… memory with a slow subscriber")
     seconds = SHORT_MEMORY_S if options.short else MEMORY_S
     try:
         with ours.start() as running:
@@ -86,5 +92,5 @@ def _run_memory(ours: Peer, options: Options, outcome: Outcome) -> None:
     outcome.verdicts.append(verdict)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
