@@ -15,13 +15,16 @@ ARGS   ?=
 # How long `make soak` fuzzes each target.
 FUZZ_SECONDS ?= 120
 
+# How long `make soak` stresses the pump's threads, in total.
+THREAD_SECONDS ?= 600
+
 # Tests spend half of their time waiting: four processes share them and keep two cores
 # busy. They take a file at a time, in the order of tests/conftest.py.
 SHARED := -n 4 --dist loadfile --no-loadscope-reorder
 
-# Fault tests that run under a sabotage in `make test`, chosen by the commit. `make soak` has a
-# sample of the mutants (tests/unit/testing/test_mutant_sample.py).
-SAMPLE := --sabotage-sample 20
+# Fault tests that run under a sabotage in `make test`, chosen by the commit. Six mutants are
+# drawn beside them (tests/unit/testing/test_mutant_sample.py).
+SAMPLE := --sabotage-sample 14
 
 # What pytest answers when nothing is marked so (yet).
 NO_TESTS := 5
@@ -35,7 +38,7 @@ KERNEL_FILES := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check bench soak asan fuzz sabotage mutants demo clean
+.PHONY: help setup run test check bench soak asan fuzz threads sabotage mutants demo clean
 
 help: ## print this table
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,7 +75,7 @@ bench: setup ## the short benchmarks, beside their peers
 	@.ci/need java
 	@$(PYTHON_IN_VENV) -m bench $(ARGS)
 
-soak: asan fuzz sabotage mutants ## the long tests: sanitizers, fuzzing, sabotage, all marked soak, a grown store
+soak: asan fuzz threads sabotage mutants ## the long tests: sanitizers, fuzzing, sabotage, all marked soak, a grown store
 	@.ci/need java
 	@$(PYTHON_IN_VENV) -m pytest -q -m soak --timeout 3600 $(ARGS) || [ $$? -eq $(NO_TESTS) ]
 	@$(PYTHON_IN_VENV) -m pytest -q -m soak --sabotage --timeout 3600 $(ARGS) || [ $$? -eq $(NO_TESTS) ]
@@ -83,6 +86,9 @@ asan: setup ## kernel tests under AddressSanitizer
 
 fuzz: setup ## coverage-guided fuzzing of the kernel, FUZZ_SECONDS a target
 	@tests/fuzz.sh $(FUZZ_SECONDS)
+
+threads: setup ## the pump's threads under ThreadSanitizer and AddressSanitizer, THREAD_SECONDS in total
+	@$(PYTHON_IN_VENV) -m tests.rig.pump_stress $(THREAD_SECONDS)
 
 sabotage: setup ## fault tests with the thing they guard broken: each must turn red
 	@$(PYTHON_IN_VENV) -m pytest -q --sabotage $(ARGS) || [ $$? -eq $(NO_TESTS) ]

@@ -37,6 +37,7 @@ LONGEST = (
     "tests/faults/test_pipeline_kills.py",
     "tests/faults/test_archive_kills.py",
     "tests/interop/test_word_count_example.py",
+    "tests/unit/testing/test_mutant_sample.py",
 )
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 

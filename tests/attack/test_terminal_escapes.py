@@ -48,7 +48,7 @@ CONNECTION = dict.fromkeys(("peer", "identity", "dialect", "state"), ATTACK_TEXT
 )
 ALARM = dict.fromkeys(("kind", "object", "text"), ATTACK_TEXT) | {"since": 0.0}
 HOSTILE_ANSWERS = {
-    "connections": [CONNECTION | {ATTACK_TEXT: ATTACK_TEXT}],
+    "connections": {"connections": [CONNECTION | {ATTACK_TEXT: ATTACK_TEXT}], "next": None},
     "stats": {ATTACK_TEXT: {ATTACK_TEXT: ATTACK_TEXT}, "alarms": [ALARM]},
 }
 

@@ -145,7 +145,7 @@ def test_bus_of_an_ordinary_user(tmp_path):
             assert bus.admin_path == path
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            assert ask(path, "connections") == []
+            assert ask(path, "connections") == {"connections": [], "next": None}
             as_stranger = ["setpriv", "--reuid=2001", "--regid=2001", "--clear-groups"]
             stranger = subprocess.run(
                 [*as_stranger, *POLYBUS, "stats", "--admin", str(path)],

@@ -448,7 +448,7 @@ def test_links_that_are_added_and_removed_many_times_leave_nothing():
         net.start("a")
         net.start("b")
         bus, address = net.buses["b"], net.link_address("a")
-        before = open_descriptors(bus.process.pid)
+        before = 0
         for _ in range(10):
             assert bus.run("gsb", "link", "add", address).returncode == 0
             assert bus.run("gsb", "link", "rm", address).returncode == 0
@@ -456,6 +456,8 @@ def test_links_that_are_added_and_removed_many_times_leave_nothing():
             net.await_nodes(2)
             assert bus.run("gsb", "link", "rm", address).returncode == 0
             until(lambda: net.reachable("a") == {}, "the link has ended")
+            # Not before the first connection with TLS, for which libuv opens a descriptor to keep.
+            before = before or open_descriptors(bus.process.pid)
         until(lambda: open_descriptors(bus.process.pid) <= before, "all connections have ended")
         assert json.loads(bus.run("gsb", "link", "ls", "--json").stdout) == []
         assert bus.run("gsb", "link", "add", address).returncode == 0  # one that is up at the stop

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 from tests.mutants import run  # noqa: E402
 from tests.mutants.kernel import mutants  # noqa: E402
 
-PARTS = ("blocks", "gathering", "slabs")
+PARTS = ("blocks", "block_gather", "column_slab")
 TESTS = (
     *(f"tests/unit/model/test_{name}.py" for name in ("block", "arrow")),
     *(f"tests/unit/kernel/test_{name}.py" for name in ("blocks", "blocks_later", "slabs")),

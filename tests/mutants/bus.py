@@ -162,16 +162,6 @@ DELIVERY = mutants(
         "            outbox.window_taken = outbox",
     ),
     (
-        "fullness is not told",
-        "set_full(outbox.connection.number, True)",
-        "set_full(outbox.connection.number, False)",
-    ),
-    (
-        "room is not told",
-        "set_full(outbox.connection.number, False)",
-        "set_full(outbox.connection.number, True)",
-    ),
-    (
         "room frees no peer",
         "        self.on_room_again(outbox.connection)\n        self._release(outbox)\n",
         "        self.on_room_again(outbox.connection)\n",
@@ -203,50 +193,6 @@ DELIVERY = mutants(
         "routed: RouteResult) -> None:\n        for outbox, data in routed.outputs:",
         "routed: RouteResult) -> None:\n        for outbox, data in routed.outputs[:1]:",
     ),
-)
-
-OUTBOX = mutants(
-    "bus/outbox.py",
-    (
-        "flush forgotten at the end of a turn",
-        "for outbox in gathered:\n            outbox.flush()",
-        "pass",
-    ),
-    ("a turn never ends", "self.call_soon(self.end)", "pass"),
-    (
-        "order swapped",
-        "chunks, self._held = self._held, []",
-        "chunks, self._held = self._held[::-1], []",
-    ),
-    ("stalls are not heeded", "        self._stalled = True\n", "        pass\n"),
-    (
-        "held chunks are dropped",
-        "        self._handed_bytes = 0\n        self.flush()",
-        "        self._handed_bytes = 0\n        self._held = []",
-    ),
-    ("never full", "elif owed > self._high_water and not self.full:", "elif False:"),
-    ("full at its mark", "elif owed > self._high_water", "elif owed >= self._high_water"),
-    ("full again and again", "self._high_water and not self.full:", "self._high_water:"),
-    (
-        "room too early",
-        "self.backlog() <= self._low_water",
-        "self.backlog() <= self._high_water",
-    ),
-    ("never room", "self.backlog() <= self._low_water", "self.backlog() < 0"),
-    ("no upper bound", "if owed > self._max_bytes:", "if False:"),
-    ("the host's queue counts as taken", " - self._pipe.unconfirmed_bytes()", ""),
-    ("the backlog counts as taken", "self._pushed_bytes - self.backlog()", "self._pushed_bytes"),
-    ("closed, and takes more", "        if self._closed:\n            return\n", ""),
-    ("closing loses what is held", "            self._pipe.write_many(self._held)\n", ""),
-    ("closing forgets what it owes", "            self._handed = self._handed + self._held\n", ""),
-    (
-        "given up, and still owed",
-        "        elif not send_held:\n            self._handed = []\n",
-        "",
-    ),
-    ("gathers without bound", "if self._held_bytes >= WORTH_A_WRITE_BYTES:", "if False:"),
-    ("never gathers", "elif self._written_in != self._turn.number:", "elif True:"),
-    ("what was half sent is not owed", "for chunk in reversed(self._handed):", "for chunk in ():"),
 )
 
 SUBSCRIPTIONS = mutants(
@@ -350,7 +296,7 @@ TLS = mutants(
     ("handshakes that break off are not told of", 'self._failed(self.peer, "hung_up")', "pass"),
 )
 
-ALL = [*SESSION, *BROKER, *DELIVERY, *OUTBOX, *SUBSCRIPTIONS, *CONNECTION, *STREAM, *TLS]
+ALL = [*SESSION, *BROKER, *DELIVERY, *SUBSCRIPTIONS, *CONNECTION, *STREAM, *TLS]
 
 
 def copy_tree() -> None:

@@ -28,12 +28,13 @@ from tests.rig.patching import DoesNotApply, Patch  # noqa: E402
 TESTS = (
     "tests/unit/bus/test_durable_publisher.py",
     "tests/unit/bus/test_push_readers.py",
+    "tests/unit/bus/test_followed_topics.py",
     "tests/unit/freud/test_durable_pull_reader.py",
 )
 
 FOLLOWING = mutants(
     "durable/push_readers.py",
-    ("a reader begins anywhere", "elif tail.at_id < start:", "elif False:"),
+    ("a reader begins anywhere", "elif tail.at_id < (start :=", "elif False and (start :="),
     ("a reader joins at a wrong position", "if start == self.at_id:", "if True:"),
     (
         "new readers get earlier rows",
@@ -44,7 +45,17 @@ FOLLOWING = mutants(
     ("trimmed: stragglers stay", "self._reached(until or 0)", "pass"),
     ("news while reading is lost", "            self._again = True\n", ""),
     ("only once", "if (self.at_id != before or self._again)", "if self._again"),
-    ("a full reader is forgotten", "tail.behind[connection] = CatchUpCursor(", "CatchUpCursor("),
+    ("a full reader is forgotten", "        tail.behind[connection] = cursor\n", ""),
+    (
+        "room is not noticed by its cursors",
+        "        self._catching_up.setdefault(connection, {})[tail] = cursor\n",
+        "",
+    ),
+    (
+        "a leave ends no reading",
+        "for name in names if self._tails else ():",
+        "for name in ():",
+    ),
     (
         "a straggler begins one late",
         "CatchUpCursor(self, tail, connection, at_id)",
@@ -58,8 +69,12 @@ FOLLOWING = mutants(
         "pass\n\n    def on_commit",
     ),
     ("a failed straggler is left", "if cursor.wants_more():", "if False:"),
-    ("the gone are fed", "        tail.behind.pop(connection, None)\n", ""),
-    ("who joins and leaves is let in", "if pair[1] is not connection", "if True"),
+    (
+        "the gone are fed",
+        "        self.end_catch_up(tail, connection)\n        tail.joining",
+        "        tail.joining",
+    ),
+    ("who joins and leaves is let in", "        tail.joining.pop(connection, None)\n", ""),
     (
         "a name is not followed from its binding",
         "if self._fanout.subscriber_count(name):\n",
@@ -67,10 +82,21 @@ FOLLOWING = mutants(
     ),
     (
         "dropped: stragglers hear nothing more",
-        "for connection in [connection for _, connection in tail.joining] + list(tail.behind):",
+        "for connection in [*tail.joining, *tail.behind]:",
         "for connection in ():",
     ),
     ("dropped: it stays durable", "self._fanout.set_durable(name, False)", "pass"),
+)
+
+FOLLOWED = mutants(
+    "durable/followed_topics.py",
+    (
+        "what was left out is forgotten",
+        "                    self._left_out.add(number)",
+        "                    pass",
+    ),
+    ("one end ends all", "if not self._followers[number]:", "if True:"),
+    ("every commit wakes the loop", "if number in self._followers:", "if True:"),
 )
 
 KEEPING = mutants(
@@ -162,7 +188,11 @@ BROKER = mutants(
         "self.durable.on_unsubscribed(connection, topic)\n        return removed",
         "pass\n        return removed",
     ),
-    ("leaving is not told", "        self.durable.on_left(connection)\n", "        pass\n"),
+    (
+        "leaving is not told",
+        "self.durable.on_left(connection, self._subscriptions.clear(connection))",
+        "self._subscriptions.clear(connection)",
+    ),
 )
 
 JUDGING = mutants(
@@ -184,7 +214,10 @@ TOPICS = mutants(
     ),
 )
 
-ALL = [*(FOLLOWING + KEEPING + DELIVERY + PULLING), *(SESSION + BROKER + JUDGING + TOPICS)]
+ALL = [
+    *(FOLLOWING + FOLLOWED + KEEPING + DELIVERY + PULLING),
+    *(SESSION + BROKER + JUDGING + TOPICS),
+]
 
 HANG_S = 120
 

@@ -23,6 +23,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/unit/freud/test_session.py",
         "tests/unit/freud/test_fair_scheduler.py",
         "tests/unit/freud/test_session_stats.py",
+        "tests/unit/freud/test_detached_readers.py",
         "tests/unit/bus/test_delivery.py",
         "tests/property/bus/test_freud_model.py",
     ),
@@ -231,10 +232,10 @@ SUCCESSION = mutants(
     ),
     (
         "the notice has id 0",
-        "            self._fanout.next_id(topic.name),\n            NOTICE",
-        "            0,\n            NOTICE",
+        "            self._fanout.next_id(topic.name),\n            deletion_notice",
+        "            0,\n            deletion_notice",
     ),
-    ("the notice names nothing", "NOTICE_PREFIX + topic.name", "NOTICE_PREFIX"),
+    ("the notice names nothing", "deletion_notice(topic.name)", 'deletion_notice(b"")'),
     (
         "a deletion keeps the buffer",
         '        self._delivery.drop_buffer(marked, "topic_deleted")\n',
@@ -441,7 +442,7 @@ SESSION = mutants(
     ("goes on while it is blocked", "            self.halt = Halt.BLOCKED\n", ""),
     ("goes on while it rests", "                self.halt = Halt.RESTING\n", ""),
     ("it never rests", "            if self._weight_left <= 0:\n", "            if False:\n"),
-    ("who rests once rests forever", "        self._scheduler.join(self._on_turn)\n", ""),
+    ("who rests once rests forever", "self._scheduler.join(self._on_turn)", "pass"),
     ("many Gets never rest", "self._weight_left > 0 and ", ""),
     (
         "fan-outs weigh nothing",
@@ -568,7 +569,7 @@ SESSION = mutants(
     ),
     (
         "closed, and it goes on",
-        "        self._change_phase(PhaseEvent.CLOSE)\n",
+        "                self._change_phase(PhaseEvent.CLOSE)\n",
         "",
     ),
     (
@@ -740,7 +741,7 @@ ANSWERING = [
         (
             "what came before a break is lost",
             "            self._read_rest()\n",
-            "",
+            "            pass\n",
         ),
     ),
     *mutants(

@@ -40,9 +40,10 @@ WAITS = mutants(
     ("the gone stay", "wait.is_abandoned = True", "pass"),
     (
         "no end when the bus stops",
-        "for wait in self._waits:\n                wait.event.set()",
+        "for wait in self._waits:\n                wait.news = None\n                wait.event.set()",
         "pass",
     ),
+    ("a wake checks no place", "wait.news.add(place)", "pass"),
     ("what was seen is news", "if ends[topic][shard] > offset", "if ends[topic][shard] >= offset"),
     ("a drop wakes no peer", "self._wake((topic.number, shard))", "pass"),
 )

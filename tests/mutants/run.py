@@ -35,7 +35,9 @@ TESTS = (
     *(f"tests/property/kernel/test_{name}.py" for name in ("encoding", "framing", "tables")),
     *(f"tests/property/kernel/test_{name}.py" for name in ("fanout_programs", "fuzz_targets")),
     *(f"tests/property/kernel/test_{name}.py" for name in ("accounts", "inbox", "unread")),
-    *("tests/unit/kernel/test_outlet.py", "tests/unit/transports/test_inbox.py"),
+    *(f"tests/unit/kernel/test_{name}.py" for name in ("pump", "pump_outbox", "pump_threads")),
+    *("tests/unit/bus/test_outbox.py", "tests/unit/bus/test_delivery.py"),
+    "tests/unit/transports/test_inbox.py",
     *("tests/unit/freud/test_fast_path.py", "tests/unit/freud/test_ephemeral_topics.py"),
     "tests/property/bus/test_freud_model.py",
 )

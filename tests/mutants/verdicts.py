@@ -5,8 +5,8 @@ A mutant is caught by a test that fails, hangs or dies. Three answers prove noth
     survived     the tests passed
     out of date  the mutant could not be applied, or not be compiled
     not tried    no test was run: pytest was interrupted, broke down, was called wrongly,
-                 could not load its conftest, or found nothing to run. Most often the
-                 mutant cannot be imported, which shows nothing about the tests
+                 could not load its conftest or a test file, or found nothing to run. Most
+                 often the mutant cannot be imported, which shows nothing about the tests
 
 Each of them fails the run.
 """
@@ -33,8 +33,12 @@ def verdict(code: int, output: str) -> str:
         return _died(-code, output)
     if code != pytest.ExitCode.TESTS_FAILED:
         return f"{UNTRIED}: pytest's exit code {code}: {output[-TAIL:]}"
-    failed = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(\S+)", output, re.MULTILINE)
-    return failed[1] if failed else f"failed: {output[-TAIL:]}"
+    failed = re.search(r"^(?:FAILED|ERROR) (?:[^\s:]*/)?(\S+)", output, re.MULTILINE)
+    if failed is None:
+        return f"failed: {output[-TAIL:]}"
+    if "::" not in failed[1]:  # with -x pytest exits with TESTS_FAILED here, too
+        return f"{UNTRIED}: {failed[1]} cannot be imported: {output[-TAIL:]}"
+    return failed[1]
 
 
 def _died(number: int, output: str) -> str:

@@ -179,6 +179,12 @@ class MemoryBus:
         """A connection of GSB's deployed framing."""
         return self._connect(self._ya, appetite, identity)
 
+    def connections(self) -> list[dict[str, Any]]:
+        """Return all open connections, as operators see them."""
+        rows, following = self.broker.overview.connections.page("", 1 << 20)
+        assert following is None
+        return rows
+
     def wall_ns(self) -> int:
         return int(self.now_s * 1e9) + self.wall_ahead_ns
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 class MemoryPipe:
     is_unix = False
     certificate_digest = b""
+    output = None
 
     def __init__(
         self, peer: str = "memory", appetite: int | None = None, identity: Identity = ANONYMOUS
@@ -72,6 +73,9 @@ class MemoryPipe:
     def unconfirmed_bytes(self) -> int:
         return self.in_host
 
+    def use_plain_route(self, route: object) -> None:
+        """Do nothing: the session gets all bytes."""
+
     def pause_reading(self) -> None:
         self.reading = False
 
@@ -107,7 +111,7 @@ class MemoryPipe:
     def deliver(self, data: bytes) -> None:
         """Send bytes to the session. They stay pending while it is not reading."""
         self._unread += data
-        if self.reading:
+        if self.reading and not self.closed and not self.aborted:
             self._offer()
 
     def eat(self, count: int | None = None) -> None:
@@ -136,7 +140,7 @@ class MemoryPipe:
         return len(self._unread)
 
     def _offer(self) -> None:
-        if self._session is None or self.closed or self.aborted:
+        if self._session is None:
             return
         data = self._unread
         taken = self._session.receive(data, 0, len(data))

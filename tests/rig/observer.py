@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polybus.server.admin_client import ask
+from polybus.server.admin_client import ask, ask_pages
 
 if TYPE_CHECKING:
     from polybus.testing.bus_process import BusProcess
@@ -49,8 +49,7 @@ def stats(bus: BusProcess) -> dict[str, Any]:
 
 
 def connections(bus: BusProcess) -> list[dict[str, Any]]:
-    answer: list[dict[str, Any]] = ask(bus.admin_path, "connections")
-    return answer
+    return ask_pages(bus.admin_path, "connections", "connections")
 
 
 def count(bus: BusProcess, *path: str) -> int:

@@ -11,7 +11,6 @@ from polybus.bus.connection import Connection
 from polybus.bus.counters import Counters
 from polybus.bus.delivery import Delivery
 from polybus.bus.durable_hooks import DurableHooks, NoDurableTopics
-from polybus.bus.outbox import LoopTurn, Outbox
 from polybus.bus.overview import Overview
 from polybus.bus.policy import OVERFLOW, Policy
 from polybus.bus.policy_enforcer import PolicyEnforcer
@@ -21,6 +20,7 @@ from polybus.bus.shares import Shares
 from polybus.bus.stall_monitor import StallMonitor
 from polybus.bus.subscriptions import SubscribeResult, Subscriptions
 from polybus.kernel.fanout import Fanout, Source
+from polybus.kernel.outbox import LoopTurn, Outbox
 from polybus.model.limits import QuotaLimits
 
 if TYPE_CHECKING:
@@ -178,8 +178,7 @@ class Broker:
         return removed
 
     def unsubscribe_all(self, connection: Connection) -> None:
-        self._subscriptions.clear(connection)
-        self.durable.on_left(connection)
+        self.durable.on_left(connection, self._subscriptions.clear(connection))
 
     def is_durable(self, topic: bytes) -> bool:
         return self.durable.is_durable(topic)
@@ -274,9 +273,6 @@ class Broker:
 
     def stats(self) -> dict[str, Any]:
         return self.overview.stats(accepted=self._accepted_count)
-
-    def connections(self) -> list[dict[str, Any]]:
-        return self.overview.connections()
 
     def _leave(self, connection: Connection, reason: str, *, send_held: bool) -> bool:
         if connection.is_closed:

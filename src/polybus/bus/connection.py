@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from polybus.bus.outbox import Outbox
-    from polybus.kernel.fanout import Source
+    from polybus.kernel.fanout import PlainRoute, Source
     from polybus.kernel.framing import Encoding
+    from polybus.kernel.outbox import Outbox, SocketOutput
     from polybus.model.identity import Identity
 
 
@@ -28,6 +28,10 @@ class ConnectionIO(Protocol):
     def certificate_digest(self) -> bytes:
         """Return the SHA-256 of the certificate of the end that was dialled; empty without TLS."""
 
+    @property
+    def output(self) -> SocketOutput | None:
+        """Return the queue of the socket if the pump serves it."""
+
     def write(self, data: bytes) -> None: ...
     def write_many(self, chunks: list[bytes]) -> None: ...
     def backlog_bytes(self) -> int:
@@ -35,6 +39,9 @@ class ConnectionIO(Protocol):
 
     def unconfirmed_bytes(self) -> int:
         """Return the bytes in the kernel's send queue that the peer has not acknowledged."""
+
+    def use_plain_route(self, route: PlainRoute) -> None:
+        """Route plain publishes before the session gets the bytes that are left."""
 
     def pause_reading(self) -> None: ...
     def watch_hangup(self, hung_up: Callable[[], None]) -> None:

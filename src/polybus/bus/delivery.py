@@ -16,8 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from polybus.bus.outbox import LoopTurn, Outbox
 from polybus.kernel.fanout import BLOCKED, Fanout, Source
+from polybus.kernel.outbox import LoopTurn, Outbox
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -148,11 +148,9 @@ class Delivery:
     def on_filled(self, outbox: Outbox) -> None:
         self._full[outbox] = None
         self._fresh.append(outbox)
-        self._fanout.set_full(outbox.connection.number, True)
 
     def on_room(self, outbox: Outbox) -> None:
         self._full.pop(outbox, None)
-        self._fanout.set_full(outbox.connection.number, False)
         self.on_room_again(outbox.connection)
         self._release(outbox)
 

@@ -210,6 +210,11 @@ class Dialect:
     check_files: Callable[[Any, Path], None] | None = None
     # Encryption that is not a scheme of the address: is it on, and how to turn it on.
     is_encrypted: Callable[[Any], bool] | None = None
+    # Descriptors of each connection to a plain and to an encrypted listener. Such a dialect counts
+    # its connections apart from all others, up to `max_connections` of its section.
+    descriptors_per_connection: tuple[int, int] | None = None
+    # Its transport accepts connections until no descriptor is left, and the bus cannot prevent it.
+    may_take_all_descriptors: bool = False
     # Its encrypted listeners have a certificate of their own if [tls] has none.
     makes_certificate: bool = False
     encryption_hint: str = "use a tls scheme"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from polybus.bus.request_outcome import DOES_NOT_EXIST
@@ -42,8 +42,8 @@ class DurableHooks(Protocol):
     def on_subscribed(self, connection: Connection, name: bytes) -> None: ...
     def on_unsubscribed(self, connection: Connection, name: bytes) -> None: ...
 
-    def on_left(self, connection: Connection) -> None:
-        """Handle the end of all subscriptions of a connection."""
+    def on_left(self, connection: Connection, names: Iterable[bytes]) -> None:
+        """Handle the end of all subscriptions of a connection, which were to these names."""
 
 
 class NoDurableTopics:
@@ -74,5 +74,5 @@ class NoDurableTopics:
     def on_unsubscribed(self, connection: Connection, name: bytes) -> None:
         """Do nothing."""
 
-    def on_left(self, connection: Connection) -> None:
+    def on_left(self, connection: Connection, names: Iterable[bytes]) -> None:
         """Do nothing."""

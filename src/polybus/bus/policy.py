@@ -154,10 +154,6 @@ class Policy:
     def rules(self) -> tuple[PlacedRule, ...]:
         return self._rules
 
-    @property
-    def class_count(self) -> int:
-        return len(self._classes)
-
     def replace(self, placed: Iterable[PlacedRule]) -> None:
         """Replace the rules. All classes become invalid; watchers are called."""
         self._install_rules(tuple(placed))

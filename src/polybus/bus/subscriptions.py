@@ -92,13 +92,16 @@ class Subscriptions:
             self._end_holding(connection.identity.account_name, topic)
         return True
 
-    def clear(self, connection: Connection) -> None:
+    def clear(self, connection: Connection) -> frozenset[bytes]:
+        """End all subscriptions of a connection. Returns their topics."""
         name = connection.identity.account_name
-        for topic in self._fanout.topics_of(connection.number) - connection.free_probes:
+        topics = self._fanout.topics_of(connection.number)
+        for topic in topics - connection.free_probes:
             self._end_holding(name, topic)
         self.count -= self._fanout.unsubscribe_all(connection.number)
         while connection.free_probes:
             self._end_probe(connection.free_probes.pop())
+        return topics
 
     def end_denied(self, connection: Connection, may: Callable[[int, bytes], bool]) -> list[bytes]:
         """End subscriptions that are no longer allowed. Returns their topics."""

@@ -11,7 +11,7 @@ import sys
 import typer
 
 from polybus.cli import flags
-from polybus.cli.admin_request import ask_admin
+from polybus.cli.admin_request import ask_admin_pages
 from polybus.cli.text_table import print_table, round_count
 
 # heading → field of the short table
@@ -34,7 +34,7 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
 
 
 def connections(as_json: flags.Json = False, admin: flags.Admin = None) -> None:
-    answer = ask_admin("connections", admin)
+    answer = ask_admin_pages("connections", "connections", admin)
     if as_json:
         print(json.dumps(answer, indent=2))
     elif not answer:

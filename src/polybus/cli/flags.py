@@ -12,6 +12,14 @@ import typer
 Config = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Read settings from this TOML file.")
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        help="Threads for plain publishes of rqueue clients; 0: one per core. [default: 1]",
+    ),
+]
 Insecure = Annotated[
     bool | None,
     typer.Option("--insecure", help="Allow listeners for other machines without TLS."),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from polybus.durable.delay_scheduler import DelayScheduler
+from polybus.durable.followed_topics import FollowedTopics
 from polybus.durable.publisher import CallOnLoop, DurablePublisher
 from polybus.durable.push_readers import BlockingWorkRunner, PushReaders
 from polybus.durable.topic_names import TopicNames
@@ -47,8 +48,16 @@ class DurableBus:
         self.names = TopicNames(
             self.topics, broker.policy, broker.quotas, lambda name: broker.topics.exists(name)
         )
+        followed = self._followed = FollowedTopics(
+            lambda number: self.topics.find_by_number(number) is not None
+        )
         self.push_readers = PushReaders(
-            self.topics, broker.fanout, broker.delivery.relay_committed, run_blocking, broker.log
+            self.topics,
+            broker.fanout,
+            broker.delivery.relay_committed,
+            run_blocking,
+            broker.log,
+            followed,
         )
         self.publisher = DurablePublisher(
             self.topics,
@@ -58,18 +67,19 @@ class DurableBus:
             broker.wall_ns,
             broker.log,
         )
-        # Called on the loop with the numbers of topics that have new messages.
+        # Called on the loop with the numbers of followed topics that have new messages.
         self.on_commit: list[Callable[[set[int]], None]] = [self.push_readers.on_commit]
         self.names.on_bound.append(self.push_readers.on_bound)
         self.names.on_removed.append(self.push_readers.on_removed)
         self.names.on_removed.append(self.topics.delayed.on_dropped)
+        self.names.on_removed.append(lambda topic: followed.forget(topic.number))
         self.names.on_removed.append(
             lambda topic: self._alarms.clear_alarm(TOPIC_DAMAGED, topic.name)
         )
         # Called per batch: bound here to save one call.
         self.is_durable = self.names.is_durable
         self.publish = self.publisher.publish
-        store.watch(lambda ends: call_on_loop(lambda: self._notify(ends)))
+        store.watch(self._on_commit)
         self._delay_scheduler = DelayScheduler(
             self.topics, broker.now_s, broker.wall_ns, broker.alarms
         )
@@ -97,8 +107,8 @@ class DurableBus:
     def on_unsubscribed(self, connection: Connection, name: bytes) -> None:
         self.push_readers.on_unsubscribed(connection, name)
 
-    def on_left(self, connection: Connection) -> None:
-        self.push_readers.on_left(connection)
+    def on_left(self, connection: Connection, names: Iterable[bytes]) -> None:
+        self.push_readers.on_left(connection, names)
 
     def _on_damage(self, number: int, text: str) -> None:
         """Raise the alarm of a topic whose log is damaged. Runs on any thread."""
@@ -108,8 +118,13 @@ class DurableBus:
             self._call_on_loop(lambda: self._counters.count("faults", TOPIC_DAMAGED))
         self._alarms.raise_alarm(TOPIC_DAMAGED, name, text)
 
-    def _notify(self, ends: Sequence[ShardEnd]) -> None:
-        numbers = {end.topic for end in ends}
+    def _on_commit(self, ends: Sequence[ShardEnd]) -> None:
+        """Wake the loop if it follows a topic of a commit. Runs on the store's thread."""
+        followed = self._followed.select({end.topic for end in ends})
+        if followed:
+            self._call_on_loop(lambda: self._notify(followed))
+
+    def _notify(self, numbers: set[int]) -> None:
         for on_commit in self.on_commit:
             on_commit(numbers)
 

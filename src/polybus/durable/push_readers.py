@@ -16,7 +16,7 @@ So a slow reader does not delay others, and loses no message until it is cut as 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +30,7 @@ from polybus.model.topic import ALL
 if TYPE_CHECKING:
     from polybus.bus.broker import Logger
     from polybus.bus.connection import Connection
+    from polybus.durable.followed_topics import FollowedTopics
     from polybus.durable.topic_registry import DurableTopics
     from polybus.kernel.fanout import Fanout, RouteResult
     from polybus.model.rows import Rows
@@ -156,11 +157,13 @@ class TailCursor(LogCursor):
 
     def __init__(self, readers: PushReaders, topic: Topic, at_id: int) -> None:
         super().__init__(readers, topic, at_id)
-        self.joining: deque[tuple[int, Connection]] = deque()
+        # Connection → start; starts only rise, so the first has the lowest. A plain dict that
+        # is emptied from its front would be searched from there each time.
+        self.joining: OrderedDict[Connection, int] = OrderedDict()
         self.behind: dict[Connection, CatchUpCursor] = {}
 
     def until(self) -> int | None:
-        return self.joining[0][0] if self.joining else None
+        return next(iter(self.joining.values()), None)
 
     def wants_more(self) -> bool:
         return self._readers.has_push_readers(self)
@@ -180,13 +183,12 @@ class TailCursor(LogCursor):
 
     def admit_joining(self) -> None:
         """Attach joining readers whose start is reached. A read may have passed their start."""
-        while self.joining and self.joining[0][0] <= self.at_id:
-            start, connection = self.joining.popleft()
+        while (first := self.until()) is not None and first <= self.at_id:
+            connection, start = self.joining.popitem(last=False)
             if start == self.at_id:
                 self._readers.attach(self, connection)
             else:
-                self.behind[connection] = CatchUpCursor(self._readers, self, connection, start)
-                self.behind[connection].read_next()
+                self._readers.begin_catch_up(self, connection, start).read_next()
 
 
 class CatchUpCursor(LogCursor):
@@ -218,7 +220,7 @@ class CatchUpCursor(LogCursor):
     def _reached(self, at_id: int) -> None:
         self.at_id = max(self.at_id, at_id)
         if self.at_id >= self._tail.at_id and self._is_there():
-            del self._tail.behind[self.connection]
+            self._readers.end_catch_up(self._tail, self.connection)
             self._readers.attach(self._tail, self.connection)
 
     def _is_there(self) -> bool:
@@ -233,8 +235,10 @@ class PushReaders:
         relay: Relay,
         run_blocking: BlockingWorkRunner,
         log: Logger,
+        followed: FollowedTopics,
     ) -> None:
         self._durable = durable
+        self.followed = followed
         self._fanout = fanout
         self._relay = relay
         self._run_blocking = run_blocking
@@ -242,6 +246,9 @@ class PushReaders:
         self.senders: SenderNames = NoSenderNames()
         self.log = log
         self._tails: dict[int, TailCursor] = {}
+        # The same cursors as in `TailCursor.behind`, so that an event of one connection does
+        # not have to visit every tail.
+        self._catching_up: dict[Connection, dict[TailCursor, CatchUpCursor]] = {}
         for topic in durable.topics():
             self.on_bound(topic)
 
@@ -252,30 +259,31 @@ class PushReaders:
         name = topic.name.encode()
         self._fanout.set_durable(name, True)
         if self._fanout.subscriber_count(name):
-            self._tails[topic.number] = TailCursor(self, topic, self._durable.next_id(topic))
+            self._begin_tail(topic)
 
     def on_removed(self, topic: Topic) -> None:
         """Handle a dropped topic: its readers stay subscribed to the name."""
         name = topic.name.encode()
-        tail = self._tails.pop(topic.number, None)
+        tail = self._tails.get(topic.number)
         if tail is not None:
-            for connection in [connection for _, connection in tail.joining] + list(tail.behind):
+            self._end_tail(tail)
+            for connection in [*tail.joining, *tail.behind]:
                 self._fanout.attach(connection.number, name)
             tail.joining.clear()
-            tail.behind.clear()
+            for connection in list(tail.behind):
+                self.end_catch_up(tail, connection)
         self._fanout.set_durable(name, False)
 
     def on_subscribed(self, connection: Connection, name: bytes) -> None:
         topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
         if topic is None:
             return
-        start = self._durable.next_id(topic)
         tail = self._tails.get(topic.number)
         if tail is None or not self.has_push_readers(tail):
-            self._tails[topic.number] = TailCursor(self, topic, start)
-        elif tail.at_id < start:
+            self._begin_tail(topic)
+        elif tail.at_id < (start := self._durable.next_id(topic)):
             self._fanout.detach(connection.number, name)
-            tail.joining.append((start, connection))
+            tail.joining[connection] = start
             tail.read_next()
 
     def on_unsubscribed(self, connection: Connection, name: bytes) -> None:
@@ -283,17 +291,15 @@ class PushReaders:
         if topic is not None and topic.number in self._tails:
             self._leave(self._tails[topic.number], connection)
 
-    def on_left(self, connection: Connection) -> None:
-        """Handle the end of all subscriptions of a connection."""
-        for tail in list(self._tails.values()):
-            self._leave(tail, connection)
+    def on_left(self, connection: Connection, names: Iterable[bytes]) -> None:
+        """Handle the end of all subscriptions of a connection, which were to these names."""
+        for name in names if self._tails else ():
+            self.on_unsubscribed(connection, name)
 
     def on_room(self, connection: Connection) -> None:
         """Handle an outbox with room: continue the cursors of its reader."""
-        for tail in self._tails.values():
-            cursor = tail.behind.get(connection)
-            if cursor is not None:
-                cursor.read_next()
+        for cursor in self._catching_up.get(connection, {}).values():
+            cursor.read_next()
 
     def on_commit(self, numbers: Iterable[int]) -> None:
         """Handle new messages of these topics."""
@@ -324,7 +330,7 @@ class PushReaders:
         if is_current and not (
             tail.joining or tail.behind or self._fanout.subscriber_count(tail.name)
         ):
-            del self._tails[tail.topic.number]
+            self._end_tail(tail)
             self.senders.forget_before(tail.name, NO_ID)
             return False
         return is_current
@@ -349,7 +355,7 @@ class PushReaders:
                     connection: Connection = routed.blocker.connection
                     self._fanout.detach(connection.number, tail.name)
                     at_id = int.from_bytes(rows.ids[done * INT64_BYTES :][:INT64_BYTES], "little")
-                    tail.behind[connection] = CatchUpCursor(self, tail, connection, at_id)
+                    self.begin_catch_up(tail, connection, at_id)
 
     def send_rows(self, connection: Connection, name: bytes, rows: Rows) -> None:
         offsets = memoryview(rows.body_offsets)
@@ -368,6 +374,21 @@ class PushReaders:
         ]
         self.senders.forget_before(tail.name, min([tail.at_id, *needed]))
 
+    def begin_catch_up(self, tail: TailCursor, connection: Connection, at_id: int) -> CatchUpCursor:
+        """Give a reader a cursor of its own. Returns it before its first read."""
+        cursor = CatchUpCursor(self, tail, connection, at_id)
+        tail.behind[connection] = cursor
+        self._catching_up.setdefault(connection, {})[tail] = cursor
+        return cursor
+
+    def end_catch_up(self, tail: TailCursor, connection: Connection) -> None:
+        """Remove the cursor of a reader, if it has one of its own."""
+        if tail.behind.pop(connection, None) is not None:
+            cursors = self._catching_up[connection]
+            del cursors[tail]
+            if not cursors:
+                del self._catching_up[connection]
+
     def attach(self, tail: TailCursor, connection: Connection) -> None:
         self._fanout.attach(connection.number, tail.name)
 
@@ -377,10 +398,20 @@ class PushReaders:
         apart = len(tail.joining) + len(tail.behind) if tail else 0
         return apart + self._fanout.subscriber_count(topic.name.encode())
 
+    def _begin_tail(self, topic: Topic) -> None:
+        """Follow a topic from its end, as far as the registry knows it."""
+        tail = TailCursor(self, topic, self._durable.next_id(topic))
+        self._tails[topic.number] = tail
+        if self.followed.follow(topic.number):
+            tail.read_next()
+
+    def _end_tail(self, tail: TailCursor) -> None:
+        del self._tails[tail.topic.number]
+        self.followed.unfollow(tail.topic.number)
+
     def _leave(self, tail: TailCursor, connection: Connection) -> None:
-        tail.behind.pop(connection, None)
-        if any(one is connection for _, one in tail.joining):
-            tail.joining = deque(pair for pair in tail.joining if pair[1] is not connection)
+        self.end_catch_up(tail, connection)
+        tail.joining.pop(connection, None)
         self.has_push_readers(tail)
 
 

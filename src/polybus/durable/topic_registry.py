@@ -60,6 +60,7 @@ class DurableTopics:
         self._by_name: dict[str, Topic] = {}
         self._by_number: dict[int, Topic] = {}
         self._limited: dict[int, Topic] = {}  # by number: topics with retention limits
+        self._kept_until_read: set[int] = set()  # numbers of topics with `keep = "read"`
         self._sizes: dict[int, int] = {}
         self._in_flight_bytes: dict[int, int] = {}  # per topic with max_bytes
         self._next_ids: dict[int, int] = {}
@@ -90,12 +91,17 @@ class DurableTopics:
             self._limited[topic.number] = topic
         else:
             self._limited.pop(topic.number, None)
+        if topic.settings.get(KEEP) == KEEP_READ:
+            self._kept_until_read.add(topic.number)
+        else:
+            self._kept_until_read.discard(topic.number)
         self.advance(topic.number, next_id)
 
     def forget(self, topic: Topic) -> None:
         self._by_name.pop(topic.name, None)
         self._by_number.pop(topic.number, None)
         self._limited.pop(topic.number, None)
+        self._kept_until_read.discard(topic.number)
         self._sizes.pop(topic.number, None)
         self._next_ids.pop(topic.number, None)
 
@@ -133,6 +139,11 @@ class DurableTopics:
 
     def topics(self) -> list[Topic]:
         return sorted(self._by_name.copy().values(), key=lambda topic: topic.name)
+
+    @property
+    def keeps_any_until_read(self) -> bool:
+        """Return True if a topic keeps messages until they are read."""
+        return bool(self._kept_until_read)
 
     def limited_topics(self) -> list[Topic]:
         """Return the topics that have retention limits."""

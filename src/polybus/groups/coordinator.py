@@ -35,6 +35,7 @@ from polybus.model.topic import Topic
 
 _log = logging.getLogger("polybus.groups")
 
+IDLE_TICK_S: Final = 1.0  # while no group is loaded; loading one ends the pause
 TICK_S: Final = 0.25  # the maximum delay until a dead consumer is noticed
 LATE_S: Final = 1.0  # a later tick means that the whole process was stopped
 
@@ -245,6 +246,14 @@ class Coordinator:
         self._registry.mark_topic_dropped(topic)
         self._context.dead_letters.clear(topic)
 
+    @property
+    def has_groups(self) -> bool:
+        return self._registry.has_loaded
+
+    def on_group_loaded(self, listener: Callable[[], object]) -> None:
+        """Call the listener after a group was loaded, on any thread."""
+        self._registry.on_loaded = listener
+
     def tick(self) -> None:
         """Expire members, rebalance groups that need it, remove groups of dropped topics."""
         try:
@@ -331,7 +340,9 @@ class CoordinatorTimer:
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float]) -> None:
         self._coordinator = coordinator
         self._clock = clock
-        self._stopped = Event()
+        self._is_stopped = False
+        self._wake = Event()  # set when a group is loaded and by `stop`
+        coordinator.on_group_loaded(self._wake.set)
         self._thread = Thread(target=self._run, name="polybus-groups", daemon=True)
 
     def start(self) -> None:
@@ -339,18 +350,23 @@ class CoordinatorTimer:
 
     def stop(self) -> None:
         """Stop without waiting for a running tick, which may need the calling thread."""
-        self._stopped.set()
+        self._is_stopped = True
+        self._wake.set()
 
     def _run(self) -> None:
-        last_s = self._clock()
-        while not self._stopped.wait(TICK_S):
+        last_s, pause_s = self._clock(), TICK_S
+        while True:
+            self._wake.wait(pause_s)
+            self._wake.clear()
+            if self._is_stopped:
+                return
             now_s = self._clock()
             try:
-                if now_s - last_s > TICK_S + LATE_S:
+                if now_s - last_s > pause_s + LATE_S:
                     self._coordinator.extend_deadlines(now_s - last_s)
                 self._coordinator.tick()
             except StoreClosed:
                 return
             except Exception:
                 _log.exception("tick of the consumer groups failed; retrying")
-            last_s = now_s
+            last_s, pause_s = now_s, TICK_S if self._coordinator.has_groups else IDLE_TICK_S

@@ -8,7 +8,7 @@ does not wait for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from threading import Lock, RLock
 from typing import Final
@@ -40,6 +40,7 @@ class GroupRegistry:
         self._lock = RLock()
         self._known: dict[Key, str] = {}  # all groups, with their creators
         self._loaded: dict[Key, Group] = {}
+        self.on_loaded: Callable[[], object] = lambda: None
         self._recovered = False
         self._dropping = Lock()  # guards only `_dropped`, because the event loop takes it
         self._dropped: list[int] = []
@@ -74,6 +75,10 @@ class GroupRegistry:
             self._known[number, name] = creator
             self._shares.restore(creator)
 
+    @property
+    def has_loaded(self) -> bool:
+        return bool(self._loaded)
+
     def loaded(self) -> list[Group]:
         self.recover()
         return [group for group in self._loaded.copy().values() if group.version]
@@ -107,6 +112,7 @@ class GroupRegistry:
         with self._lock:
             if key in self._known and key not in self._loaded:
                 self._loaded[key] = self._load(topic, name)
+                self.on_loaded()
             return self._loaded.get(key)
 
     def get_or_create(self, topic: Topic, name: str, start: str, creator: Identity) -> Group:
@@ -122,6 +128,7 @@ class GroupRegistry:
                 if key not in self._loaded:
                     group = self._loaded[key] = self._new(topic, name, start, account)
                     self._known[key] = account
+                    self.on_loaded()
                     return group
         except BaseException:
             self._shares.release(account)

@@ -6,13 +6,22 @@ and imports no other part of polybus. Each function has a plain-Python oracle in
 
 Fan-out:
     framing           Framing and Encoding, the two interfaces that a dialect implements
-    topic_index       hash table of topics, with the remembered verdicts of the policy
-    subscriber_set    interned sets of subscribers
-    subscriber_table  subscriptions: the table that the fan-out reads
-    fanout            the hot loop: one received buffer in, one output per subscriber out
+    subscriber_table  subscriptions: the tables that the fan-out reads
+    fanout            one received buffer in, one output per subscriber out
+
+Fan-out in C, for threads without the GIL:
+    framing.h         the scanner of a dialect: frames in received bytes
+    topic_table.h     hash table of topics, with the remembered verdicts of the policy
+    subscriber_set.h  interned sets of subscribers
+    router.h          the tables together, route locks, and the scan: the hot loop of the bus
+    chunk.h           bytes that several outboxes share
+    outbox.h          the bounded queue before one socket
+    pump_thread.h     a thread that receives, routes and sends without Python
 
 Stream I/O:
-    stream_io         received bytes in one buffer for all connections; writes straight to a socket
+    receive_buffer    received bytes in one buffer for all connections
+    pump              one epoll set for all plain TCP and Unix connections, and its threads
+    outbox            the queue before one reader, as the bus sees it
     client_batch      scanner and encoder of the stream clients: length-prefixed frames
     flight_port       the Arrow Flight service of the native port
 
@@ -27,6 +36,6 @@ Process and bookkeeping:
     allocator         settings of the C allocator
     scheduler         the time slice of a thread
 
-byte_order.pxd, bytes_inline.h, column_loops.h, topic_hash.h and xxh64.h are shared by
-compiled modules, also by those of the dialects.
+byte_order.pxd, router.pxd, pump_thread.pxd, bytes_inline.h, column_loops.h, topic_hash.h and
+xxh64.h are shared by compiled modules, also by those of the dialects.
 """

@@ -40,6 +40,9 @@ class RouteResult:
     collected: Sequence[CollectedBatch]
     fragments: Sequence[tuple[bytes, bytes]]
 
+class PlainRoute:
+    def __init__(self, fanout: Fanout, source: Source, framing: Framing) -> None: ...
+
 class Fanout(SubscriberTable):
     messages: int
     bytes: int

@@ -24,10 +24,18 @@ cdef class Encoding:
         return out
 
 
-cdef class Framing:
-    """How one dialect splits received bytes into frames."""
+cdef FrameKind next_bad(
+    const pb_framing* self, const unsigned char* at, Py_ssize_t left, Frame* frame
+) noexcept nogil:
+    return pb_bad_frame(frame, 0)
 
-    cdef FrameKind next(self, const unsigned char* at, Py_ssize_t left, Frame* frame) noexcept nogil:
-        frame.kind = BAD
-        frame.code = 0
-        return BAD
+
+cdef pb_framing NO_DIALECT
+NO_DIALECT.next = next_bad
+
+
+cdef class Framing:
+    """How one dialect splits received bytes into frames. Without a scanner, every byte is bad."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.scanner = &NO_DIALECT

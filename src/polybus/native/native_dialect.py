@@ -43,6 +43,8 @@ DIALECT = Dialect(
     limits=NativeSettings,
     bounds=BOUNDS,
     client="polybus.native",
+    # The client's and both ends of the one to gRPC; with TLS two more.
+    descriptors_per_connection=(3, 5),
     open_server=open_server,
     check_files=check_files,
 )

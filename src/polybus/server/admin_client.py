@@ -74,6 +74,17 @@ def ask(path: Path, verb: str, timeout_s: float = TIMEOUT_S, **keys: Any) -> Any
     raise ERRORS.get(code, PeerError)(text)
 
 
+def ask_pages(path: Path, verb: str, field: str, **keys: Any) -> list[Any]:
+    """Send requests until the last page. Returns the rows of all pages."""
+    rows: list[Any] = []
+    while True:
+        page = ask(path, verb, **keys)
+        rows += page[field]
+        if page["next"] is None:
+            return rows
+        keys["after"] = page["next"]
+
+
 def _connect(connection: socket.socket, path: Path) -> None:
     try:
         connection.connect(str(path))

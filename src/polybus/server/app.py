@@ -37,6 +37,7 @@ from polybus.server import folders, process_tuning, socket_files
 from polybus.server.acl_admin import AclAdmin
 from polybus.server.acl_file import ACL_NAME
 from polybus.server.admin import ROOT_UID, AdminServer
+from polybus.server.connections_admin import connections_verb
 from polybus.server.durable_service import DurableService
 from polybus.server.folder_lock import FolderLock
 from polybus.server.lifecycle import Lifecycle, Ticker
@@ -78,14 +79,9 @@ class App:
         self, program: ServerPlan, logs: Logs, descriptors: process_tuning.DescriptorLimit
     ) -> None:
         self._program = program
-        listening = [one.dialect for one in program.listeners]
-        self._settings = process_tuning.fit_limits(
-            program.loaded.settings,
-            descriptors,
-            listening,
-            process_tuning.count_native_descriptors(program.listeners),
-        )
-        process_tuning.reserve_streams(self._settings, descriptors, listening)
+        use = process_tuning.DescriptorUse.of(program.listeners)
+        self._settings = process_tuning.fit_limits(program.loaded.settings, descriptors, use)
+        process_tuning.reserve_streams(self._settings, descriptors, use)
         self._logs = logs
         self._log = logs.logger
         self._descriptors = descriptors
@@ -153,7 +149,8 @@ class App:
         self._acl.start(self._program.loaded)
         await self._start_listeners(stack)
         steps = (self._broker.tick, self._admin.tick, self._logs.tick, self._turns.tick)
-        ticker = Ticker(steps, partial(self._fault, "timer"))
+        connections = self._broker.overview.connections
+        ticker = Ticker(steps, partial(self._fault, "timer"), lambda: not connections.count)
         ticker.start()
         stack.callback(ticker.stop)
         stack.callback(self._streams.close)
@@ -214,7 +211,7 @@ class App:
                     lambda _, identity: self._stats() | self._alarms(identity), for_everyone=True
                 ),
                 "alarms": AdminVerb(lambda _, identity: self._alarms(identity)),
-                "connections": AdminVerb(lambda *_: self._broker.connections()),
+                "connections": connections_verb(self._broker.overview.connections),
                 "store_compact": AdminVerb(self._compact, keys=frozenset({"folder"})),
                 **self._acl.verbs(),
                 **dialect_verbs,

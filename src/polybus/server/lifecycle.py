@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 TICK_S = 0.25
+# Without a connection nothing times out, and ticks are most of what an idle bus costs.
+IDLE_TICK_S = 1.0
 # Callers count on 10 s; draining has its own, shorter limit within.
 HARD_STOP_S = 8.5
 STUCK_EXIT_CODE = 1
@@ -71,17 +73,25 @@ class Lifecycle:
 
 
 class Ticker:
-    """Calls each step four times a second; a step that fails is reported, and called again."""
+    """Calls each step four times a second, or once a second while `is_idle` returns True.
+
+    A step that fails is reported, and called again.
+    """
 
     def __init__(
-        self, steps: tuple[Callable[[], None], ...], failed: Callable[[Exception], None]
+        self,
+        steps: tuple[Callable[[], None], ...],
+        failed: Callable[[Exception], None],
+        is_idle: Callable[[], bool] = lambda: False,
     ) -> None:
         self._steps = steps
         self._failed = failed
+        self._is_idle = is_idle
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        pause_s = IDLE_TICK_S if self._is_idle() else TICK_S
+        self._handle = asyncio.get_running_loop().call_later(pause_s, self._tick)
 
     def stop(self) -> None:
         if self._handle is not None:

@@ -7,12 +7,13 @@ import gc
 import os
 import resource
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from polybus.bus.dialect_registry import installed_dialects
 from polybus.kernel import scheduler
 from polybus.kernel.allocator import keep_freed_buffers
-from polybus.server.listener_plan import ListenerSpec
+from polybus.server.listener_plan import ADMIN, ListenerSpec
 from polybus.server.settings import Settings
 from polybus.transports.descriptor_reserve import descriptor_reserve
 
@@ -22,14 +23,12 @@ from polybus.transports.descriptor_reserve import descriptor_reserve
 LOOP_SLICE_US = 100
 # Descriptors that are not connections: listeners, logs, the lock, the store, gRPC's, libzmq's.
 OWN_DESCRIPTORS = 64
-# Connections of libzmq in the reserve that the bus has not closed yet.
+THREAD_DESCRIPTORS = 2  # an epoll set and an event
+# Connections in the reserve that the bus has not closed yet, if a transport may take all others.
 SURPLUS_DESCRIPTORS = 32
-# Most stream connections that the reserve has room for: those that begin while libzmq has taken
-# all other descriptors. Admin connections have room of their own in it.
+# Most stream connections that the reserve has room for: those that begin while such a transport
+# has taken all other descriptors. Admin connections have room of their own in it.
 MAX_STREAM_RESERVE = 1024
-NATIVE, PIRATE = "native", "pirate"
-# Of a native connection: the client's and both ends of the one to gRPC; with TLS two more.
-NATIVE_DESCRIPTORS, NATIVE_TLS_DESCRIPTORS = 3, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,28 @@ class DescriptorLimit:
 
     before: int
     now: int
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptorUse:
+    """The descriptors that the listening dialects take beside those of stream connections."""
+
+    per_connection: Mapping[str, int]  # of dialects that count their connections apart
+    needs_reserve: bool  # a transport may take all descriptors
+
+    @classmethod
+    def of(cls, listeners: Iterable[ListenerSpec]) -> DescriptorUse:
+        per_connection: dict[str, int] = {}
+        needs_reserve = False
+        for listener in listeners:
+            if listener.dialect == ADMIN:
+                continue
+            dialect = installed_dialects()[listener.dialect]
+            if dialect.descriptors_per_connection is not None:
+                each = dialect.descriptors_per_connection[listener.address.is_encrypted]
+                per_connection[dialect.name] = max(each, per_connection.get(dialect.name, 0))
+            needs_reserve |= dialect.may_take_all_descriptors
+        return cls(per_connection, needs_reserve)
 
 
 def prepare_process() -> DescriptorLimit:
@@ -67,32 +88,24 @@ def freeze_heap() -> None:
     scheduler.set_time_slice_us(LOOP_SLICE_US)
 
 
-def count_native_descriptors(listeners: Iterable[ListenerSpec]) -> int:
-    """Return the most descriptors that a native connection to these listeners takes."""
-    has_tls = any(one.dialect == NATIVE and one.address.is_encrypted for one in listeners)
-    return NATIVE_TLS_DESCRIPTORS if has_tls else NATIVE_DESCRIPTORS
-
-
-def fit_limits(
-    settings: Settings,
-    descriptors: DescriptorLimit,
-    listening: Sequence[str],
-    each_native: int = NATIVE_DESCRIPTORS,
-) -> Settings:
+def fit_limits(settings: Settings, descriptors: DescriptorLimit, use: DescriptorUse) -> Settings:
     """Return the settings with limits of connections that fit the descriptors.
 
-    `listening` has the dialects of the listeners. A native connection takes `each_native`
-    descriptors. Native connections are counted apart from all
-    others, so both are lowered in proportion: none may take the descriptors of the other. Beside
-    libzmq there must be a reserve (`reserve_streams`), too.
+    Connections that a dialect counts apart and those of all others are lowered in proportion, so
+    that none may take the descriptors of the other. There must be a reserve (`reserve_streams`),
+    too, if a transport may take all descriptors.
     """
-    most = max(2, descriptors.now - OWN_DESCRIPTORS - settings.server.max_admin_connections)
-    has_native, has_reserve = NATIVE in listening, PIRATE in listening
-    streams, native = settings.limits.max_connections, settings.section(NATIVE)
-    if has_reserve:
+    own_descriptors = OWN_DESCRIPTORS + THREAD_DESCRIPTORS * settings.stream_threads
+    most = max(2, descriptors.now - own_descriptors - settings.server.max_admin_connections)
+    streams = settings.limits.max_connections
+    if use.needs_reserve:
         most = max(3, most - SURPLUS_DESCRIPTORS)
         streams += _stream_reserve(settings)
-    wanted = streams, native.max_connections * each_native * has_native
+    apart = {
+        name: settings.section(name).max_connections * each
+        for name, each in use.per_connection.items()
+    }
+    wanted = streams, sum(apart.values())
     if sum(wanted) <= most:
         return settings
     # At least an eighth for each, so that a large setting of one does not exclude the other.
@@ -100,25 +113,24 @@ def fit_limits(
     share = most * wanted[1] // sum(wanted)
     own = min(wanted[1], max(least, min(most - max(2, least), share)))
     streams = min(wanted[0], most - own)
-    if has_reserve:
+    if use.needs_reserve:
         streams = max(1, streams // 2, streams - MAX_STREAM_RESERVE)
     limits = replace(settings.limits, max_connections=streams)
     dialects = dict(settings.dialects)
-    if has_native:
-        dialects[NATIVE] = replace(native, max_connections=max(1, own // each_native))
+    for name, each in use.per_connection.items():
+        connections = max(1, own * apart[name] // wanted[1] // each)
+        dialects[name] = replace(settings.section(name), max_connections=connections)
     return replace(settings, limits=limits, dialects=dialects)
 
 
-def reserve_streams(
-    settings: Settings, descriptors: DescriptorLimit, listening: Sequence[str]
-) -> None:
+def reserve_streams(settings: Settings, descriptors: DescriptorLimit, use: DescriptorUse) -> None:
     """Reserve descriptors for stream and admin connections, for when none is left.
 
-    libzmq may take all others. `settings` are those of `fit_limits`.
+    `settings` are those of `fit_limits`.
     """
     reserve = _stream_reserve(settings) + settings.server.max_admin_connections
     start = max(OWN_DESCRIPTORS, descriptors.now - reserve - SURPLUS_DESCRIPTORS)
-    if PIRATE not in listening or start >= descriptors.now:
+    if not use.needs_reserve or start >= descriptors.now:
         return
     # A sandbox may forbid it. Then a flood of one listener may delay clients of the others.
     with contextlib.suppress(OSError, ValueError):

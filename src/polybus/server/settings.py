@@ -9,6 +9,7 @@ A number must be at least 1 (a float: above 0) unless `BOUNDS` has a row for it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,9 @@ from polybus.model.duration import parse_duration_ms
 from polybus.model.limits import KIB, Limits, QuotaLimits
 from polybus.server.config_values import ByteSize, Duration
 
+# The fan-out has 64 workers, one of which is the event loop.
+MAX_THREADS = 63
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -31,6 +35,9 @@ class ServerSettings:
     # Pending output gets this long after SIGTERM. The whole stop must
     # take at most 10 s, so that `systemctl restart` and tests never wait for a kill.
     drain_timeout_s: float = 5.0
+    # Threads that serve plain publishes of stream connections; 0: one per core. With 1 the event
+    # loop serves them itself, which is faster for few connections.
+    threads: int = 1
     # Each admin connection may hold a line of 1 MiB: few people and scripts need more.
     max_admin_connections: int = 64
     # An admin client that says nothing, or stops in the middle of a line, gives its place back.
@@ -114,6 +121,12 @@ class Settings:
     # Dialect → an instance of its `limits`: the section of the dialect's name.
     dialects: Mapping[str, Any] = field(default_factory=default_sections)
 
+    @property
+    def stream_threads(self) -> int:
+        """Return the number of threads that serve stream connections; 0: the event loop does."""
+        threads = self.server.threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
+        return threads if threads > 1 else 0
+
     def section(self, name: str) -> Any:
         """Return a section by its name, None if the dialect has no settings."""
         return getattr(self, name) if name in CORE_SECTIONS else self.dialects.get(name)
@@ -127,6 +140,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "commit_interval_ms": (1, 60_000),
     # With the flush of the logs and the closing of sockets it stays under 10 s.
     "server.drain_timeout_s": (0, 8),
+    "server.threads": (0, MAX_THREADS),
     "server.max_admin_connections": (1, 4096),
     "log.max_repeats_per_s": (1, 10_000),
     # One descriptor each, and Linux has no more than this for one process.

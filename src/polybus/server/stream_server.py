@@ -14,7 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.quotas import ConnectionQuota
-from polybus.kernel.stream_io import SharedBuffer
+from polybus.kernel.pump import Pump
+from polybus.kernel.receive_buffer import SharedBuffer
 from polybus.server import folders
 from polybus.server.certificates import Certificates, own_context
 from polybus.server.connection_shares import ConnectionPlaces, ConnectionShares
@@ -118,6 +119,9 @@ class StreamServer:
         has_files = settings.tls.certificate is not None
         self._certificates = Certificates(settings.tls) if encrypted and has_files else None
         self.shared = SharedBuffer()
+        self._pump = Pump(asyncio.get_running_loop(), broker.turn, self.shared)
+        if settings.stream_threads:
+            self._pump.start_threads(settings.stream_threads, broker.fanout)
         self._hangups = HangupMonitor()
         self._unfinished = UnfinishedFrames(settings.limits.unfinished_frame_s, self._on_unfinished)
         broker.on_tick.append(self._unfinished.tick)
@@ -166,6 +170,7 @@ class StreamServer:
 
     def close(self) -> None:
         self._hangups.close()
+        self._pump.close()
 
     def _options(
         self, limit: ConnectionLimit, shares: ConnectionShares | None, spared: int
@@ -173,6 +178,7 @@ class StreamServer:
         return ListenOptions(
             connection_limit=limit,
             shared=self.shared,
+            pump=self._pump,
             tls=self._certificates.context if self._certificates else None,
             unix_mode=folders.socket_mode(self._uid),
             hangups=self._hangups,

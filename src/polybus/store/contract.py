@@ -216,6 +216,13 @@ class Store(ABC):
         """Return the range of ids of a topic, and the range of offsets of each shard."""
 
     @abstractmethod
+    def end(self, topic: int, shard: int | All) -> int:
+        """Return the end of a shard, or with `ALL` the next id of the topic.
+
+        Readers that wait at the end ask after every commit, so an engine visits no other shard.
+        """
+
+    @abstractmethod
     def read(
         self,
         topic: int,

@@ -1,4 +1,4 @@
-"""One stream connection: asyncio's protocol on one side, a session on the other.
+"""One stream connection: a transport (the pump's or asyncio's) and a session.
 
 `State` and `_NEXT_STATE` are the life of a connection:
 
@@ -17,11 +17,14 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
-from polybus.kernel.stream_io import SharedBuffer, StreamIO
+from polybus.kernel.outbox import SocketOutput
+from polybus.kernel.pump import SocketTransport
+from polybus.kernel.receive_buffer import ReceiveBuffer, SharedBuffer
 from polybus.model.unfinished_frame import UnfinishedFrame
 from polybus.transports.peer_identity import describe_peer, identify_peer, keep_alive, unsent_bytes
 
 if TYPE_CHECKING:
+    from polybus.kernel.fanout import PlainRoute
     from polybus.model.identity import Identity
     from polybus.transports.hangup_monitor import HangupMonitor
     from polybus.transports.stream_session import StreamSession
@@ -82,16 +85,19 @@ class Slot(IntEnum):
     RETAINED = 2  # the connection has ended, but its session has not finished
 
 
-class StreamConnection(StreamIO, asyncio.BufferedProtocol):
+class StreamConnection(ReceiveBuffer, asyncio.BufferedProtocol):
     """Connects a session to a socket. The listener counts connections by `admit` and `lost`.
 
-    The receive methods of the protocol and `write` are those of `StreamIO`, compiled.
+    The receive methods of the protocol are those of `ReceiveBuffer`, compiled.
     """
 
     peer: str
     identity: Identity
     is_unix: bool
-    _transport: asyncio.Transport
+    output: SocketOutput | None = None
+    write: Callable[[bytes], None]
+    has_failed: Callable[[], bool]
+    _transport: asyncio.Transport | SocketTransport
 
     def __init__(
         self,
@@ -142,6 +148,11 @@ class StreamConnection(StreamIO, asyncio.BufferedProtocol):
         self._apply(Event.PAUSE)
         if must_pause:
             self._transport.pause_reading()
+
+    def use_plain_route(self, route: PlainRoute) -> None:
+        super().use_plain_route(route)
+        if isinstance(self.output, SocketTransport):
+            self.output.use_plain_route(route)
 
     def watch_hangup(self, hung_up: Callable[[], None]) -> None:
         if self._hangups is not None and self._watched is None and self._state in OPEN_STATES:
@@ -263,9 +274,13 @@ class StreamConnection(StreamIO, asyncio.BufferedProtocol):
         self._on_lost(self)
 
     def _attach(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport | SocketTransport", transport)
         sock = transport.get_extra_info("socket")
-        self.attach(sock.fileno(), self._transport)
+        self.has_failed = transport.is_closing
+        # Bound once, because an answer to one request is one call of it.
+        self.write = self._transport.write
+        if isinstance(transport, SocketOutput):
+            self.output = transport
         keep_alive(sock)
 
     def _open(self) -> None:

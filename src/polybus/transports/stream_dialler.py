@@ -35,7 +35,10 @@ class StreamDialler(StreamEndpoint):
             sock.close()
             raise OSError("the limit of connections is reached")
         try:
-            await self._loop.create_connection(lambda: connection, sock=sock)
+            if self._options.pump is not None and tls is None:
+                self._options.pump.add(sock, connection)
+            else:
+                await self._loop.create_connection(lambda: connection, sock=sock)
         except BaseException:
             sock.close()
             connection.discard()

@@ -22,7 +22,8 @@ from functools import partial
 from typing import Protocol
 
 from polybus.errors import AddressError, AddressInUse
-from polybus.kernel.stream_io import SharedBuffer
+from polybus.kernel.pump import Pump
+from polybus.kernel.receive_buffer import SharedBuffer
 from polybus.model.address import Address
 from polybus.model.identity import Identity
 from polybus.transports.descriptor_reserve import descriptor_reserve
@@ -71,6 +72,8 @@ class CallerLimit(Protocol):
 class ListenOptions:
     connection_limit: ConnectionLimit
     shared: SharedBuffer
+    # Serves the sockets without TLS; None: the event loop does.
+    pump: Pump | None = None
     tls: ssl.SSLContext | None = None
     unix_mode: int = 0o600
     hangups: HangupMonitor | None = None
@@ -173,9 +176,21 @@ class StreamListener(StreamEndpoint):
             if not connection.identify_and_admit(sock):
                 sock.close()
                 continue
+            self._serve(connection, sock)
+
+    def _serve(self, connection: StreamConnection, sock: socket.socket) -> None:
+        """Give an admitted connection a transport: the pump's, or the loop's for TLS."""
+        pump = self._options.pump
+        if pump is None or isinstance(connection, TlsConnection):
             opening = self._loop.create_task(self._open_transport(connection, sock))
             self._opening.add(opening)
             opening.add_done_callback(self._opening.discard)
+            return
+        try:
+            pump.add(sock, connection)
+        except OSError:  # it was lost before it had a transport
+            sock.close()
+            connection.discard()
 
     def _accept(self) -> None:
         self._loop.add_reader(self._socket, self._accept_pending)

@@ -21,7 +21,7 @@ import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from polybus.kernel.stream_io import SharedBuffer
+from polybus.kernel.receive_buffer import SharedBuffer
 from polybus.transports.stream_connection import OPEN_STATES, Event, State, StreamConnection
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class TlsConnection(StreamConnection):
             names += [value for kind, value in part if kind == "commonName"]
         return str(names[0]) if names else ""
 
-    def write(self, data: bytes) -> None:
+    def _encrypt(self, data: bytes) -> None:
         if self._state not in OPEN_STATES:
             return
         rest = memoryview(data)
@@ -93,7 +93,7 @@ class TlsConnection(StreamConnection):
         self._send()
 
     def write_many(self, chunks: list[bytes]) -> None:
-        self.write(b"".join(chunks))
+        self._encrypt(b"".join(chunks))
 
     def close(self) -> None:
         if self._state in OPEN_STATES:
@@ -120,6 +120,7 @@ class TlsConnection(StreamConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._attach(transport)
+        self.write = self._encrypt
         loop = asyncio.get_running_loop()
         self._handshake_timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._on_handshake_timeout)
         if not self._is_server:

@@ -1,7 +1,7 @@
 """A connection's received bytes, passed to the twins as a transport does.
 
 They arrive in pieces. Unconsumed bytes are kept and put in front of the next piece, as
-kernel/stream_io does; a bad frame ends the stream. The story is the whole output in a
+kernel/receive_buffer does; a bad frame ends the stream. The story is the whole output in a
 form that does not depend on the pieces.
 """
 

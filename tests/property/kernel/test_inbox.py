@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from polybus.kernel.stream_io import ReceiveBuffer, SharedBuffer
+from polybus.kernel.receive_buffer import ReceiveBuffer, SharedBuffer
 from tests.rig.oracle import inbox as oracle
 
 SHARED = 16

@@ -1,4 +1,4 @@
-"""Oracle of kernel/stream_io: one queue of bytes in front of a session.
+"""Oracle of kernel/receive_buffer: one queue of bytes in front of a session.
 
 The size of the offered buffer is not specified, only that it is not empty, so the test
 passes the received bytes here.

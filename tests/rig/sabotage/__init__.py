@@ -22,6 +22,7 @@ from tests.rig.sabotage import (
     spark,
     store,
     streams,
+    threads,
     zmq,
 )
 
@@ -38,6 +39,7 @@ ALL: list[Patch] = [
     *policy.SABOTAGES,
     *shares.SABOTAGES,
     *streams.SABOTAGES,
+    *threads.SABOTAGES,
     *cli.SABOTAGES,
 ]
 NAMES = frozenset(patch.name for patch in ALL)

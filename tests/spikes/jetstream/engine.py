@@ -154,6 +154,10 @@ class JetStreamSpike(Store):
     def bounds(self, topic: int) -> Bounds:
         return topics.bounds_of(self._look(lambda draft: topics.tail_of(draft, topic)))
 
+    def end(self, topic: int, shard: int | All) -> int:
+        bounds = self.bounds(topic)
+        return bounds.next_id if shard == ALL else bounds.shards[shard].end
+
     def read(
         self,
         topic: int,

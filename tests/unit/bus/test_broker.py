@@ -102,7 +102,7 @@ def test_connections_lists_identity_and_traffic():
     writer.deliver(publish(b"t", b"12345"))
     size = len(notification(b"t", b"12345"))
     common = {"dialect": "rqueue", "age_s": 1.5, "outbox_bytes": 0, "state": "open"}
-    assert bus.broker.connections() == [
+    assert bus.connections() == [
         {
             **common,
             "id": 1,
@@ -131,7 +131,7 @@ def test_connections_lists_identity_and_traffic():
 def test_connections_shows_the_backlog_of_a_stuck_reader():
     bus = MemoryBus()
     stuck_reader(bus, b"1", b"2")
-    assert bus.broker.connections()[0]["outbox_bytes"] == 2 * len(notification(b"t", b"1"))
+    assert bus.connections()[0]["outbox_bytes"] == 2 * len(notification(b"t", b"1"))
 
 
 def test_bad_frame_closes_after_pending_output():

@@ -44,7 +44,7 @@ def full_reader(bus: MemoryBus, topic: bytes) -> MemoryPipe:
 
 
 def states(bus: MemoryBus) -> dict[str, str]:
-    return {one["peer"]: one["state"] for one in bus.broker.connections()}
+    return {one["peer"]: one["state"] for one in bus.connections()}
 
 
 def reasons(bus: MemoryBus) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.bus.outbox import WORTH_A_WRITE_BYTES, LoopTurn, Outbox
+from polybus.kernel.outbox import WORTH_A_WRITE_BYTES, LoopTurn, Outbox
 from tests.rig.memory_pipe import MemoryPipe
 
 HIGH_WATER = 1000
@@ -52,11 +52,11 @@ class Wire:
 class Bench:
     """An outbox, its pipe, and a loop whose turns the test ends."""
 
-    def __init__(self, appetite: int | None = None) -> None:
+    def __init__(self, appetite: int | None = None, max_bytes: int = MAX_BYTES) -> None:
         self.soon: list[Callable[[], None]] = []
         self.pipe = MemoryPipe(appetite=appetite)
         self.owner = RecordingOwner()
-        self.box = Outbox(self.pipe, LoopTurn(self.soon.append), self.owner, HIGH_WATER, MAX_BYTES)
+        self.box = Outbox(self.pipe, LoopTurn(self.soon.append), self.owner, HIGH_WATER, max_bytes)
         self.pipe.attach(Wire(self.box))
 
     def end_turn(self) -> None:
@@ -140,7 +140,7 @@ def test_stalled_outbox_holds_output():
 
 
 def test_output_gathered_before_a_stall_is_written_first():
-    bench = Bench(appetite=1)
+    bench = Bench(appetite=1, max_bytes=2 * WORTH_A_WRITE_BYTES)
     bench.box.push(b"a")
     bench.box.push(b"b")  # gathered
     bench.box.push(bytes(WORTH_A_WRITE_BYTES))  # flushes both, and stalls
@@ -202,6 +202,14 @@ def test_output_over_max_bytes_calls_on_overflow(size: int, words: list[str]):
     bench = Bench(appetite=0)
     bench.box.push(bytes(size))
     assert bench.owner.words == words
+
+
+def test_outbox_over_its_bound_accepts_nothing_more():
+    bench = Bench(appetite=0)
+    bench.box.push(bytes(MAX_BYTES + 1))
+    bench.box.push(b"late")
+    assert bench.box.backlog() == MAX_BYTES + 1
+    assert bench.owner.words == ["overflowed"]
 
 
 def test_close_sends_held_output():

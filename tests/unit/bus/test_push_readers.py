@@ -19,6 +19,7 @@ from polybus.model.access_rule import Rule
 from polybus.model.limits import Limits
 from polybus.model.rows import Rows
 from tests.rig import freud_client
+from tests.rig.call_count import count_calls
 from tests.rig.memory_bus import MemoryBus
 from tests.rig.memory_pipe import MemoryPipe
 from tests.rig.rqueue_client import (
@@ -301,6 +302,54 @@ def test_disconnect_of_joining_and_behind_readers(bus: MemoryBus, how: str):
     assert bus.durable.push_readers.count(topic) == 1
 
 
+@pytest.mark.parametrize("how", ["hang_up", "deregister"])
+def test_cost_of_a_leave_does_not_grow_with_the_tails_of_others(how: str):
+    def calls_of_a_leave(topics: int) -> int:
+        bus = MemoryBus(LIMITS, durable=True)
+        other, reader = bus.connect(), reader_of(bus)
+        for number in range(topics):
+            bus.make(f"t{number}")
+            other.deliver(subscribe(b"t%d" % number))
+        reader.deliver(subscribe(b"t0"))
+        if how == "hang_up":
+            return count_calls(reader.hang_up)
+        return count_calls(lambda: reader.deliver(deregister()))
+
+    assert calls_of_a_leave(200) == calls_of_a_leave(2)
+
+
+def test_cost_of_room_does_not_grow_with_the_tails_of_others():
+    def calls_of_room(topics: int) -> int:
+        bus = MemoryBus(LIMITS, durable=True)
+        bus.make("t")
+        writer, other = bus.connect(), bus.connect()
+        for number in range(topics):
+            bus.make(f"t{number}")
+            other.deliver(subscribe(b"t%d" % number))
+        slow = full_reader(bus, writer)
+        writer.deliver(publish(b"t", b"x"))
+        bus.settle()
+        return count_calls(slow.eat)
+
+    assert calls_of_room(200) == calls_of_room(2)
+
+
+def test_reader_behind_several_tails_catches_up_with_each(bus: MemoryBus):
+    for name in ("t", "u", "v"):
+        bus.make(name)
+    writer = bus.connect()
+    slow = full_reader(bus, writer)
+    for topic in (b"u", b"v"):
+        slow.deliver(subscribe(topic))
+    for topic in (b"t", b"u", b"v"):
+        writer.deliver(publish(topic, b"to " + topic))
+        bus.settle()
+    slow.deliver(remove(b"u"))
+    slow.eat()
+    bus.settle()
+    assert sorted(bodies(slow)) == sorted([BIG, BIG, b"to t", b"to v"])
+
+
 def test_revoked_reader_behind_the_tail_gets_no_more():
     bus = MemoryBus(LIMITS, durable=True)
     bus.make("t")
@@ -446,12 +495,14 @@ def test_parts_are_assembled_before_they_are_stored(bus: MemoryBus):
 
 # --- all at once --------------------------------------------------------------
 
+TOPICS = (b"t", b"u")
+READERS = st.integers(0, 3)
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("publish"), st.integers(1, 400)),
-        st.tuples(st.just("subscribe"), st.integers(0, 3)),
-        st.tuples(st.just("unsubscribe"), st.integers(0, 3)),
-        st.tuples(st.just("eat"), st.integers(0, 3), st.integers(0, 1500)),
+        st.tuples(st.just("publish"), st.sampled_from(TOPICS), st.integers(1, 400)),
+        st.tuples(st.sampled_from(("subscribe", "unsubscribe")), st.sampled_from(TOPICS), READERS),
+        st.tuples(st.sampled_from(("deregister", "reconnect")), READERS),
+        st.tuples(st.just("eat"), READERS, st.integers(0, 1500)),
         st.tuples(st.sampled_from(("commit", "turn", "read")), st.integers(1, 2)),
     ),
     max_size=60,
@@ -463,31 +514,38 @@ class World:
 
     def __init__(self) -> None:
         self.bus = MemoryBus(Limits(outbox_high_water_bytes=500), durable=True)
-        self.topic = self.bus.make("t")
+        self.topics = {name: self.bus.make(name.decode()) for name in TOPICS}
         self.writer = self.bus.connect()
         self.readers = [self.bus.connect(appetite=0) for _ in range(4)]
-        # (first, last) ids of each subscription of each reader; last None: still subscribed
-        self.since: list[list[tuple[int, int | None]]] = [[] for _ in self.readers]
-        self.sent = 0
+        # By reader and topic, (first, last) ids of each subscription; last None: still subscribed
+        self.since = [{name: [] for name in TOPICS} for _ in self.readers]
+        self.sent = dict.fromkeys(TOPICS, 0)
 
-    @property
-    def end(self) -> int:
-        return self.bus.durable.topics.next_id(self.topic)
+    def end(self, name: bytes) -> int:
+        return self.bus.durable.topics.next_id(self.topics[name])
 
     def do(self, step: tuple) -> None:
         verb, *rest = step
         if verb == "publish":
-            self.sent += 1
-            self.writer.deliver(publish(b"t", b"%d." % self.sent + bytes(rest[0])))
+            name, size = rest
+            self.sent[name] += 1
+            self.writer.deliver(publish(name, b"%c%d." % (name, self.sent[name]) + bytes(size)))
         elif verb == "subscribe":
-            if not self.since[rest[0]] or self.since[rest[0]][-1][1] is not None:
-                self.since[rest[0]].append((self.end, None))
-            self.readers[rest[0]].deliver(subscribe(b"t"))
+            name, reader = rest
+            if not self.is_subscribed(reader, name):
+                self.since[reader][name].append((self.end(name), None))
+            self.readers[reader].deliver(subscribe(name))
         elif verb == "unsubscribe":
-            spans = self.since[rest[0]]
-            if spans and spans[-1][1] is None:
-                spans[-1] = (spans[-1][0], self.end)
-            self.readers[rest[0]].deliver(remove(b"t"))
+            name, reader = rest
+            self.end_spans(reader, (name,))
+            self.readers[reader].deliver(remove(name))
+        elif verb == "deregister":
+            self.end_spans(rest[0], TOPICS)
+            self.readers[rest[0]].deliver(deregister())
+        elif verb == "reconnect":
+            self.readers[rest[0]].hang_up()
+            self.readers[rest[0]] = self.bus.connect(appetite=0)
+            self.since[rest[0]] = {name: [] for name in TOPICS}
         elif verb == "eat":
             self.readers[rest[0]].eat(rest[1])
         elif verb == "turn":
@@ -496,8 +554,18 @@ class World:
             waiting = self.bus.reads if verb == "read" else len(self.bus.store.waiting)
             getattr(self.bus, verb)(min(rest[0], waiting))
 
-    def numbers(self, reader: MemoryPipe) -> list[int]:
-        return [int(body.partition(b".")[0]) for body in bodies(reader)]
+    def is_subscribed(self, reader: int, name: bytes) -> bool:
+        spans = self.since[reader][name]
+        return bool(spans) and spans[-1][1] is None
+
+    def end_spans(self, reader: int, names: tuple[bytes, ...]) -> None:
+        for name in names:
+            if self.is_subscribed(reader, name):
+                first, _ = self.since[reader][name].pop()
+                self.since[reader][name].append((first, self.end(name)))
+
+    def numbers(self, reader: MemoryPipe, name: bytes) -> list[int]:
+        return [int(body[1:].partition(b".")[0]) for body in bodies(reader) if body[:1] == name]
 
 
 def is_run_of(got: list[int], spans: list[tuple[int, int]]) -> bool:
@@ -518,16 +586,20 @@ def test_each_reader_gets_the_log_from_its_start(steps, chunk_rows):
         patch.setattr(push_readers, "CHUNK_ROWS", chunk_rows)
         for step in steps:
             world.do(step)
+            for name, topic in world.topics.items():
+                there = [world.is_subscribed(reader, name) for reader in range(4)]
+                assert world.bus.durable.push_readers.count(topic) == sum(there)
         for reader in world.readers:
             reader.eat()
         world.bus.settle()
-    for reader, spans in zip(world.readers, world.since, strict=True):
-        got = world.numbers(reader)
-        if spans and spans[-1][1] is None:  # it is still there: it has all since it began
-            first = spans[-1][0]
-            whole = list(range(first, world.sent + 1))
-            assert got[len(got) - len(whole) :] == whole
-            got = got[: len(got) - len(whole)]
-        ended = [(first, last) for first, last in spans if last is not None]
-        assert is_run_of(got, ended)
+    for reader, since in zip(world.readers, world.since, strict=True):
+        for name, spans in since.items():
+            got = world.numbers(reader, name)
+            if spans and spans[-1][1] is None:  # it is still there: it has all since it began
+                first = spans[-1][0]
+                whole = list(range(first, world.sent[name] + 1))
+                assert got[len(got) - len(whole) :] == whole
+                got = got[: len(got) - len(whole)]
+            ended = [(first, last) for first, last in spans if last is not None]
+            assert is_run_of(got, ended)
     assert world.bus.stats("faults") == {}

@@ -112,7 +112,7 @@ def test_help_describes_flags_in_plain_words(args, line):
         (["rqueue", "--host", "0.0.0.0"], "insecure = true"),
         (["rqueue", "--host", "a b"], "impossible host"),
         (["rqueue", "--max-payload", "1"], "from 282 to"),
-        (["rqueue", "--threads", "2"], "--threads must be 1, got 2"),
+        (["rqueue", "--threads", "64"], "from 0 to 63"),
         (["rqueue", "--port", "1", "sink"], "must follow 'sink'"),
         (["rqueue", "frob"], "No such command 'frob'"),
         (["config"], "Missing command"),

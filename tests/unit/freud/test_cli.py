@@ -171,10 +171,10 @@ class TestPublish:
     def test_body_that_looks_like_a_notice_is_a_message(self, bus, client, topic):
         client.create_topic(topic)
         with client.subscribe(topic) as reader:
-            assert publish(bus, topic, "-", stdin=codec.notice(b"x")).returncode == 0
+            assert publish(bus, topic, "-", stdin=codec.deletion_notice(b"x")).returncode == 0
             record = reader.get()
             assert record is not None
-            assert (record.body, record.is_notice) == (codec.notice(b"x"), False)
+            assert (record.body, record.is_notice) == (codec.deletion_notice(b"x"), False)
 
     def test_publish_reads_stdin_as_one_message_or_by_lines(self, bus, client, topic):
         client.create_topic(topic)

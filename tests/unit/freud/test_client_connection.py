@@ -12,6 +12,7 @@ import pytest
 from polybus import freud
 from polybus.dialects.freud import codec
 from polybus.dialects.freud.client.client import default_address
+from polybus.dialects.freud.server.answer_encoder import encode_answers
 from polybus.errors import (
     AddressError,
     BadFrame,
@@ -25,7 +26,8 @@ from polybus.errors import (
 from polybus.model import socket_path
 from tests.rig.fake_server import Serve, listening
 
-DOESNT_EXIST = codec.answer(codec.Code.DOESNT_EXIST)
+CREATED = encode_answers(codec.Code.OK, 1)
+DOESNT_EXIST = encode_answers(codec.Code.DOESNT_EXIST, 1)
 TOPIC = "news"
 
 
@@ -138,7 +140,7 @@ class TestBadAnswers:
         ("answer", "reason"),
         [
             (struct.pack("<II", 0, 0xFFFF_FFFF), "too_large"),
-            (codec.answer(codec.Code.OK, b"1234567"), "message_id"),
+            (encode_answers(codec.Code.OK, 1, b"1234567"), "message_id"),
             (struct.pack("<II", 9, 0), "unexpected_code"),
         ],
     )
@@ -153,7 +155,7 @@ class TestBadAnswers:
     async def test_invalid_answer_to_produce_many_raises_bad_frame(self, tmp_path):
         async with (
             listening(
-                folder=tmp_path, serve=answering(codec.answer(codec.Code.OK, b"1234567"))
+                folder=tmp_path, serve=answering(encode_answers(codec.Code.OK, 1, b"1234567"))
             ) as address,
             freud.connect(address) as client,
         ):
@@ -164,7 +166,9 @@ class TestBadAnswers:
 
     async def test_unrequested_answer_raises_bad_frame(self, tmp_path):
         async with (
-            listening(folder=tmp_path, serve=answering(2 * codec.answer(codec.Code.OK))) as address,
+            listening(
+                folder=tmp_path, serve=answering(encode_answers(codec.Code.OK, 2))
+            ) as address,
             freud.connect(address) as client,
         ):
             assert await client.create_topic(TOPIC) is True
@@ -172,7 +176,7 @@ class TestBadAnswers:
                 await client.list_topics()
 
     async def test_server_error_raises_peer_error_and_keeps_the_connection(self, tmp_path):
-        failed = codec.server_error("the dog ate it")
+        failed = encode_answers(codec.Code.SERVER_ERROR, 1, b"the dog ate it")
         async with (
             listening(folder=tmp_path, serve=answering(failed)) as address,
             freud.connect(address) as client,

@@ -75,7 +75,7 @@ class TestDeletion:
                 assert reader.notice is not None
                 assert reader.notice.message_id == 2
                 assert reader.notice.is_notice
-                assert reader.notice.body == codec.notice(topic.encode())
+                assert reader.notice.body == codec.deletion_notice(topic.encode())
                 for timeout_s in (None, 0, 0.01):
                     with pytest.raises(TopicDeleted):
                         await reader.get_many(5, timeout_s)
@@ -202,7 +202,7 @@ class TestOtherDialects:
     async def test_freud_subscriber_reads_rqueue_publishes(self, bus, address, topic):
         from polybus import rqueue
 
-        sent = [b"one", b"", codec.notice(topic.encode()), bytes(100_000)]
+        sent = [b"one", b"", codec.deletion_notice(topic.encode()), bytes(100_000)]
         async with (
             freud.connect(address) as client,
             rqueue.connect(str(bus.address("rqueue"))) as publisher,

@@ -53,7 +53,7 @@ class Speaker:
     @property
     def told(self) -> dict[str, int | str]:
         """Return its row of `polybus connections`."""
-        found = [one for one in self.bus.broker.connections() if one["peer"] == self.pipe.peer]
+        found = [one for one in self.bus.connections() if one["peer"] == self.pipe.peer]
         return found[0] if found else {}
 
 

@@ -400,6 +400,7 @@ def test_requests_after_an_oversized_one_are_not_executed(bus: MemoryBus, owner:
     offender.end()
     assert owner.ask(create(b"after")) == [(OK, b"")]
     assert bus.stats("connections", "closed", "too_large") == 1
+    assert bus.stats("refused", "malformed_too_large") == 1
 
 
 def test_answered_get_cancels_its_timer(bus: MemoryBus, owner: Speaker):

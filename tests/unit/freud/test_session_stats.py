@@ -43,7 +43,7 @@ class Told:
         return found[-1].payload
 
     def __getitem__(self, field: str) -> Any:
-        found = {one["peer"]: one for one in self.bus.broker.connections()}
+        found = {one["peer"]: one for one in self.bus.connections()}
         return found[self.pipe.peer][field]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from polybus.errors import StoreFull
+from polybus.groups import coordinator
 from polybus.groups.coordinator import LATE_S, TICK_S, CoordinatorTimer
 from tests.rig.observer import until
 
@@ -37,6 +38,18 @@ def test_members_do_not_expire_while_the_bus_is_stopped(harness, ticking):
         "a tick has passed",
     )
     assert members(harness) == ["a"]
+
+
+def test_loading_a_group_ends_the_pause_of_an_idle_timer(harness, ticking, monkeypatch):
+    monkeypatch.setattr(coordinator, "IDLE_TICK_S", 600.0)
+    ticks: list[bool] = []
+    tick = harness.groups.tick
+    monkeypatch.setattr(harness.groups, "tick", lambda: (ticks.append(True), tick()))
+    ticking.start()
+    until(lambda: ticks, "the first tick has found no group")
+    harness.join("a", dead_ms=300, heartbeat_ms=100)
+    harness.now += 0.5
+    until(lambda: not members(harness), "it is dropped")
 
 
 def test_dead_members_are_dropped(harness, ticking):

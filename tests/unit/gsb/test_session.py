@@ -359,7 +359,7 @@ def test_connections_lists_services_and_calls(bus):
     service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
     caller.call("greeter")
-    first, second = bus.broker.connections()
+    first, second = bus.connections()
     assert (first["services"], first["serving"], first["open_calls"]) == (1, 1, 0)
     assert (second["services"], second["serving"], second["open_calls"]) == (0, 0, 1)
 

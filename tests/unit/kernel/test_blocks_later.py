@@ -14,7 +14,7 @@ from polybus.kernel.block_gather import BadPiece
 from polybus.kernel.block_gather import gather as kernel_gather
 from polybus.kernel.blocks import Layout, concat, cut, split
 from polybus.model.block import Block, BlockSlice, gather, open_layout
-from polybus.testing.conformance.sample_blocks import block
+from polybus.testing.conformance.sample_blocks import block, messages
 
 EVERYTHING: dict[str, Any] = {"max_rows": 1 << 20, "max_bytes": 1 << 30}
 BODIES = st.lists(st.binary(max_size=200), min_size=1, max_size=30)
@@ -58,6 +58,16 @@ def test_every_flipped_bit_is_detected(
         gather([piece(bytes(flipped), 0, 1, 2, later=True)], **EVERYTHING)
     whole = gather([piece(bytes(made.data), 0, 1, 2, later=True)], **EVERYTHING)
     assert whole.count == 1
+
+
+@pytest.mark.parametrize("before", [0, 1, 31, 32, 33])
+def test_body_of_every_size_is_copied_while_the_checksum_is_compared(before: int) -> None:
+    """The copied part begins and ends within, at and beside stripes of the checksum."""
+    for size in range(140):
+        body = bytes((size + place) % 255 + 1 for place in range(size))
+        made = block(bytes(before), body, b"behind")
+        (found,) = messages(gather([piece(bytes(made.data), 0, 1, 2, later=True)], **EVERYTHING))
+        assert found.body == body
 
 
 def test_one_damaged_block_among_intact_ones_is_detected() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import subprocess
 import sys
@@ -31,6 +32,26 @@ STREAM = WHOLE + b"".join(publish_part(topic, 0, 2, b"half") for topic in TOPICS
 
 class Outbox:
     pass
+
+
+class Mallinfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def malloc_bytes() -> int:
+    """Return the bytes that C code has allocated: the tables are invisible to tracemalloc."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Mallinfo
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
 def judge(identity: int, topic: bytes) -> bool:
@@ -113,6 +134,19 @@ def test_nothing_leaks(act: Callable[[Fanout], None]) -> None:
         assert [sys.getrefcount(outbox) for outbox in outboxes] == references
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("act", [route, route_and_fail, subscribe_and_remove, create_and_discard])
+def test_tables_in_c_do_not_leak(act: Callable[[Fanout], None]) -> None:
+    fanout, _ = prepared()
+    for _ in range(10):
+        act(fanout)
+    gc.collect()
+    held = malloc_bytes()
+    for _ in range(ROUNDS):
+        act(fanout)
+    gc.collect()
+    assert malloc_bytes() - held < SLACK_BYTES
 
 
 def test_only_outputs_and_subscription_reference_an_outbox() -> None:

@@ -91,6 +91,20 @@ def test_topics_with_the_same_subscribers_share_a_set(
     assert (registry.set_count, registry.topic_count) == (0, 0)
 
 
+def test_set_that_changed_in_place_is_not_taken_for_its_former_self(
+    registry: SubscriberTable, encoding: Encoding
+) -> None:
+    first, second, third = (registry.add_subscriber(name, encoding) for name in "abc")
+    for topic in (b"x", b"y"):
+        registry.subscribe(first, topic)
+    registry.subscribe(second, b"x")
+    registry.subscribe(third, b"y")
+    registry.subscribe(second, b"y")
+    assert registry.subscriber_count(b"x") == 2
+    assert registry.subscriber_count(b"y") == 3
+    assert registry.set_count == 2
+
+
 def test_removing_a_subscriber_returns_its_subscription_count(
     registry: SubscriberTable, encoding: Encoding
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Event
 
 import pytest
@@ -20,6 +21,7 @@ from polybus.native.port.shard_waits import ShardWaits
 from polybus.store.contract import Store
 from polybus.store.engine_registry import open_store
 from polybus.testing.conformance.sample_blocks import block
+from tests.rig.call_count import count_calls
 from tests.rig.observer import until
 
 LONG_S = 30.0
@@ -84,6 +86,46 @@ def test_append_wakes_only_waits_for_its_shard(store, waits, pool):
     assert not missed.done()
     append(store, topic, 1)
     assert missed.result(10) == {(topic, 1): 1}
+
+
+def test_news_between_two_wakes_are_all_returned(store, waits, pool):
+    topic = store.create("t", 3, {}).number
+    is_blocked, checks = Event(), []
+
+    def check_access() -> None:
+        checks.append(1)
+        if len(checks) == 2:
+            is_blocked.wait(10)
+
+    found = pool.submit(
+        waits.wait, {(topic, shard): 0 for shard in range(3)}, LONG_S, check_access=check_access
+    )
+    until(lambda: len(checks) == 1 and waits.count == 1, "it sleeps")
+    waits.wake(topic, 2)
+    until(lambda: len(checks) == 2, "it has woken")
+    append(store, topic, 0)
+    append(store, topic, 1)
+    is_blocked.set()
+    assert found.result(10) == {(topic, 0): 1, (topic, 1): 1}
+
+
+def test_cost_of_a_wake_does_not_grow_with_the_shards_of_the_wait(store, waits, pool):
+    def calls_of_wakes(shards: int, wakes: int) -> int:
+        topic = store.create(f"t{shards}.{wakes}", shards, {}).number
+        checks: list[int] = []
+        wanted = {(topic, shard): 0 for shard in range(shards)}
+        wait = partial(waits.wait, wanted, LONG_S, check_access=lambda: checks.append(1))
+        calls = pool.submit(count_calls, wait)
+        while len(checks) <= wakes:
+            known = len(checks)
+            waits.wake(topic, 1)
+            until(lambda: len(checks) > known, "it has woken")  # noqa: B023 -- called at once
+        append(store, topic, 0)
+        return calls.result(10)
+
+    few = calls_of_wakes(10, 11) - calls_of_wakes(10, 1)
+    many = calls_of_wakes(500, 11) - calls_of_wakes(500, 1)
+    assert many - few < 1000
 
 
 def test_wait_ends_at_its_timeout(store, waits):

@@ -10,6 +10,27 @@ from polybus.server import lifecycle
 from polybus.server.lifecycle import Ticker
 
 
+def test_idle_ticker_pauses_longer_until_it_is_not_idle(monkeypatch):
+    monkeypatch.setattr(lifecycle, "TICK_S", 7.0)
+    monkeypatch.setattr(lifecycle, "IDLE_TICK_S", 0.001)
+    idle = [True, True, False]
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        ticked = asyncio.Event()
+        step = lambda: None if idle else ticked.set()  # noqa: E731
+        ticker = Ticker((step,), lambda failure: None, lambda: idle.pop(0))
+        ticker.start()
+        await ticked.wait()  # after the short pauses of this test
+        assert ticker._handle is not None
+        pause_s = ticker._handle.when() - loop.time()
+        ticker.stop()
+        return pause_s
+
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        assert runner.run(main()) > 1.0
+
+
 def test_failing_step_stops_neither_others_nor_the_timer(monkeypatch):
     monkeypatch.setattr(lifecycle, "TICK_S", 0.001)
     failures: list[Exception] = []

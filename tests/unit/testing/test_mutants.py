@@ -44,6 +44,20 @@ def test_a_conftest_that_cannot_be_loaded_does_not_catch(tmp_path: Path):
     assert not is_caught(said)
 
 
+def test_a_test_file_that_cannot_be_imported_does_not_catch():
+    """With -x and several files pytest reports it as a test that failed."""
+    output = "= short test summary info =\nERROR tests/unit/test_x.py\n! stopping !\n"
+    said = verdict(pytest.ExitCode.TESTS_FAILED, output)
+    assert said.startswith(f"{UNTRIED}: test_x.py cannot be imported")
+    assert not is_caught(said)
+
+
+def test_a_fixture_that_fails_catches():
+    said = verdict(pytest.ExitCode.TESTS_FAILED, "ERROR tests/unit/test_x.py::test_y - OSError")
+    assert said == "test_x.py::test_y"
+    assert is_caught(said)
+
+
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGXCPU, signal.SIGALRM])
 def test_dying_and_hanging_catch(number):
     assert is_caught(verdict(-number, ""))

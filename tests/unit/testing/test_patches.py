@@ -53,6 +53,14 @@ def test_mutants_apply():
     assert not stale(all_mutants())
 
 
+def test_patched_modules_compile():
+    """A module that cannot be imported fails every test and proves nothing about any."""
+    for patch in [*all_mutants(), *sabotage.ALL, *points.ALL]:
+        for file, text in patch.texts().items():
+            if file.endswith(".py"):
+                compile(text, f"{file} with {patch.name!r}", "exec")
+
+
 def test_suites_of_mutants_exist():
     """A mutant whose tests are gone would be noticed by none of them."""
     missing = set()

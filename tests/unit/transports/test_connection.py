@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -12,12 +13,22 @@ import pytest
 import uvloop
 from typing_extensions import Buffer
 
-from polybus.kernel.stream_io import SharedBuffer
+from polybus.kernel.outbox import LoopTurn
+from polybus.kernel.pump import Pump, SocketTransport
+from polybus.kernel.receive_buffer import SharedBuffer
 from polybus.transports import stream_connection as module
 from polybus.transports.stream_connection import StreamConnection
 from tests.rig.observer import eventually
 
 DEADLINE_S = 10.0
+# The transports that serve a connection without TLS: each test runs on both.
+PUMP, LOOP = "pump", "loop"
+served_by = PUMP
+
+
+@pytest.fixture(autouse=True, params=[PUMP, LOOP])
+def serve_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "served_by", request.param)
 
 
 class Recorder:
@@ -128,21 +139,27 @@ async def accepted(
     """A connection and its far end. Left open, it would keep the loop from closing."""
     near, far = pair()
     far.setblocking(False)
-    connection = StreamConnection(open_session, SharedBuffer(), listener.admit, listener.lost)
+    shared = SharedBuffer()
+    connection = StreamConnection(open_session, shared, listener.admit, listener.lost)
     if not connection.identify_and_admit(near):
         near.close()
         yield End(far)
         far.close()
         return
-    transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: connection, near
-    )
+    loop = asyncio.get_running_loop()
+    pump = Pump(loop, LoopTurn(loop.call_soon), shared)
+    transport: asyncio.Transport | SocketTransport
+    if served_by == PUMP:
+        transport = pump.add(near, connection)
+    else:
+        transport, _ = await loop.connect_accepted_socket(lambda: connection, near)
     try:
         yield End(far)
     finally:
         far.close()
         transport.abort()
         await eventually(lambda: listener.left == listener.entered, "the connection is lost")
+        pump.close()
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from polybus.kernel.stream_io import ReceiveBuffer, SharedBuffer
+from polybus.kernel.receive_buffer import ReceiveBuffer, SharedBuffer
 from tests.rig.byte_feeder import cut, feed, one_by_one
 
 SHARED = 64  # tiny, so that frames are larger than it

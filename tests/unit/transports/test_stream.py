@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import stat
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,9 @@ import uvloop
 from typing_extensions import Buffer
 
 from polybus.errors import AddressError, AddressInUse
-from polybus.kernel.stream_io import SharedBuffer
+from polybus.kernel.outbox import LoopTurn
+from polybus.kernel.pump import Pump
+from polybus.kernel.receive_buffer import SharedBuffer
 from polybus.model.address import Address
 from polybus.transports import tls_connection as tls_module
 from polybus.transports.stream_connection import StreamConnection
@@ -127,6 +130,15 @@ class Puppet:
             self._incoming.write_eof()
 
 
+# Whether the pump serves connections without TLS, or the event loop: each test runs on both.
+is_pumped = True
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["pump", "loop"])
+def serve_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "is_pumped", request.param)
+
+
 class House:
     """A gate with sessions and clients. Leaving the block closes all of them.
 
@@ -138,9 +150,13 @@ class House:
         self.gate = ConnectionLimit(places, self.refused.append)
         self.sessions: list[Echo] = []
         self.unshaken: list[str] = []  # why handshakes have failed
+        shared = SharedBuffer()
+        loop = asyncio.get_running_loop()
+        self._pump = Pump(loop, LoopTurn(loop.call_soon), shared)
         self.options = ListenOptions(
             self.gate,
-            SharedBuffer(),
+            shared,
+            pump=self._pump if is_pumped else None,
             tls=context,
             on_handshake_failed=lambda peer, reason: self.unshaken.append(reason),
         )
@@ -182,6 +198,7 @@ class House:
         for listener in self._listeners:
             listener.close()
             await asyncio.wait_for(listener.drain(0), DEADLINE_S)
+        self._pump.close()
         if error is None:
             assert self.gate.open == 0
             assert all(one.events[-1:] == ["ended"] for one in self.sessions)

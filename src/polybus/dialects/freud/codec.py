@@ -14,11 +14,11 @@ The whole format, with its reasons, is docs/spec/freud.md.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from polybus.dialects.freud.client.answer_batch import Record, encode_gets, encode_produces
+from polybus.dialects.freud.client.answer_batch import encode_produces
 from polybus.dialects.freud.limits import FreudLimits
 from polybus.dialects.freud.server import request_scanner as requests
 from polybus.errors import BadFrame, TooLarge, UsageError
@@ -87,7 +87,6 @@ MAX_BLOCKING_S = 0x7FFF_FFFF  # as does max_blocking_secs, with its sign
 NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
 # In the answer to a Get Message, before a body that starts with `\0FREUD\0`: so no body can
 # be taken for a notice, and no content is reserved.
-RESERVED_PREFIX = b"\0FREUD\0"
 BODY_PREFIX = b"\0FREUD\0BODY\0"
 NOTICE_FLAG = 1  # of a record: the deletion notice, not a message
 
@@ -115,14 +114,9 @@ def max_body(name: bytes, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> int
     return max_frame_bytes - U32.size - len(name)
 
 
-def notice(name: bytes) -> bytes:
+def deletion_notice(name: bytes) -> bytes:
     """Return the body of the deletion notice of a topic."""
     return NOTICE_PREFIX + name
-
-
-def is_notice(payload: bytes) -> bool:
-    """Return True if the answer to a Get Message is the deletion notice of its topic."""
-    return payload.startswith(NOTICE_PREFIX)
 
 
 # --- requests ----------------------------------------------------------------
@@ -153,14 +147,6 @@ def produce(name: bytes, body: Buffer, max_frame_bytes: int = DEFAULT_MAX_FRAME_
         raise TooLarge(str(error)) from None
 
 
-def get_message(subscriber: bytes, max_blocking_s: int) -> bytes:
-    return encode_gets(check_subscriber(subscriber), 1, _blocking(max_blocking_s), False)
-
-
-def get_record(subscriber: bytes, max_blocking_s: int) -> bytes:
-    return encode_gets(check_subscriber(subscriber), 1, _blocking(max_blocking_s), True)
-
-
 def list_topics() -> bytes:
     return _frame(RequestType.LIST_TOPICS, b"")
 
@@ -169,45 +155,21 @@ def count_subscribers(name: bytes) -> bytes:
     return _frame(RequestType.COUNT_SUBSCRIBERS, _prefixed(name))
 
 
-# --- answers -----------------------------------------------------------------
-# server/answer_encoder encodes the answers to Produce and Get, many at once.
+# --- payloads of Ok answers --------------------------------------------------
+# server/answer_encoder puts headers before them, and encodes the answers to Produce and Get.
 
 
-def answer(code: Code, payload: bytes = b"") -> bytes:
-    return _frame(code, payload)
-
-
-def subscribed(subscriber: bytes) -> bytes:
-    return _frame(Code.OK, check_subscriber(subscriber))
-
-
-def topics(found: Iterable[bytes]) -> bytes:
-    """Encode the answer to List Topics."""
-    entries = [_prefixed(name) for name in found]
-    return _frame(Code.OK, b"".join((U32.pack(len(entries)), *entries)))
+def topic_list(names: Collection[bytes]) -> bytes:
+    """Encode the payload of the answer to List Topics."""
+    return b"".join((U32.pack(len(names)), *map(_prefixed, names)))
 
 
 def subscriber_count(count: int) -> bytes:
-    """Encode the answer to Count Subscribers."""
-    return _frame(Code.OK, U32.pack(count))
+    """Encode the payload of the answer to Count Subscribers."""
+    return U32.pack(count)
 
 
-def malformed(reason: str) -> bytes:
-    """Encode the answer to a request that breaks the named rule."""
-    return _frame(Code.MALFORMED_REQUEST, MALFORMED_TEXTS[reason].encode())
-
-
-def server_error(text: str) -> bytes:
-    return _frame(Code.SERVER_ERROR, text.encode())
-
-
-# --- payloads of Ok answers --------------------------------------------------
-# Each raises BadFrame if the payload does not fit the request.
-
-
-def read_empty(payload: bytes) -> None:
-    if payload:
-        raise BadFrame("trailing_bytes")
+# The readers raise BadFrame if the payload does not fit the request.
 
 
 def read_subscriber(payload: bytes) -> bytes:
@@ -226,22 +188,6 @@ def read_count(payload: bytes) -> int:
     if len(payload) != U32.size:
         raise BadFrame("count")
     return int(U32.unpack(payload)[0])
-
-
-def read_message(payload: bytes) -> bytes:
-    """Return the body in the answer to a Get Message that is not a notice (`is_notice`)."""
-    if not payload.startswith(RESERVED_PREFIX):
-        return payload
-    if not payload.startswith(BODY_PREFIX):
-        raise BadFrame("message")
-    return payload[len(BODY_PREFIX) :]
-
-
-def read_record(payload: bytes) -> Record:
-    if len(payload) < RECORD_HEADER.size:
-        raise BadFrame("record")
-    message_id, timestamp_ns, flags = RECORD_HEADER.unpack_from(payload)
-    return Record(message_id, timestamp_ns, flags, payload[RECORD_HEADER.size :])
 
 
 def read_topics(payload: bytes) -> list[bytes]:
@@ -272,9 +218,3 @@ def check_subscriber(subscriber: bytes) -> bytes:
     if len(subscriber) != SUBSCRIBER_ID_BYTES:
         raise UsageError(f"a subscriber id has {SUBSCRIBER_ID_BYTES} bytes, not {len(subscriber)}")
     return subscriber
-
-
-def _blocking(max_blocking_s: int) -> int:
-    if not -MAX_BLOCKING_S - 1 <= max_blocking_s <= MAX_BLOCKING_S:
-        raise UsageError(f"max_blocking_s is 32 bits with a sign, not {max_blocking_s}")
-    return max_blocking_s

@@ -165,17 +165,11 @@ def clients_ls(
     as_json: flags.Json = False,
     admin: flags.Admin = None,
 ) -> None:
-    from polybus.cli.admin_request import ask_admin
+    from polybus.cli.admin_request import ask_admin_pages
     from polybus.dialects.pirate.client_id import format_client_id
 
-    rows: list[dict[str, Any]] = []
-    after: dict[str, str] = {}
-    while True:
-        page = ask_admin("pirate_clients", admin, **after)
-        rows += [row for row in page["clients"] if user in (None, row["user"])]
-        if page["next"] is None:
-            break
-        after = {"after": page["next"]}
+    rows: list[dict[str, Any]] = ask_admin_pages("pirate_clients", "clients", admin)
+    rows = [row for row in rows if user in (None, row["user"])]
     for row in rows:
         row["client"] = format_client_id(bytes.fromhex(row["client"]))
     if as_json:

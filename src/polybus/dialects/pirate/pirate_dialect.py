@@ -97,6 +97,7 @@ DIALECT = Dialect(
     limits=PirateSettings,
     bounds=BOUNDS,
     client="polybus.dialects.pirate",
+    may_take_all_descriptors=True,  # libzmq
     commands=(
         Command(
             "pirate",

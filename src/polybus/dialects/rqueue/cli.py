@@ -59,7 +59,7 @@ def server(
     max_payload: Annotated[
         int | None, typer.Option("--max-payload", help="Largest frame, in bytes. [default: 2048]")
     ] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="Cores to serve on.")] = None,
+    threads: flags.Threads = None,
     admin: Annotated[
         bool | None, typer.Option("--admin", help="Open the admin socket, for polybus stats.")
     ] = None,
@@ -70,6 +70,7 @@ def server(
     """Run the server, unless a subcommand follows."""
     given = {
         "listen": Flag("--port", (f"rqueue={_address(host, port)}",)),
+        "server.threads": Flag("--threads", threads),
         "rqueue.max_payload": Flag("--max-payload", max_payload),
         "insecure": Flag("--insecure", insecure),
         "log.format": Flag("--log-format", log_format),
@@ -78,8 +79,6 @@ def server(
     if context.invoked_subcommand is not None:
         _check_no_flags(context)
         return None
-    if threads not in (None, 1):
-        raise UsageError(f"--threads must be 1, got {threads}; several cores are not supported yet")
     return launch(plan_without_store(load(None, os.environ, given), os.environ, admin=bool(admin)))
 
 

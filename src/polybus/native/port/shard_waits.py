@@ -48,6 +48,8 @@ class ShardWait:
         self.is_gone = is_gone
         self.is_abandoned = False
         self.event = Event()  # set by news, or when the wait must end
+        # Places with news since the last check; None: every place must be checked.
+        self.news: set[Place] | None = None
         self._waits = waits
         self._timeout_s = timeout_s
 
@@ -58,6 +60,11 @@ class ShardWait:
 
     def __exit__(self, *_: object) -> None:
         self._waits.leave(self)
+
+    def take_news(self) -> Collection[Place]:
+        """Return the places to check: all the first time, later those with news since then."""
+        news = self._waits.take_news(self)
+        return self.places if news is None else news
 
     def sleep(self) -> bool:
         """Sleep until news since the last sleep. Returns False if the wait must end."""
@@ -114,21 +121,25 @@ class ShardWaits:
 
         `check_access` is called after each wake-up and raises `Denied` to end the wait.
         """
-        reached: dict[int, list[tuple[int, int]]] = {}
-        for (topic, shard), offset in wanted.items():
-            reached.setdefault(topic, []).append((shard, offset))
         with self.open_wait(wanted, timeout_s, is_gone, identity) as waiting:
             while True:
                 # Also before the first sleep: a change before `enter` did not wake this wait.
                 check_access()
-                ends = {topic: self._ends.get_ends(topic, at) for topic, at in reached.items()}
-                advanced = {
-                    (topic, shard): ends[topic][shard]
-                    for (topic, shard), offset in wanted.items()
-                    if ends[topic][shard] > offset
-                }
+                advanced = self._find_advanced({at: wanted[at] for at in waiting.take_news()})
                 if advanced or not waiting.sleep():
                     return advanced
+
+    def _find_advanced(self, wanted: Mapping[Place, int]) -> dict[Place, int]:
+        """Return the ends of shards that are beyond their offset."""
+        reached: dict[int, list[tuple[int, int]]] = {}
+        for (topic, shard), offset in wanted.items():
+            reached.setdefault(topic, []).append((shard, offset))
+        ends = {topic: self._ends.get_ends(topic, at) for topic, at in reached.items()}
+        return {
+            (topic, shard): ends[topic][shard]
+            for (topic, shard), offset in wanted.items()
+            if ends[topic][shard] > offset
+        }
 
     def open_wait(
         self,
@@ -149,6 +160,7 @@ class ShardWaits:
         """Wake all waits, which then check their access again."""
         with self._lock:
             for wait in self._waits:
+                wait.news = None
                 wait.event.set()
 
     def on_topic_dropped(self, topic: Topic) -> None:
@@ -183,6 +195,11 @@ class ShardWaits:
                 )
                 self._checker.start()
 
+    def take_news(self, wait: ShardWait) -> set[Place] | None:
+        with self._lock:
+            news, wait.news = wait.news, set()
+            return news
+
     def leave(self, wait: ShardWait) -> None:
         with self._lock:
             self._waits.remove(wait)
@@ -216,6 +233,8 @@ class ShardWaits:
 
     def _wake(self, place: Place) -> None:
         for wait in self._waits_by_place.get(place, ()):
+            if wait.news is not None:
+                wait.news.add(place)
             if not wait.event.is_set():
                 wait.event.set()
 

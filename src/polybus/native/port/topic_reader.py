@@ -13,7 +13,7 @@ from polybus.native.protocol.requests import ReadTicket
 
 if TYPE_CHECKING:
     from polybus.model.rows import Rows
-    from polybus.model.topic import Bounds, Topic
+    from polybus.model.topic import Topic
     from polybus.native.port.native_port import Caller, NativePort
 
 # A chunk is large enough that its fixed cost does not matter, and small enough that the
@@ -86,7 +86,7 @@ class TopicReader:
 
     def _skip_trimmed(self, rows_left: int, bytes_left: int) -> Rows | None:
         """Read up to the current end; if there are no rows before it, they were trimmed."""
-        end = self._end(self._port.store.bounds(self._topic.number))
+        end = self._end()
         if end <= self._position:
             return None
         rows = self._chunk(rows_left, bytes_left)
@@ -94,13 +94,12 @@ class TopicReader:
             self._position = end
         return rows
 
-    def _end(self, bounds: Bounds) -> int:
-        return bounds.next_id if self._shard == ALL else bounds.shards[self._shard].end
+    def _end(self) -> int:
+        return self._port.store.end(self._topic.number, self._shard)
 
     def _has_more(self) -> bool:
         """Return whether there are messages at the position, now or before the wait ends."""
-        bounds = self._port.store.bounds(self._topic.number)
-        if self._end(bounds) > self._position:
+        if self._end() > self._position:
             return True
         if not self._wait_s or self._caller.is_gone():
             return False
@@ -113,7 +112,7 @@ class TopicReader:
             while True:
                 # Also before the first sleep: news before the wait began did not wake it.
                 self._check_access_again()
-                if self._end(self._port.store.bounds(self._topic.number)) > self._position:
+                if self._end() > self._position:
                     return True
                 if not waiting.sleep():
                     return False

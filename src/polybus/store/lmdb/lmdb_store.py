@@ -253,6 +253,10 @@ class LmdbStore(Store):
         self._settle(lambda batch: topic in batch.topics)
         return self._reporting_damage(topic, partial(self._reader.bounds, topic))
 
+    def end(self, topic: int, shard: int | All) -> int:
+        self._settle(lambda batch: topic in batch.topics)
+        return self._reporting_damage(topic, partial(self._reader.end, topic, shard))
+
     def read(
         self,
         topic: int,

@@ -27,12 +27,14 @@ from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.log_entry import LogEntry
 from polybus.store.lmdb.quarantine import Quarantine
+from polybus.store.lmdb.shard_merge import MergePositions, ShardMerge
 from polybus.store.lmdb.store_files import ReadSnapshot, StoreFiles
 from polybus.store.lmdb.writer_state import MAX_CACHED, scan_prefix
 
 # Columns of a run, by which a message is found.
 ID: Final = 0
 TIME: Final = 1
+INT64_BYTES: Final = 8
 
 
 class EntrySpan(Protocol):
@@ -63,7 +65,7 @@ class RowCollector:
         self._by_piece = by_piece
         self._rows = 0
         self._bytes = 0
-        self._pieces: list[BlockSlice] = []
+        self.pieces: list[BlockSlice] = []
         self._counted_at = 0
         self.has_enough = False  # after the last `collect`
 
@@ -79,21 +81,21 @@ class RowCollector:
 
     @property
     def is_empty(self) -> bool:
-        return not self._pieces
+        return not self.pieces
 
     def has_enough_below(self, below_id: int) -> bool:
         """Return True if there is enough before this id. May return False for too long."""
-        if not self.has_enough or len(self._pieces) < self._counted_at:
+        if not self.has_enough or len(self.pieces) < self._counted_at:
             return False
         rows = size = 0
-        for layout, table, _, _, start, end in self._pieces:
+        for layout, table, _, _, start, end in self.pieces:
             good = min(end, run_table.place_of_id(bytes(table), below_id)) - start
             if good > 0:
                 rows += good
                 size += layout.size_bytes * good // layout.count
         # Counting takes time in proportion to the pieces, so it is repeated only when there
         # are half as many again.
-        self._counted_at = len(self._pieces) * 3 // 2
+        self._counted_at = len(self.pieces) * 3 // 2
         return rows >= self._max_rows or size >= self._max_bytes
 
     def collect(self, cursor: EntryPosition, start: int, end: int) -> int:
@@ -112,7 +114,7 @@ class RowCollector:
             # Bytes are estimated from the share of messages: exact sizes would need a look at
             # each.
             if low < high:
-                self._pieces.append(BlockSlice(layout, table, first, cursor.shard, low, high))
+                self.pieces.append(BlockSlice(layout, table, first, cursor.shard, low, high))
                 self._rows += high - low
                 self._bytes += layout.size_bytes * (high - low) // layout.count
             else:
@@ -126,11 +128,11 @@ class RowCollector:
         return reached
 
     def rows(self, name: str, from_id: int = 0, below_id: int = request_checks.MAX_NUMBER) -> Rows:
-        if not self._pieces:
+        if not self.pieces:
             return EMPTY
         try:
             return gather(
-                self._pieces,
+                self.pieces,
                 from_id=from_id,
                 below_id=below_id,
                 max_rows=self._max_rows,
@@ -138,12 +140,12 @@ class RowCollector:
                 by_piece=self._by_piece,
             )
         except Damaged as error:
-            shard, offset = self._pieces[0].shard, self._pieces[0].first_offset
+            shard, offset = self.pieces[0].shard, self.pieces[0].first_offset
             where = f"topic {name!r}, shard {shard}, offset {offset} or later"
             raise Damaged(f"{where}: {error}") from error
 
     def close(self) -> None:
-        for piece in self._pieces:
+        for piece in self.pieces:
             piece.layout.close()
 
 
@@ -157,6 +159,7 @@ class StoreReader:
         self._files = files
         self._quarantine = quarantine
         self._topics: TopicCache = {}
+        self._merge_positions = MergePositions()
 
     def topics(self) -> list[Topic]:
         with ReadSnapshot(self._files) as transaction:
@@ -171,13 +174,21 @@ class StoreReader:
         with ReadSnapshot(self._files) as transaction:
             return self._begin(transaction, number).bounds()
 
+    def end(self, number: int, shard: int | All) -> int:
+        with ReadSnapshot(self._files) as transaction:
+            txn = self._begin(transaction, number)
+            if shard == ALL:
+                return txn.next_id
+            _, end, _ = txn.shard_state(request_checks.single_shard(txn.topic, shard))
+            return end
+
     def read(
         self, number: int, shard: int | All, start: int, end: int, max_rows: int, max_bytes: int
     ) -> Rows:
         with ReadSnapshot(self._files) as transaction:
             txn = self._begin(transaction, number)
             if shard == ALL:
-                read = txn.read_all
+                read = partial(txn.read_all, self._merge_positions)
             else:
                 request_checks.single_shard(txn.topic, shard)
                 read = partial(txn.read_shard, shard)
@@ -245,6 +256,8 @@ class ReadTxn:
             known = topics[number] = record, stored_values.read_topic(record)[0]
         self._transaction = transaction
         self.topic = known[1]
+        self.next_id: int
+        self.time_ns: int
         self.next_id, self.time_ns = stored_values.TOPIC_STATE.unpack(state)
         # Checksums are compared while messages are copied, so memory is read once. Otherwise each
         # block is verified when it is opened.
@@ -254,7 +267,7 @@ class ReadTxn:
         shards = self._shard_bounds()
         first_id = self.next_id
         for shard, (start, end, _) in enumerate(shards):
-            entry = self._cursor(shard).seek(start) if start < end else None
+            entry = self.cursor(shard).seek(start) if start < end else None
             if entry is not None:
                 # The first entry of a shard may be partly trimmed.
                 place = max(0, start - entry.first)
@@ -271,7 +284,7 @@ class ReadTxn:
         }
         shards = []
         for shard in self.topic.shards:
-            start, end, added = self._shard_state(shard)
+            start, end, added = self.shard_state(shard)
             size = added - removed.get(shard, 0) if start < end else 0
             shards.append(ShardBounds(start, end, size))
         return tuple(shards)
@@ -301,12 +314,12 @@ class ReadTxn:
 
     def _collect(self, collector: RowCollector, shard: int, start: int, end: int) -> None:
         """Collect messages of a shard. Raises `Trimmed` if it starts after `start`."""
-        first, last, _ = self._shard_state(shard)
+        first, last, _ = self.shard_state(shard)
         if start < first:
             text = f"shard {shard} of {self.topic.name!r} starts at {first}, not at {start}"
             raise Trimmed(text, first)
         end = min(end, last)
-        cursor = self._cursor(shard)
+        cursor = self.cursor(shard)
         entry = cursor.seek(start) if start < end else None
         while entry is not None and entry.first < end:
             collector.collect(cursor, start, end)
@@ -314,52 +327,38 @@ class ReadTxn:
                 break
             entry = cursor.next()
 
-    def read_all(self, from_id: int, below_id: int, max_rows: int, max_bytes: int) -> Rows:
+    def read_all(
+        self,
+        positions: MergePositions,
+        from_id: int,
+        below_id: int,
+        max_rows: int,
+        max_bytes: int,
+    ) -> Rows:
         """Merge all shards by id."""
         # Ids are assigned in order, so there is nothing to search.
         if from_id >= self.next_id:
             return EMPTY  # the most frequent read of a tail reader, and each shard takes time
-        streams: list[tuple[int, int, EntryCursor]] = []
-        for shard in self.topic.shards:
-            offset, first_id, cursor = self.find(shard, ID, from_id)
-            if cursor.entry is not None and first_id < below_id:
-                streams.append((first_id, offset, cursor))
-        # A heap by first id, which is unique, so that cursors are never compared.
-        heapq.heapify(streams)
+        kept = positions.get(self.topic.number, from_id)
+        # A topic that got more shards since then is searched again.
+        if kept is not None and len(kept) == len(self.topic.shards):
+            merge = ShardMerge(self, [(*position, None) for position in kept])
+        else:
+            merge = ShardMerge(self, [self._search_shard(n, from_id) for n in self.topic.shards])
         with closing(RowCollector(max_rows, max_bytes)) as collector:
-            fault: StoreFault | None = None
-            while (
-                streams
-                and streams[0][0] < below_id
-                and not collector.has_enough_below(streams[0][0])
-            ):
-                first_id, offset, cursor = heapq.heappop(streams)
-                entry = cursor.entry
-                assert entry is not None
-                try:
-                    offset = collector.collect(cursor, offset, entry.end)
-                    # If the next entry cannot be read, the merge must stop right after the
-                    # messages that were collected.
-                    first_id = run_table.id_at(entry.runs, offset - 1 - entry.first) + 1
-                    if offset == entry.end:
-                        entry = cursor.next()
-                except StoreFault as error:
-                    # Return the messages before the damage. The next read starts at it and raises.
-                    fault = error
-                    heapq.heappush(streams, (first_id, offset, cursor))
-                    break
-                if entry is not None:
-                    offset = max(offset, entry.first)
-                    first_id = run_table.id_at(entry.runs, offset - entry.first)
-                    heapq.heappush(streams, (first_id, offset, cursor))
-            if streams:
-                # Later ids of the collected entries must wait: uncollected messages come before
-                # them.
-                below_id = min(below_id, streams[0][0])
-            rows = collector.rows(self.topic.name, from_id, below_id)
-            if fault is not None and not rows.count:
-                raise fault
+            complete_below_id = merge.collect(collector, min(below_id, self.next_id))
+            rows = collector.rows(self.topic.name, from_id, complete_below_id)
+            if rows.count:
+                last_id = int.from_bytes(rows.ids[-INT64_BYTES:], "little")
+                after = merge.positions_after(last_id, collector.pieces)
+                positions.put(self.topic.number, last_id + 1, after)
+            elif merge.fault is not None:
+                raise merge.fault
             return rows
+
+    def _search_shard(self, shard: int, from_id: int) -> tuple[int, int, int, EntryCursor | None]:
+        offset, first_id, cursor = self.find(shard, ID, from_id)
+        return first_id, shard, offset, cursor if cursor.entry is not None else None
 
     def find(self, shard: int, column: int, wanted: int) -> tuple[int, int, EntryCursor]:
         """Find the first message of a shard with this id or time, or a later one.
@@ -367,8 +366,8 @@ class ReadTxn:
         Returns its offset, its id, and a cursor at its entry. If there is none, returns the end
         of the shard, the next id of the topic, and a cursor without an entry.
         """
-        start, end, _ = self._shard_state(shard)
-        cursor = self._cursor(shard)
+        start, end, _ = self.shard_state(shard)
+        cursor = self.cursor(shard)
         # Ids are unique, so an entry that begins with the wanted id holds it. A time may be shared
         # by several entries, of which the first is wanted.
         place_of = run_table.place_of_id if column == ID else run_table.place_of_time
@@ -395,7 +394,7 @@ class ReadTxn:
         for number, shard in enumerate(bounds) if excess > 0 else ():
             # From the first stored entry, not from the start: a trimmed entry that is not removed
             # yet is part of the size and has the lowest ids, so it uses up the excess first.
-            cursor = self._cursor(number)
+            cursor = self.cursor(number)
             add_entry(number, cursor, cursor.seek(0) if shard.size_bytes else None)
         cuts: dict[int, int] = {}
         for _ in range(max_blocks):
@@ -436,11 +435,11 @@ class ReadTxn:
         end = first + (entry.end - first) * room // max(left, 1)
         return excess, cursor.block_start(end)  # nothing is left for the next entry
 
-    def _shard_state(self, shard: int) -> tuple[int, int, int]:
+    def shard_state(self, shard: int) -> tuple[int, int, int]:
         """Return start and end of a shard, and the bytes appended to it."""
         raw = self._transaction.get(store_keys.shard_state(self.topic.number, shard))
         return stored_values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
 
-    def _cursor(self, shard: int) -> EntryCursor:
+    def cursor(self, shard: int) -> EntryCursor:
         number, name = self.topic.number, self.topic.name
         return EntryCursor(self._transaction, number, shard, name, later=self.later)

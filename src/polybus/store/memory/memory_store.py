@@ -176,6 +176,9 @@ class MemoryStore(Store):
     def bounds(self, topic: int) -> Bounds:
         return self._read(lambda: self._names.log(topic).bounds())
 
+    def end(self, topic: int, shard: int | All) -> int:
+        return self._read(self._names.end, topic, shard)
+
     def read(
         self,
         topic: int,

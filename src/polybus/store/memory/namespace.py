@@ -212,6 +212,12 @@ class Namespace:
 
     # --- reading
 
+    def end(self, number: int, shard: int | All) -> int:
+        log = self.log(number)
+        if shard == ALL:
+            return log.next_id
+        return log.shards[request_checks.single_shard(log.topic, shard)].end
+
     def read(
         self, number: int, shard: int | All, start: int, end: int, max_rows: int, max_bytes: int
     ) -> Rows:

@@ -41,6 +41,22 @@ def check_every_range_of_a_shard(engine: Engine) -> None:
                 assert _read(store, topic, 1, start, end) == there[start:end]
 
 
+def check_ends(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = _filled(store)
+        put(store, append(topic, 1, b"12"))
+        number = topic.number
+        assert [store.end(number, shard) for shard in (0, 1, ALL)] == [6, 7, 14]
+        store.trim(number, {0: 6})
+        assert [store.end(number, shard) for shard in (0, 1, ALL)] == [6, 7, 14]
+        assert store.end(store.create("empty", 1, {}).number, ALL) == 1
+        with refused(UsageError, store):
+            store.end(number, 2)
+        store.drop("t")
+        with refused(DoesNotExist, store):
+            store.end(number, ALL)
+
+
 def check_parts_of_several_shards(engine: Engine) -> None:
     """Return all messages of the parts, in order, in as many reads as it takes."""
     with engine.fresh() as store:

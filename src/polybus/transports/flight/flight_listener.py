@@ -39,6 +39,7 @@ STOP_TIMEOUT_S = 2.0  # once its connections are cut, gRPC stops in milliseconds
 # gRPC and the relay may still hold data that gRPC has accepted.
 FLUSH_S = 0.1
 TICK_S = 0.25
+IDLE_TICK_S = 0.9  # without a client; a call must end within a second of the loss of its token
 ALPN = "h2"  # gRPC's clients insist on it
 
 
@@ -223,7 +224,7 @@ class FlightListener:
             self._watch_thread.join()
 
     def _watch(self) -> None:
-        while not self._closed.wait(TICK_S):
+        while not self._closed.wait(TICK_S if self._front.has_clients else IDLE_TICK_S):
             try:
                 self._token_calls.tick(partial(self._cut, "token"))
                 self._slow_consumers.tick()

@@ -147,6 +147,10 @@ class FrontListener(StreamListener):
 
     # --- called by the port's threads, too
 
+    @property
+    def has_clients(self) -> bool:
+        return bool(self._peers)
+
     def find(self, peer: str) -> FrontPeer | None:
         """Return the client of a call by the peer that gRPC reports."""
         return self._peers.get(peer.rpartition(":")[2])
@@ -184,9 +188,9 @@ class FrontListener(StreamListener):
             RelayedConnection, self._open_session, options.shared, self._admit, self._lost
         )
 
-    async def _open_transport(self, connection: StreamConnection, sock: socket.socket) -> None:
+    def _serve(self, connection: StreamConnection, sock: socket.socket) -> None:
         if not isinstance(connection, RelayedConnection):
-            await super()._open_transport(connection, sock)
+            super()._serve(connection, sock)
             return
         try:
             keep_alive(sock)

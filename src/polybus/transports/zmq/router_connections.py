@@ -238,6 +238,10 @@ class RouterConnections:
                 if not candidates:
                     del self._unclaimed[connection.fd]
 
+    @property
+    def count(self) -> int:
+        return len(self._open)
+
     def open(self) -> list[RouterConnection]:
         return list(self._open.values())
 

@@ -13,7 +13,7 @@ from typing import Final
 import zmq
 
 ENDPOINT: Final = "inproc://zeromq.zap.01"
-DOMAIN: Final = "pirate"
+DOMAIN: Final = "polybus"
 VERSION: Final = b"1.0"
 CURVE: Final = b"CURVE"
 HEAD_FRAMES: Final = 6  # version, request, domain, address, routing id, mechanism

@@ -574,7 +574,7 @@ def test_silent_peer_is_pinged_and_then_dropped(bus):
 def test_connections_are_listed_by_the_name_of_their_listener(bus):
     peer = YaMemoryPeer(bus)
     peer.register("/local/x")
-    (row,) = bus.broker.connections()
+    (row,) = bus.connections()
     assert (row["dialect"], row["services"]) == ("gsb+ya", 1)
 
 

@@ -168,3 +168,12 @@ def test_failed_trim_is_retried(world, monkeypatch):
     assert world.bodies("t") == [1]
     world.collect()
     assert world.bodies("t") == []
+
+
+@pytest.mark.parametrize("keep", ["all", "read"])
+def test_round_begins_only_if_a_topic_keeps_messages_until_they_are_read(world, keep):
+    world.store.create("t", 1, {"keep": keep})
+    again = world.again()
+    again.now_s += 1
+    again.bus.tick(again.now_s)
+    assert bool(again._steps) == (keep == "read")  # the result of a thread's work

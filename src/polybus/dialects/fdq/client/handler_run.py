@@ -227,8 +227,8 @@ class QueuedMessages:
         return None
 
 
-class BatchRun:
-    """A run on consecutive messages."""
+class _ConsecutiveRun:
+    """A batch of consecutive messages, and the state of its run or runs."""
 
     __slots__ = (
         "_last_attempt",
@@ -249,15 +249,12 @@ class BatchRun:
         self.batch = batch
         self.offset = offset
         self.key: Any = ALL_KEYS
-        self.attempts: dict[int, int] = _select_attempts(shard.attempts, self.offsets)
+        rows = range(offset, offset + int(batch.num_rows))
+        self.attempts: dict[int, int] = _select_attempts(shard.attempts, rows)
         self.blocked_key: BlockedKey | None = None
         self.started_s = 0.0
         self.is_committed = False
         self._last_attempt = last_attempt
-
-    @property
-    def offsets(self) -> range:
-        return range(self.offset, self.offset + int(self.batch.num_rows))
 
     @property
     def size_bytes(self) -> int:
@@ -266,11 +263,21 @@ class BatchRun:
     def attempts_of(self, offset: int) -> int:
         return self.attempts.get(offset, 0)
 
-    def build_argument(self, topic: str, executor: int) -> pa.RecordBatch:
-        return self.batch
-
     def detach(self) -> None:
         """Copy nothing: a failed batch blocks its shard, so its fetch stays in memory anyway."""
+
+
+class BatchRun(_ConsecutiveRun):
+    """A run on consecutive messages."""
+
+    __slots__ = ()
+
+    @property
+    def offsets(self) -> range:
+        return range(self.offset, self.offset + int(self.batch.num_rows))
+
+    def build_argument(self, topic: str, executor: int) -> pa.RecordBatch:
+        return self.batch
 
     def finish(self) -> None:
         self.shard.finished_ranges.append((self.offsets.start, self.offsets.stop))
@@ -297,7 +304,7 @@ class BatchRun:
         return suspect + sum(at >= self.offset + suspect for at in self.attempts)
 
 
-class LastRuns:
+class LastRuns(_ConsecutiveRun):
     """The last runs of consecutive messages: each alone, one after the other, one report.
 
     A message that fails its last run becomes a dead letter if the bus can write it. So a
@@ -305,58 +312,26 @@ class LastRuns:
     dead letter, its message and all later ones run again, in order.
     """
 
-    __slots__ = (
-        "_failed_bytes",
-        "_failing_since_s",
-        "_first",
-        "_held",
-        "_last_attempt",
-        "attempts",
-        "batch",
-        "blocked_key",
-        "failures",
-        "is_committed",
-        "key",
-        "offset",
-        "shard",
-        "started_s",
-    )
+    __slots__ = ("_failed_bytes", "_failing_since_s", "_first", "_held", "failures")
 
     def __init__(
         self, shard: AssignedShard, batch: pa.RecordBatch, offset: int, last_attempt: int
     ) -> None:
-        self.shard = shard
-        self.batch = batch
-        self.offset = self._first = offset  # of the current message, and of the first
-        self.key: Any = ALL_KEYS
-        rows = range(offset, offset + int(batch.num_rows))
-        self.attempts: dict[int, int] = _select_attempts(shard.attempts, rows)
-        self.blocked_key: BlockedKey | None = None
+        super().__init__(shard, batch, offset, last_attempt)
         self.started_s = math.inf
-        self.is_committed = False
         self.failures: dict[int, str] = {}  # reasons by offset
+        self._first = offset  # `offset` is of the current message
         self._held: list[int] = []  # successes after the first failure
         self._failed_bytes = 0
         self._failing_since_s = math.inf
-        self._last_attempt = last_attempt
 
     @property
     def offsets(self) -> range:
         """The current message alone: it fails if the consumer dies."""
         return range(self.offset, self.offset + 1)
 
-    @property
-    def size_bytes(self) -> int:
-        return int(self.batch.nbytes)
-
-    def attempts_of(self, offset: int) -> int:
-        return self.attempts.get(offset, 0)
-
     def build_argument(self, topic: str, executor: int) -> pa.RecordBatch:
         return self.batch.slice(self.offset - self._first, 1)
-
-    def detach(self) -> None:
-        """Copy nothing, as `BatchRun.detach`."""
 
     def end_message(self, reason: str | None) -> bool:
         """Record the end of the current message's run; `reason` is None for a success.

@@ -170,6 +170,8 @@ class DurablePullReaders:
         reader = DurablePullReader(reader_id, caller, topic)
         pull = PullCursor(self._push_readers, self._durable, self._quotas, self._detached, reader)
         self._readers.setdefault(topic.number, {})[reader] = pull
+        if self._push_readers.followed.follow(topic.number):
+            pull.read_next()
         reader.on_end = partial(self.remove, reader)
         return reader
 
@@ -177,6 +179,7 @@ class DurablePullReaders:
         readers = self._readers.get(reader.topic.number, {})
         pull = readers.pop(reader, None)
         if pull is not None:
+            self._push_readers.followed.unfollow(reader.topic.number)
             pull.end()
         if not readers:
             self._readers.pop(reader.topic.number, None)

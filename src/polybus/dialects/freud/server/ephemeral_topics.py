@@ -21,6 +21,7 @@ from polybus.bus.request_outcome import (
     RequestOutcome,
     over_quota,
 )
+from polybus.dialects.freud.codec import deletion_notice
 from polybus.dialects.freud.server.detached_readers import DetachedReaders
 from polybus.dialects.freud.server.durable_pull_reader import DurablePullReaders
 from polybus.dialects.freud.server.ephemeral_delivery import (
@@ -32,7 +33,6 @@ from polybus.dialects.freud.server.ephemeral_delivery import (
 from polybus.dialects.freud.server.fast_session import FastPath, MessageCounts
 from polybus.dialects.freud.server.pull_reader import PullReader, PullReaders, new_id
 from polybus.dialects.freud.server.topic_lifecycle import (
-    NOTICE_PREFIX,
     EphemeralTopic,
     TopicAction,
     TopicEvent,
@@ -376,7 +376,7 @@ class EphemeralTopics:
         for reader in self.durable_readers.readers(durable):
             self.durable_readers.remove(reader)
             name = reader.topic_name
-            notice = Chunk.of_notice(2**63 - 1, NOTICE_PREFIX + name, self._wall_ns())
+            notice = Chunk.of_notice(2**63 - 1, deletion_notice(name), self._wall_ns())
             put_and_wake([reader], Range(notice, 0, 1))
 
     # --- helpers

@@ -25,8 +25,14 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from polybus.dialects.freud.server.unread_queue cimport GATHERED, Range, UnreadQueue, ChunkWriter
 from polybus.kernel.byte_order cimport load_length, load_u32, store_u32, store_u64
 from polybus.kernel.quota_account cimport BYTES
+from polybus.kernel.router cimport (
+    PB_ALLOW,
+    pb_topic,
+    pb_topic_advance,
+    pb_topic_next_id,
+    pb_topic_verdict,
+)
 from polybus.kernel.subscriber_table cimport SubscriberTable
-from polybus.kernel.topic_index cimport ALLOW, Topic
 
 cdef extern from "bytes_inline.h":
     void copy "polybus_copy"(unsigned char* out, const unsigned char* source, size_t size) noexcept nogil
@@ -127,7 +133,7 @@ cdef class FastPath:
         """Put one message. Returns False, with nothing changed, if the slow path must do it."""
         cdef TopicBase topic = self.topics.get(name)
         cdef IncarnationBase current
-        cdef Topic* entry
+        cdef pb_topic* entry
         cdef UnreadQueue reader
         cdef Range written
         if topic is None or topic.state != STATE_LIVE:
@@ -135,16 +141,16 @@ cdef class FastPath:
         current = topic.current
         if len(current.readers) != 1 or size >= GATHERED:
             return False
-        entry = self.subscribers.table.find(name, len(name))
+        entry = self.subscribers.find(name)
         if entry is NULL or entry.subscribers != 0 or not self.may_produce(source, topic, entry):
             return False
         reader = only_reader(current)
         if not self.has_room(reader, size):
             return False
-        written = current.writer.write_one(entry.next_id, body, size, self.wall_ns())
+        message_id[0] = pb_topic_next_id(entry)
+        written = current.writer.write_one(message_id[0], body, size, self.wall_ns())
         reader.account.try_charge(BYTES, size)
-        message_id[0] = entry.next_id
-        entry.next_id += 1
+        pb_topic_advance(entry, 1, True)
         reader.put(written)
         self.counts.received += 1
         self.counts.received_bytes += <uint64_t>size
@@ -152,14 +158,14 @@ cdef class FastPath:
             (<object>reader).wake()
         return True
 
-    cdef bint may_produce(self, object source, TopicBase topic, const Topic* entry) except -1:
+    cdef bint may_produce(self, object source, TopicBase topic, const pb_topic* entry) except -1:
         """Without rules for producing, everyone may; else the verdict that the fan-out cached."""
         # While a buffer is being routed, its generation and verdicts may be changing.
         if self.subscribers.routing:
             return False
-        if not self.subscribers.has_produce_rules and not topic.is_restricted:
+        if not self.subscribers.router.has_produce_rules and not topic.is_restricted:
             return True
-        return self.subscribers.table.verdict(entry, source.identity, self.subscribers.generation) == ALLOW
+        return pb_topic_verdict(entry, source.identity, self.subscribers.router.generation) == PB_ALLOW
 
     cdef bint has_room(self, UnreadQueue reader, Py_ssize_t size) noexcept:
         if reader.account is None or reader.held_messages >= self.max_unread_messages:

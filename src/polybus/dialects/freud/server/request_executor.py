@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polybus.bus.quotas import QUOTAS
 from polybus.bus.request_outcome import DOES_NOT_EXIST, OK, OutcomeKind, RequestOutcome
-from polybus.dialects.freud.codec import RequestType
+from polybus.dialects.freud.codec import RequestType, subscriber_count, topic_list
 from polybus.dialects.freud.server.fair_scheduler import NAME_WEIGHT, READER_WEIGHT
 from polybus.dialects.freud.server.pull_reader import PullReader
 from polybus.model.access_rule import PRODUCE
@@ -106,15 +105,12 @@ class RequestExecutor:
         return OK, b""
 
     def _list(self, _nothing: bytes) -> Response:
-        names = self._topics.names(self._caller)
-        parts = [struct.pack("<I", len(names))]
-        parts += [struct.pack("<I", len(name)) + name for name in names]
-        return OK, b"".join(parts)
+        return OK, topic_list(self._topics.names(self._caller))
 
     def _count(self, name: bytes) -> Response:
         result = self._topics.count(self._caller, name)
         if isinstance(result, int):
-            return OK, struct.pack("<I", result)
+            return OK, subscriber_count(result)
         self.record_refusal(result, "count", name)
         return result, b""
 

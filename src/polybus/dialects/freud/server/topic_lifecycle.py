@@ -30,6 +30,7 @@ from enum import Enum, IntEnum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.bus.quotas import TOPICS
+from polybus.dialects.freud.codec import deletion_notice
 from polybus.dialects.freud.server.ephemeral_delivery import put_and_wake
 from polybus.dialects.freud.server.fast_session import LIVE, IncarnationBase, TopicBase
 from polybus.dialects.freud.server.unread_queue import Chunk, Range
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from polybus.dialects.freud.server.pull_reader import PullReader
     from polybus.kernel.fanout import Fanout
     from polybus.model.identity import Identity
-
-NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
 
 
 # --- the table ---------------------------------------------------------------
@@ -250,7 +249,7 @@ class TopicLifecycle:
         self._delivery.drop_buffer(marked, "topic_deleted")
         notice = Chunk.of_notice(
             self._fanout.next_id(topic.name),
-            NOTICE_PREFIX + topic.name,
+            deletion_notice(topic.name),
             marked.writer.time(self._wall_ns()),
         )
         topic.current = None

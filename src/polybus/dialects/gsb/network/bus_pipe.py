@@ -14,6 +14,7 @@ from polybus.dialects.gsb import codec, sp
 if TYPE_CHECKING:
     from polybus.bus.timers import Timers
     from polybus.dialects.gsb import gsb_pb2 as pb
+    from polybus.kernel.fanout import PlainRoute
     from polybus.model.identity import Identity
 
 HEAD_BYTES = sp.head_size(sp.Form.TCP)
@@ -24,6 +25,7 @@ class BusPipe:
 
     is_unix = False
     certificate_digest = b""
+    output = None
 
     def __init__(
         self, peer: str, identity: Identity, timers: Timers, take: Callable[[pb.Packet], None]
@@ -67,6 +69,7 @@ class BusPipe:
     def unconfirmed_bytes(self) -> int:
         return 0
 
+    def use_plain_route(self, route: PlainRoute) -> None: ...
     def pause_reading(self) -> None: ...
     def watch_hangup(self, hung_up: Callable[[], None]) -> None: ...
     def resume_reading(self) -> None: ...

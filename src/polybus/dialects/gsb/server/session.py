@@ -23,7 +23,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from polybus.bus.outbox import Outbox
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.codec import FULL, PARTIAL
@@ -44,6 +43,7 @@ from polybus.dialects.gsb.server.sender_tracker import SenderTracker
 from polybus.dialects.gsb.server.service_registry import ServiceStatus
 from polybus.dialects.gsb.service_address import StatusCode
 from polybus.errors import BadFrame
+from polybus.kernel.outbox import Outbox
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

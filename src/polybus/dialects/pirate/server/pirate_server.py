@@ -25,6 +25,7 @@ from polybus.kernel.allocator import trim_heap
 from polybus.model.address import Address
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.transports.zmq.memory_watch import MemoryBounds, process_bytes
+from polybus.transports.zmq.router_connections import RouterConnection
 from polybus.transports.zmq.zap import ZapHandler
 
 DIALECT: Final = "pirate"
@@ -85,7 +86,6 @@ class PirateServer:
         self._next_poll_s = 0.0
         self._heap_trimmer = HeapTrimmer()
         broker.on_tick.append(self._tick)
-        broker.overview.other_connections.append(self._describe_connections)
 
     @classmethod
     async def open(cls, context: ServerContext) -> PirateServer:
@@ -122,6 +122,7 @@ class PirateServer:
             self._keys.curve() if self._keys is not None else None,
         )
         self._listeners.append(listener)
+        self._broker.overview.connections.add_source(PirateConnections(listener))
         return listener
 
     async def reload(self) -> None:
@@ -159,27 +160,38 @@ class PirateServer:
         for listener in self._listeners:
             listener.enforce()
 
-    def _describe_connections(self) -> list[dict[str, Any]]:
-        """Return the connections for `polybus connections`."""
-        now_s = time.monotonic()
-        return [
-            {
-                "id": connection.number,
-                "dialect": DIALECT,
-                "peer": connection.peer_text,
-                "identity": connection.identity.name,
-                "age_s": round(now_s - connection.since_s, 3),
-                "subscriptions": 0,
-                "received_messages": connection.received,
-                "received_bytes": connection.received_bytes,
-                "sent_messages": connection.sent,
-                "sent_bytes": connection.sent_bytes,
-                "outbox_bytes": connection.unacknowledged_bytes,
-                "state": "open",
-            }
-            for listener in self._listeners
-            for connection in listener.connections.open()
-        ]
+
+class PirateConnections:
+    """The connections of one listener, for `polybus connections`."""
+
+    def __init__(self, listener: RouterListener) -> None:
+        self._connections = listener.connections
+
+    @property
+    def count(self) -> int:
+        return self._connections.count
+
+    def page(self, after: int, limit: int) -> list[tuple[int, dict[str, Any]]]:
+        later = [one for one in self._connections.open() if one.number > after]
+        later.sort(key=lambda connection: connection.number)
+        return [(one.number, _describe(one)) for one in later[:limit]]
+
+
+def _describe(connection: RouterConnection) -> dict[str, Any]:
+    return {
+        "id": connection.number,
+        "dialect": DIALECT,
+        "peer": connection.peer_text,
+        "identity": connection.identity.name,
+        "age_s": round(time.monotonic() - connection.since_s, 3),
+        "subscriptions": 0,
+        "received_messages": connection.received,
+        "received_bytes": connection.received_bytes,
+        "sent_messages": connection.sent,
+        "sent_bytes": connection.sent_bytes,
+        "outbox_bytes": connection.unacknowledged_bytes,
+        "state": "open",
+    }
 
 
 class AllowedKeys:

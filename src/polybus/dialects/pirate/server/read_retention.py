@@ -58,6 +58,9 @@ class ReadRetention:
         if self._running or now_s < self._next_s:
             return
         self._next_s = now_s + INTERVAL_S
+        # Most buses have no such topic, and a round would wake a thread for nothing.
+        if not self._context.durable.keeps_any_until_read:
+            return
         self._running = 1
         store = self._context.durable.store
 

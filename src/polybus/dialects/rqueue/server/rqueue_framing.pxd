@@ -1,6 +1,21 @@
 from libc.stdint cimport uint64_t
 
-from polybus.kernel.framing cimport Encoding, Frame, FrameKind, Framing
+from polybus.kernel.framing cimport Encoding, Frame, FrameKind, Framing, pb_framing
+
+cdef extern from "rqueue_framing.h" nogil:
+    enum:
+        PB_RQUEUE_HEADER
+        PB_RQUEUE_PART_HEADER
+        PB_RQUEUE_NOTIFICATION
+        PB_RQUEUE_PART
+
+    ctypedef struct pb_rqueue_framing:
+        pb_framing framing
+        Py_ssize_t max_payload
+
+    FrameKind pb_rqueue_next(
+        const pb_framing* self, const unsigned char* at, Py_ssize_t left, Frame* frame
+    ) noexcept
 
 cdef class RqueueEncoding(Encoding):
     cdef readonly Py_ssize_t max_payload
@@ -10,6 +25,4 @@ cdef class RqueueEncoding(Encoding):
     cdef unsigned char* write_parts(self, const Frame* frame, unsigned char* out) noexcept nogil
 
 cdef class RqueueFraming(Framing):
-    cdef readonly Py_ssize_t max_payload
-    cdef FrameKind publish(self, const unsigned char* at, Py_ssize_t length, Frame* frame) noexcept nogil
-    cdef FrameKind topic_alone(self, const unsigned char* at, Py_ssize_t length, Frame* frame) noexcept nogil
+    cdef pb_rqueue_framing frames

@@ -1,46 +1,22 @@
 """rqueue's wire for the fan-out: what a server reads and what its readers get.
 
-A frame is `payload_length u32 | type u8 | payload`, big-endian. PUBLISH holds
-one whole NOTIFICATION or PART frame, which is what subscribers get, byte for
-byte: so `raw` is the payload of PUBLISH, and relaying is one copy.
-
-Judging stops at the first bad byte that is certain: the length and the type
-are judged from the header alone, before the payload has come and before
-anything is allocated for it.
+rqueue_framing.h finds the frames of clients; the encoding writes the frames of the server.
 """
 from libc.string cimport memcpy
 
 from polybus.kernel.byte_order cimport load_u16_be, load_u32_be, store_u16_be, store_u32_be
-from polybus.kernel.framing cimport BAD, CONTROL, FRAGMENT, INCOMPLETE, MESSAGE, Encoding, Frame, FrameKind, Framing
+from polybus.kernel.framing cimport Encoding, Frame, Framing
 
 import os
 
 cdef enum:
-    HEADER = 5
-    PART_HEADER = 20  # message id 16, index 2, count 2
+    HEADER = PB_RQUEUE_HEADER
+    PART_HEADER = PB_RQUEUE_PART_HEADER
+    NOTIFICATION = PB_RQUEUE_NOTIFICATION
+    PART = PB_RQUEUE_PART
     MAX_PARTS = 65535
 
-cdef enum Type:
-    PUBLISH = 0
-    SUBSCRIBE = 1
-    REMOVE = 2
-    DEREGISTER = 5
-    NOTIFICATION = 7
-    PART = 8
-
-cdef enum Reason:
-    PAYLOAD_TOO_LARGE
-    UNKNOWN_TYPE
-    NOT_FOR_SERVER
-    INNER_LENGTH
-    INNER_TYPE
-    TOPIC_LENGTH
-    TRAILING_BYTES
-    DEREGISTER_NOT_EMPTY
-    PART_LENGTH
-    PART_INDEX
-
-# The stable names of the reasons, in the order of the enum above: logs and counters use them.
+# The stable names of the reasons, in the order of pb_rqueue_reason: logs and counters use them.
 REASONS = (
     "payload_too_large",
     "unknown_type",
@@ -65,86 +41,18 @@ cdef inline unsigned char* write_head(
     return out + 2 + frame.topic_size
 
 
-cdef inline FrameKind bad(Frame* frame, Reason reason) noexcept nogil:
-    frame.kind = BAD
-    frame.code = reason
-    return BAD
-
-
 cdef class RqueueFraming(Framing):
     """Frames that a client sends to the server."""
 
     def __init__(self, RqueueEncoding own not None):
         self.own = own
-        self.max_payload = own.max_payload
+        self.frames.framing.next = pb_rqueue_next
+        self.frames.max_payload = own.max_payload
+        self.scanner = &self.frames.framing
 
-    cdef FrameKind next(self, const unsigned char* at, Py_ssize_t left, Frame* frame) noexcept nogil:
-        cdef Py_ssize_t length
-        cdef int kind
-        frame.kind = INCOMPLETE
-        if left < HEADER:
-            return INCOMPLETE
-        length = <Py_ssize_t>load_u32_be(at)
-        kind = at[4]
-        if length > self.max_payload:
-            return bad(frame, PAYLOAD_TOO_LARGE)
-        if kind > PART or kind == 3 or kind == 4 or kind == 6:
-            return bad(frame, UNKNOWN_TYPE)
-        if kind >= NOTIFICATION:
-            return bad(frame, NOT_FOR_SERVER)
-        # The original's list numbers DEREGISTER 5, its table 2. A REMOVE is never empty.
-        if kind == REMOVE and length == 0:
-            kind = DEREGISTER
-        if kind == DEREGISTER and length != 0:
-            return bad(frame, DEREGISTER_NOT_EMPTY)
-        if left < HEADER + length:
-            return INCOMPLETE
-        frame.size = HEADER + length
-        if kind == PUBLISH:
-            return self.publish(at + HEADER, length, frame)
-        frame.kind = CONTROL
-        frame.code = kind
-        frame.topic_size = 0
-        if kind == DEREGISTER:
-            return CONTROL
-        return self.topic_alone(at + HEADER, length, frame)
-
-    cdef FrameKind topic_alone(self, const unsigned char* at, Py_ssize_t length, Frame* frame) noexcept nogil:
-        if length < 2 or at[0] == 0 or at[0] > length - 1:
-            return bad(frame, TOPIC_LENGTH)
-        if at[0] != length - 1:
-            return bad(frame, TRAILING_BYTES)
-        frame.topic = at + 1
-        frame.topic_size = at[0]
-        return CONTROL
-
-    cdef FrameKind publish(self, const unsigned char* at, Py_ssize_t length, Frame* frame) noexcept nogil:
-        cdef Py_ssize_t inner = length - HEADER
-        cdef Py_ssize_t topic_size
-        if inner < 0 or <Py_ssize_t>load_u32_be(at) != inner:
-            return bad(frame, INNER_LENGTH)
-        if at[4] != NOTIFICATION and at[4] != PART:
-            return bad(frame, INNER_TYPE)
-        if inner < 2:
-            return bad(frame, TOPIC_LENGTH)
-        topic_size = at[5]
-        if topic_size == 0 or topic_size > inner - 1:
-            return bad(frame, TOPIC_LENGTH)
-        frame.kind = MESSAGE
-        frame.raw = at
-        frame.raw_size = length
-        frame.topic = at + 6
-        frame.topic_size = topic_size
-        frame.body = at + 6 + topic_size
-        frame.body_size = inner - 1 - topic_size
-        if at[4] == NOTIFICATION:
-            return MESSAGE
-        frame.kind = FRAGMENT
-        if frame.body_size < PART_HEADER:
-            return bad(frame, PART_LENGTH)
-        if load_u16_be(frame.body + 16) >= load_u16_be(frame.body + 18):
-            return bad(frame, PART_INDEX)
-        return FRAGMENT
+    @property
+    def max_payload(self) -> int:
+        return self.frames.max_payload
 
 
 cdef bint is_early_part(const unsigned char* frame, Py_ssize_t size) noexcept nogil:

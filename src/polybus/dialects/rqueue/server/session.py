@@ -17,7 +17,7 @@ from polybus.dialects.rqueue import codec
 from polybus.dialects.rqueue.client.notification_batch import Part
 from polybus.dialects.rqueue.parts import PartLimits, Reassembler
 from polybus.dialects.rqueue.server.rqueue_framing import REASONS, RqueueEncoding, RqueueFraming
-from polybus.kernel.fanout import BAD_FRAME, CONTROL_FRAME, FRAGMENTS_FIRST
+from polybus.kernel.fanout import BAD_FRAME, CONTROL_FRAME, FRAGMENTS_FIRST, PlainRoute
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -53,6 +53,8 @@ class RqueueSession:
         self._route = dialect.broker.route
         self._assembly = dialect.assembly
         self._connection = dialect.broker.join("rqueue", pipe, dialect.encoding)
+        route = PlainRoute(dialect.broker.fanout, self._connection.source, dialect.framing)
+        pipe.use_plain_route(route)
         # The transport calls the outbox directly.
         self.on_stalled = self._connection.outbox.on_stalled
         self.on_writable = self._connection.outbox.on_writable

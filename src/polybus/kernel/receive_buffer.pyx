@@ -1,4 +1,4 @@
-"""The two ends of a stream connection: received bytes, and writes to its socket.
+"""The bytes that a connection has received and its session has not consumed.
 
 The event loop reads one connection at a time and passes the bytes on before it reads the
 next, so all connections share one buffer, which stays in the CPU cache. Bytes that a
@@ -9,18 +9,13 @@ A frame larger than the shared buffer gets a buffer of its own, which doubles as
 arrive, so a header that only announces a large frame costs nothing either. The session
 rejects frames over its limit, which bounds this buffer.
 
-The loop calls `get_buffer` and `buffer_updated` for each read (asyncio's BufferedProtocol).
-They and `write` are compiled because a client that sends one request at a time pays for
-every call; `transports.stream_connection` inherits them, so no call stands in between.
+The pump reads into `room` and calls `add`; a transport of the event loop (TLS) calls
+`get_buffer` and `buffer_updated` (asyncio's BufferedProtocol).
 """
 cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-
-cdef extern from "<sys/socket.h>" nogil:
-    enum:
-        MSG_DONTWAIT
-        MSG_NOSIGNAL
-    Py_ssize_t send(int descriptor, const void* data, size_t size, int flags)
+from libc.string cimport memcpy
 
 # Measured: throughput falls below 128 KiB and does not rise above 256 KiB.
 SHARED_BYTES = 256 * 1024
@@ -28,11 +23,6 @@ SHARED_BYTES = 256 * 1024
 
 @cython.final
 cdef class SharedBuffer:
-    cdef readonly bytearray data
-    cdef readonly object view  # of the whole buffer
-    cdef readonly Py_ssize_t size
-    cdef readonly long long reads  # of all connections
-
     def __init__(self, Py_ssize_t size=SHARED_BYTES):
         self.data = bytearray(size)
         self.view = memoryview(self.data)
@@ -46,13 +36,6 @@ cdef class ReceiveBuffer:
     None, received bytes are discarded.
     """
 
-    cdef SharedBuffer shared
-    cdef bytes tail  # unconsumed bytes, unless they are in `own`
-    cdef bytearray own
-    cdef Py_ssize_t own_filled
-    cdef readonly long long takes  # calls of `receive` that consumed bytes
-    cdef public object receive
-
     def __init__(self, SharedBuffer shared not None):
         self.shared = shared
         self.tail = b""
@@ -60,7 +43,14 @@ cdef class ReceiveBuffer:
     @property
     def held_bytes(self):
         """Return the number of bytes that were received and not consumed."""
+        if self.stream is not NULL and self.stream.held_size:
+            return self.stream.held_size
         return len(self.tail) if self.own is None else self.own_filled
+
+    @property
+    def takes(self):
+        """Return how often received bytes were consumed."""
+        return self.receives + (self.stream.takes if self.stream is not NULL else 0)
 
     def held_head(self, Py_ssize_t size):
         """Return up to `size` of the first bytes that were received and not consumed."""
@@ -78,22 +68,51 @@ cdef class ReceiveBuffer:
 
     def buffer_updated(self, Py_ssize_t nbytes):
         """Pass `nbytes` new bytes to the session, after the held ones."""
+        self.add(nbytes)
+
+    cdef unsigned char* room(self, Py_ssize_t* size) except NULL:
+        """Return the place of the next read, as `get_buffer` does, and its size."""
+        cdef unsigned char* data
+        cdef Py_ssize_t used = self.own_filled
+        if self.own is not None:
+            data = <unsigned char*>PyByteArray_AS_STRING(self.own)
+            size[0] = PyByteArray_GET_SIZE(self.own) - used
+            return data + used
+        used = PyBytes_GET_SIZE(self.tail)
+        data = <unsigned char*>PyByteArray_AS_STRING(self.shared.data)
+        memcpy(data, PyBytes_AS_STRING(self.tail), used)
+        size[0] = self.shared.size - used
+        return data + used
+
+    cdef int add(self, Py_ssize_t nbytes) except -1:
         cdef Py_ssize_t consumed, end
         self.shared.reads += 1
         # Before the session exists, and after it has ended, bytes are discarded.
         if self.receive is None:
-            return
+            return 0
         if self.own is not None:
             self.own_filled += nbytes
-            self.receive_own()
-            return
+            return self.receive_own()
         end = len(self.tail) + nbytes
-        consumed = self.receive(self.shared.data, 0, end)
-        self.takes += consumed > 0
+        consumed = self.offer(self.shared.data, <unsigned char*>PyByteArray_AS_STRING(self.shared.data), end)
+        self.receives += consumed > 0
         if consumed == end:
             self.tail = b""
         else:
             self.hold(self.shared.view[consumed:end])
+        return 0
+
+    def use_plain_route(self, PlainRoute route not None):
+        """Route plain publishes at once; the session gets the bytes from another frame on."""
+        self.plain_route = route
+
+    cdef Py_ssize_t offer(self, object buffer, const unsigned char* data, Py_ssize_t end) except -1:
+        cdef Py_ssize_t consumed = 0
+        if self.plain_route is not None:
+            consumed = self.plain_route.route(data, end)
+            if not self.plain_route.needs_session:
+                return consumed
+        return consumed + self.receive(buffer, consumed, end)
 
     def redeliver_held(self):
         """Pass the held bytes to the session again."""
@@ -102,13 +121,24 @@ cdef class ReceiveBuffer:
             self.receive_own()
         elif self.tail:
             consumed = self.receive(self.tail, 0, len(self.tail))
-            self.takes += consumed > 0
+            self.receives += consumed > 0
             self.tail = self.tail[consumed:]
+
+    cdef bytes take_held(self):
+        """Remove the held bytes, for a thread that receives from here on. Returns them."""
+        held = self.held_head(self.own_filled if self.own is not None else len(self.tail))
+        self.tail = b""
+        self.own = None
+        return held
+
+    cdef int put_held(self, bytes held) except -1:
+        """Hold bytes that a thread has received and not consumed. There must be no others."""
+        return self.hold(held)
 
     cdef int receive_own(self) except -1:
         cdef bytearray own = self.own
-        cdef Py_ssize_t consumed = self.receive(own, 0, self.own_filled)
-        self.takes += consumed > 0
+        cdef Py_ssize_t consumed = self.offer(own, <unsigned char*>PyByteArray_AS_STRING(own), self.own_filled)
+        self.receives += consumed > 0
         # A full buffer must be replaced by a larger one even if nothing was consumed.
         if consumed or self.own_filled == len(own):
             self.own = None
@@ -125,35 +155,3 @@ cdef class ReceiveBuffer:
         self.own[: len(rest)] = rest
         self.own_filled = len(rest)
         return 0
-
-
-cdef class StreamIO(ReceiveBuffer):
-    """A receive buffer, and writes that go straight into the socket.
-
-    The event loop's own write handles queues and errors, which for a small answer costs more
-    than the system call. So bytes go to the socket first. The rest, after a partial write or
-    any error, goes to the loop, which meets the same error by itself.
-    """
-
-    cdef int descriptor
-    cdef readonly object has_failed  # the transport's is_closing
-    cdef object queued_bytes, queue
-
-    def attach(self, int descriptor, transport):
-        """Write to this asyncio transport; its descriptor is valid until it closes."""
-        self.descriptor = descriptor
-        # Bound once: `write` calls them for every answer.
-        self.has_failed = transport.is_closing
-        self.queued_bytes = transport.get_write_buffer_size
-        self.queue = transport.write
-
-    def write(self, bytes data not None):
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        cdef Py_ssize_t sent = 0
-        # While the loop has a queue, everything goes there, or bytes would overtake it. The
-        # descriptor of a closing transport may already be that of another connection.
-        if not self.has_failed() and not self.queued_bytes():
-            # The GIL stays held because MSG_DONTWAIT never blocks.
-            sent = send(self.descriptor, PyBytes_AS_STRING(data), size, MSG_DONTWAIT | MSG_NOSIGNAL)
-        if sent < size:
-            self.queue(memoryview(data)[sent:] if sent > 0 else data)
