@@ -99,7 +99,9 @@ def test_power_cut_keeps_acknowledged_commits_and_tears_none(cuts):
     cuts.look(IMAGES)
 
 
-@pytest.mark.sabotage("sync-off", "torn-commits", expects=r"image \d+: cut at record \d+", tries=3)
+# The sabotage torn-commits shows too seldom here: a cut must fall between two transactions of one
+# interval. The test above has it, and the kills of test_store_kill.py with intervals.
+@pytest.mark.sabotage("sync-off", expects=r"image \d+: cut at record \d+", tries=3)
 def test_interval_power_cut_keeps_a_prefix_of_the_commits(cuts):
     cuts.record("record", "interval", COMMITS)
     cuts.look(IMAGES // 2, strict=False)

@@ -12,7 +12,7 @@ from polybus import freud
 from polybus.dialects.freud import codec
 from polybus.errors import Denied, DoesNotExist, LimitReached, NotConnected, Refused, TopicDeleted
 from polybus.testing.bus_process import BusProcess
-from tests.rig.observer import eventually, stats
+from tests.rig.observer import count, eventually, stats
 from tests.unit.freud.conftest import running
 
 PATIENCE_S = 20.0
@@ -270,6 +270,8 @@ class TestRefusals:
                 await client.delete_topic(name)
 
     async def test_connection_over_quota_is_closed_with_a_reason(self, strict_address, strict):
+        # The bus may not have noticed yet that the clients of the test before have closed.
+        await eventually(lambda: count(strict, "connections", "open") == 0, "all are closed")
         clients = [freud.connect(strict_address) for _ in range(9)]
         for client in clients[:8]:
             await client.open()
