@@ -74,7 +74,7 @@ class HostileBus:
         self.data: str = str(process.data)
         self.folder: Path = folder
         self.env = process.env | {"POLYBUS_URL": self.url}
-        client = stack.enter_context(native.Client(self.url))
+        self._client = client = stack.enter_context(native.Client(self.url))
         client.create_topic(NAME)
         with client.producer() as producer:
             producer.produce(NAME, [ATTACK] * 2, [ATTACK_TEXT] * 2).result()
@@ -90,19 +90,19 @@ class HostileBus:
         reader = pirate.blocking.connect(self.pirate, state=folder / "pirate")
         stack.enter_context(reader).subscribe(NAME)
         assert process.run("acl", "add", *rule(65534)).returncode == 0
-        self._raise_alarm(client)
-        self.hostile_admin: str = stack.enter_context(serve_hostile_answers(folder))
-
-    def _raise_alarm(self, client: native.Client) -> None:
-        """Let retention trim messages that a group has not read; the alarm names both."""
         client.create_topic("unread" + NAME, shards=1)
-        with client.producer() as producer:
-            producer.produce("unread" + NAME, [b"x"] * 9).result()
         member = {"topic": "unread" + NAME, "group": NAME, "consumer": NAME}
         client.act("group.join", **member, heartbeat_ms=60_000, dead_ms=3_600_000)
         limits = {"retain_messages": 1, "retain_unread": "drop"}
         client.act("topic.configure", topic="unread" + NAME, change=limits)
-        until(lambda: client.stats()["alarms"], "messages are trimmed unread")
+        self.hostile_admin: str = stack.enter_context(serve_hostile_answers(folder))
+
+    def raise_alarm(self) -> None:
+        """Let retention trim messages that a group has not read; the alarm names both."""
+        with self._client.producer() as producer:
+            producer.produce("unread" + NAME, [b"x"] * 9).result()
+        # It ends after a minute.
+        until(lambda: self._client.stats()["alarms"], "messages are trimmed unread")
 
 
 @contextlib.contextmanager
@@ -236,8 +236,8 @@ PRINTS_PEER_TEXT: dict[str, list[Arguments]] = {
     ],
     "pirate subs": [lambda bus: ["pirate", "subs"], lambda bus: ["pirate", "subs", "--json"]],
     "stats": [
-        lambda bus: ["stats"],
-        lambda bus: ["stats", "--json"],
+        lambda bus: bus.raise_alarm() or ["stats"],
+        lambda bus: bus.raise_alarm() or ["stats", "--json"],
         lambda bus: ["stats", "--admin", bus.hostile_admin],
         lambda bus: ["stats", "--json", "--admin", bus.hostile_admin],
     ],

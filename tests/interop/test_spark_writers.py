@@ -291,7 +291,7 @@ def test_lease_is_renewed_until_the_task_ends(client, settings, monkeypatch):
 
 def test_task_outlives_its_first_lease(client, settings):
     """The stage must outlive its lease by renewal; another one without renewal expires."""
-    lease_s = 0.3
+    lease_s = 2.0  # a renewal may be late by most of it on a loaded machine
     abandoned = client.stage(lease_s)
     with staging_of(client, lease_s) as staging:
         staging.put(str(settings.topic), _port_rows(b"a"))

@@ -17,6 +17,7 @@ from polybus.spark.pipelines.requeue import find_needed_markers
 from polybus.spark.pipelines.retain import find_trimmable
 from polybus.spark.source.log_access import ShardOffsets, first_with_id, open_log_access
 from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 PATIENCE_S = 60.0
 ROWS = 60
@@ -108,15 +109,22 @@ def test_pirate_subscriber_holds_the_log(spark, topic, tmp_path):
         subscriber.subscribe(topic)
         fill(client, topic, range(ROWS))
         read = [message.id for _ in range(4) if (message := subscriber.get(topic)) is not None]
+
+        def last_read() -> int:
+            return int(client.topic_stats(topic)["subscribers"][0]["last"])
+
+        # A GET is answered before the acknowledgement that it carries is stored.
+        until(lambda: last_read() >= read[-2], "the last acknowledgement is stored")
         archive(spark, topic, str(tmp_path / "a"), bus=bus.url, once=True)
         summary = retain(spark, str(tmp_path / "a"), topic, bus=bus.url, once=True)
-        last = client.topic_stats(topic)["subscribers"][0]["last"]
+        last = last_read()
         assert last in read[-2:]  # the next GET acknowledges the last message
         assert summary.rows == last
         assert client.bounds(topic)["first_id"] == last + 1
         assert str(summary.facts["held back by"]).startswith("['subscriber ")
         while subscriber.get(topic) is not None:
             pass
+        until(lambda: last_read() == ROWS, "the last acknowledgement is stored")
         summary = retain(spark, str(tmp_path / "a"), topic, bus=bus.url, once=True)
         assert summary.rows == ROWS - last
 
