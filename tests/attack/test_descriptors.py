@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -33,33 +33,56 @@ LONG_S = 60.0
 REQUESTS_EACH, LONG_REQUESTS_EACH = 300, 2500
 RELOADS = 20
 LIBRARY = ["new at pirate"] * 5  # libzmq accepts these, and the bus counts them afterwards
-SERVE = (
+LIMITED = (
     "import resource; "
     f"resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT})); "
     "from polybus.cli.main import main; main()"
 )
+# A library in the bus's process that takes every descriptor from the moment that the file exists.
+GREEDY = """
+import os, pathlib, threading, time
+def take():
+    while not pathlib.Path({begin!r}).exists():
+        time.sleep(0.01)
+    while True:
+        try:
+            os.dup(0)
+        except OSError:
+            time.sleep(0.001)
+threading.Thread(target=take, daemon=True).start()
+"""
 
 # A client of the rig whose connection is closed at once, as some are at first, leaves its socket
 # to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.fixture
-def bus() -> Iterator[BusProcess]:
-    if os.getuid() != 0:
-        pytest.skip("only root can become another user")
-    folder = Path(tempfile.mkdtemp(prefix="pb-", dir="/tmp"))
-    folder.chmod(0o755)
+@contextmanager
+def serve_limited(folder: Path, program: str = LIMITED) -> Iterator[BusProcess]:
     listen = [word for one in LISTEN for word in ("--listen", one.format(folder=folder))]
     (folder / "bus.toml").write_text("")  # read again on SIGHUP
     config = ("--config", str(folder / "bus.toml"))
-    command = [sys.executable, "-c", SERVE, "serve", *config, *listen, "--log-format", "json"]
-    try:
-        with BusProcess(command, folder=folder) as running:
-            yield running
-            check_unharmed(running)
-    finally:
-        shutil.rmtree(folder)
+    command = [sys.executable, "-c", program, "serve", *config, *listen, "--log-format", "json"]
+    with BusProcess(command, folder=folder) as running:
+        yield running
+        check_unharmed(running)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """An empty folder with a short name, which other users may look into."""
+    folder = Path(tempfile.mkdtemp(prefix="pb-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def bus(folder: Path) -> Iterator[BusProcess]:
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    with serve_limited(folder) as running:
+        yield running
 
 
 def is_served(bus: BusProcess) -> bool:
@@ -109,11 +132,30 @@ def ask_while_connections_keep_coming(bus: BusProcess, each: int) -> None:
                 except (ConnectionLost, OSError, EOFError) as error:
                     closed[f"{dialect}: {error!r}"] += 1
         assert not closed, f"of {each} requests each, the bus has not served {dict(closed)}"
+
+
+def open_descriptors(bus: BusProcess) -> int:
+    return len(list(Path(f"/proc/{bus.pid}/fd").iterdir()))
+
+
+@pytest.mark.sabotage("no-descriptor-reserve", expects="not served|connections waited")
+def test_reserve_serves_while_a_library_takes_every_descriptor(folder):
+    begin = folder / "take"
+    with serve_limited(folder, GREEDY.format(begin=str(begin)) + LIMITED) as bus:
+        check_served(bus)
+        taken = open_descriptors(bus)
+        begin.touch()
+        until(lambda: open_descriptors(bus) > taken, "the library takes descriptors")
+        for _ in range(REQUESTS_EACH):
+            for dialect in ("admin", "freud"):
+                try:
+                    REQUESTS[dialect](bus)
+                except (ConnectionLost, OSError, EOFError) as error:
+                    pytest.fail(f"{dialect} is not served: {error!r}")
         refused = ask(bus.admin_path, "stats")["refused"]
         assert "no_descriptor" not in refused, "connections waited for a descriptor"
 
 
-@pytest.mark.sabotage("no-descriptor-reserve", expects="waited for a descriptor")
 def test_admin_and_freud_are_served_while_connections_keep_coming(bus):
     check_served(bus)
     ask_while_connections_keep_coming(bus, REQUESTS_EACH)
