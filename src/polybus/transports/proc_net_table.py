@@ -17,6 +17,9 @@ from polybus.transports.socket_table import SocketEnd, owner_of
 MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address inside an IPv6 one
 # A line has about 150 bytes, so this is about 50,000 sockets, or 50 ms.
 MAX_TABLE_BYTES = 8 * 1024 * 1024
+# The kernel writes the table a page at a time. An entry that stays can be missing from it when
+# others before it end between two pages.
+TRIES = 3
 LOCAL, REMOTE, STATE, UID, INODE = 1, 2, 3, 7, 9  # columns
 
 
@@ -25,7 +28,7 @@ class ProcNetSocketTable:
         self._folder = folder
 
     def owner(self, far: SocketEnd, near: SocketEnd) -> int | None:
-        for name, width in (("tcp", 4), ("tcp6", 16)):
+        for name, width in (("tcp", 4), ("tcp6", 16)) * TRIES:
             ends = [_shown(end, width) for end in (far, near)]
             if None not in ends:
                 for columns in self._lines(name):

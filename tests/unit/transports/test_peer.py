@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -399,6 +400,21 @@ def test_unreadable_socket_table_finds_no_owner(tmp_path: Path):
     assert ProcNetSocketTable(tmp_path).owner(*ends) is None
     (tmp_path / "tcp").write_text("  sl  local_address\n   0: short\n")
     assert ProcNetSocketTable(tmp_path).owner(*ends) is None
+
+
+def test_entry_that_a_read_of_the_socket_table_has_skipped_is_found(tmp_path: Path):
+    line = b"   0: 0100007F:0001 0100007F:0002 01 0:0 0:0 0 4242 0 5\n"
+    os.mkfifo(tmp_path / "tcp")
+
+    def write_tables() -> None:
+        for lines in (b"", line):
+            (tmp_path / "tcp").write_bytes(b"  sl  local_address\n" + lines)
+
+    writer = threading.Thread(target=write_tables, daemon=True)
+    writer.start()
+    ends = SocketEnd(packed(V4), 1), SocketEnd(packed(V4), 2)
+    assert ProcNetSocketTable(tmp_path).owner(*ends) == 4242
+    writer.join()
 
 
 # --- how far along
