@@ -34,6 +34,8 @@ ROWS_PER_PAGE = 1000
 ROWS_PER_BLOCK = 500
 LONG_S = 600.0
 POLL_S = 0.0001
+SHARED_TOPICS = 100
+MAX_ROUNDS = 3  # each round has all clients join and leave
 
 Costs = list[float]  # seconds, one a repeat
 
@@ -74,6 +76,24 @@ def _change_members(members: int, repeats: int, which: int) -> Costs:
         for _ in range(repeats)
     ]
     bus.close()
+    return costs
+
+
+def measure_clients(clients: int, repeats: int) -> Costs:
+    """Time the processor for one client that subscribes to topics that all others have, too."""
+    names = [b"t%d" % number for number in range(SHARED_TOPICS)]
+    costs: Costs = []
+    for _ in range(min(repeats, MAX_ROUNDS)):
+        bus = InProcessBus()
+        members = [bus.connect() for _ in range(clients)]
+        began_s = time.process_time()
+        for member in members:
+            for name in names:
+                bus.broker.subscribe(member, name)
+        for member in members:
+            bus.broker.leave(member)
+        costs.append((time.process_time() - began_s) / clients)
+        bus.close()
     return costs
 
 
@@ -173,6 +193,12 @@ ROWS = {
     "subscribe": Row("subscribe", "members of the topic", (100, 1_000, 10_000), measure_subscribe),
     "unsubscribe": Row(
         "unsubscribe", "members of the topic", (100, 1_000, 10_000), measure_unsubscribe
+    ),
+    "clients": Row(
+        f"join and leave with {SHARED_TOPICS} topics",
+        "clients with the same topics",
+        (100, 1_000, 10_000),
+        measure_clients,
     ),
     "disconnect": Row("disconnect", "durable tails", (10, 100, 1_000), measure_disconnect),
     "wake": Row("wake of a waiting read", "shards", (5, 50, 500), measure_wake),
