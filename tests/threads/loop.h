@@ -50,6 +50,7 @@ typedef struct loop {
     atomic_bool is_over; /* all clients are gone */
     uint64_t blocked, policies, errors, held_max, over_bound;
     uint64_t pushed, dropped, routed; /* by ended connections */
+    uint64_t left; /* bytes that threads have handed over */
     pthread_t handle;
 } loop;
 
@@ -302,6 +303,8 @@ static inline void on_events(loop *loop, pb_outbox *box) {
     pthread_mutex_unlock(&box->lock);
     if (session == NULL)
         return;
+    if (events & PB_HANDED_OVER)
+        loop->left += session->stream->held_size;
     if (events & PB_RELEASED) {
         free_session(loop, session);
         return;

@@ -42,6 +42,7 @@ from polybus.kernel.outbox cimport (
 from polybus.kernel.pump_thread cimport (
     PB_ADOPT,
     PB_END,
+    PB_HANDED_OVER,
     PB_RESUME,
     pb_mailbox,
     pb_mailbox_free,
@@ -354,7 +355,7 @@ cdef class SocketTransport(SocketOutput):
     # --- events
 
     cdef int on_events(self, uint32_t events) except -1:
-        if events & (PB_RECEIVED | PB_HUNG_UP | PB_BROKEN | PB_RELEASED) and self.on_thread:
+        if events & PB_HANDED_OVER and self.on_thread:
             self.take_back()
         if events & PB_RELEASED:
             self._lose(self.error)

@@ -32,6 +32,13 @@ enum {
 
 enum pb_request { PB_ADOPT = 1, PB_RESUME = 2, PB_END = 4 };
 
+enum {
+    /* Only a stream's own thread reports these, when it has parked the stream: with them the
+       received bytes are the loop's. PB_BROKEN is not one, because any thread that writes may
+       report it, while the stream's thread uses the bytes. */
+    PB_HANDED_OVER = PB_RECEIVED | PB_HUNG_UP | PB_RELEASED,
+};
+
 typedef struct pb_stream pb_stream;
 
 /* Outboxes with events, for the loop. */

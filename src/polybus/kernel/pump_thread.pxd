@@ -10,6 +10,7 @@ cdef extern from "pump_thread.h" nogil:
         PB_ADOPT
         PB_RESUME
         PB_END
+        PB_HANDED_OVER
     ctypedef struct pb_mailbox:
         int event
     ctypedef struct pb_thread:

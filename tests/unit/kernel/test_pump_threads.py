@@ -138,3 +138,21 @@ def test_end_of_the_peers_bytes_is_reported():
             assert publisher.calls == ["eof_received", "connection_lost NoneType"]
 
     run(check)
+
+
+def test_broken_output_leaves_received_bytes_to_the_thread():
+    """Any thread may find the output broken while the connection's own one uses the bytes."""
+
+    async def check() -> None:
+        async with bus() as (publisher, far, _):
+            half = publish(b"t", b"1")[:5]
+            await send(far, half)
+            while publisher.held_bytes < len(half):
+                await asyncio.sleep(0)
+            far.shutdown(socket.SHUT_RD)  # a write fails, and nothing happens to the reads
+            publisher.transport.write(b"answer")
+            assert publisher.held_head(9) == b""
+            await publisher.lost.wait()
+            assert publisher.calls == ["connection_lost BrokenPipeError"]
+
+    run(check)
