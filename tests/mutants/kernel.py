@@ -610,8 +610,8 @@ OUTBOX = [
         ("closing forgets what it owes", "self.handed = self.handed + chunks", "pass"),
         (
             "given up, and still owed",
-            "            if not send_held:\n                self.handed = []\n",
-            "            if not send_held:\n                pass\n",
+            "            self.handed = []\n        elif self.box.by_pipe:\n",
+            "        elif self.box.by_pipe:\n",
         ),
         (
             "what was half sent is not owed",

@@ -135,17 +135,33 @@ cdef class Outbox(BoxOwner):
             self.turn.deliver()
 
     def close(self, *, bint send_held):
-        """Accept no more bytes. Held bytes are sent if `send_held`, else dropped."""
-        cdef list chunks
-        if self.box.by_pipe:
+        """Accept no more bytes. Held bytes are sent if `send_held`, else dropped.
+
+        Returns the chunks that were dropped, as `unsent` does.
+        """
+        cdef list chunks, dropped = []
+        if not send_held:
+            dropped = self.collect_unsent(drop=True)
+            self.handed = []
+        elif self.box.by_pipe:
             chunks = self.take_held()
-            if not send_held:
-                self.handed = []
-            elif chunks:
+            if chunks:
                 self.handed = self.handed + chunks
                 self.pipe.write_many(chunks)
         pb_outbox_close(self.box, &self.turn.turn, send_held)
         self.turn.deliver()
+        return dropped
+
+    def take_dropped(self):
+        """Return how many messages came after the queue was closed or had failed, since the last call.
+
+        A thread may push until the subscriber is removed from the fan-out.
+        """
+        pthread_mutex_lock(&self.box.lock)
+        dropped = self.box.dropped
+        self.box.dropped = 0
+        pthread_mutex_unlock(&self.box.lock)
+        return dropped
 
     def on_stalled(self):
         """Handle a full socket. The pump knows the state of its own sockets."""
@@ -189,6 +205,9 @@ cdef class Outbox(BoxOwner):
 
     def unsent(self):
         """Return the chunks that are not sent yet, each with the number of its sent bytes."""
+        return self.collect_unsent(drop=False)
+
+    cdef list collect_unsent(self, bint drop):
         cdef list parts = []
         cdef size_t at
         cdef pb_entry* entry
@@ -205,6 +224,9 @@ cdef class Outbox(BoxOwner):
                 entry = pb_outbox_entry(self.box, at)
                 chunk = PyBytes_FromStringAndSize(<char*>entry.chunk.data + entry.offset, entry.size)
                 parts.append((chunk, self.box.first_sent if at == 0 else 0))
+            if drop:  # under the same lock, so that a thread sends none of them meanwhile
+                self.box.closed = True
+                pb_outbox_drop_all(self.box)
         finally:
             pthread_mutex_unlock(&self.box.lock)
         return parts
