@@ -128,4 +128,6 @@ cdef class Outbox(BoxOwner):
     cdef int write_pipe(self) except -1
     cdef list take_held(self)
     cdef list collect_unsent(self, bint drop)
+    cdef list copy_held(self)
+    cdef bint begin_write(self, size_t size) noexcept
     cdef int written(self, list chunks) except -1

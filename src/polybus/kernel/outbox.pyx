@@ -121,10 +121,8 @@ cdef class Outbox(BoxOwner):
         cdef pb_turn* turn = &self.turn.turn
         cdef pb_outbox* box = self.box
         self.turn.touch()
-        if box.by_pipe and not box.closed and not box.stalled and not box.count and box.written_in != turn.id:
+        if box.by_pipe and self.begin_write(PyBytes_GET_SIZE(data)):
             # Without a copy: the pipe takes the object as it is.
-            box.pushed += <size_t>PyBytes_GET_SIZE(data)
-            box.written_in = turn.id
             self.pipe.write(data)
             self.written([data])
         else:
@@ -133,6 +131,17 @@ cdef class Outbox(BoxOwner):
             )
         if turn.changed.count:
             self.turn.deliver()
+
+    cdef bint begin_write(self, size_t size) noexcept:
+        """Count bytes that the pipe may take at once. Returns False if they must be queued."""
+        cdef pb_outbox* box = self.box
+        pthread_mutex_lock(&box.lock)
+        is_free = not box.closed and not box.stalled and not box.count and box.written_in != self.turn.turn.id
+        if is_free:
+            box.pushed += size
+            box.written_in = self.turn.turn.id
+        pthread_mutex_unlock(&box.lock)
+        return is_free
 
     def close(self, *, bint send_held):
         """Accept no more bytes. Held bytes are sent if `send_held`, else dropped.
@@ -198,7 +207,13 @@ cdef class Outbox(BoxOwner):
         Bytes in the kernel's send queue are not counted: the queue may hold megabytes, and
         while a slow reader drains it the socket accepts no more.
         """
-        return self.box.pushed - self.backlog() - self.pipe.unconfirmed_bytes()
+        cdef long long sent
+        pthread_mutex_lock(&self.box.lock)  # both counts of one moment: threads push meanwhile
+        sent = <long long>self.box.pushed - <long long>self.box.held
+        pthread_mutex_unlock(&self.box.lock)
+        if self.box.by_pipe and self.box.stalled:
+            sent -= self.pipe.backlog_bytes()
+        return sent - self.pipe.unconfirmed_bytes()
 
     def is_idle(self):
         return not self.box.stalled and not self.box.held
@@ -208,9 +223,8 @@ cdef class Outbox(BoxOwner):
         return self.collect_unsent(drop=False)
 
     cdef list collect_unsent(self, bint drop):
-        cdef list parts = []
-        cdef size_t at
-        cdef pb_entry* entry
+        cdef list parts = [], held
+        cdef size_t sent
         left = self.pipe.backlog_bytes() if self.box.by_pipe and self.box.stalled else 0
         for chunk in reversed(self.handed):
             if left <= 0:
@@ -220,16 +234,27 @@ cdef class Outbox(BoxOwner):
         parts.reverse()
         pthread_mutex_lock(&self.box.lock)
         try:
-            for at in range(self.box.count):
-                entry = pb_outbox_entry(self.box, at)
-                chunk = PyBytes_FromStringAndSize(<char*>entry.chunk.data + entry.offset, entry.size)
-                parts.append((chunk, self.box.first_sent if at == 0 else 0))
+            sent = self.box.first_sent
+            held = self.copy_held()
             if drop:  # under the same lock, so that a thread sends none of them meanwhile
                 self.box.closed = True
                 pb_outbox_drop_all(self.box)
         finally:
             pthread_mutex_unlock(&self.box.lock)
+        for chunk in held:
+            parts.append((chunk, sent))
+            sent = 0
         return parts
+
+    cdef list copy_held(self):
+        """Return the held chunks. With the lock held: only bytes are allocated, which never starts the collector."""
+        cdef list chunks = []
+        cdef size_t at
+        cdef pb_entry* entry
+        for at in range(self.box.count):
+            entry = pb_outbox_entry(self.box, at)
+            chunks.append(PyBytes_FromStringAndSize(<char*>entry.chunk.data + entry.offset, entry.size))
+        return chunks
 
     cdef int on_events(self, uint32_t events) except -1:
         if events & PB_WRITE:
@@ -254,14 +279,9 @@ cdef class Outbox(BoxOwner):
         return self.written(chunks)
 
     cdef list take_held(self):
-        cdef list chunks = []
-        cdef size_t at
-        cdef pb_entry* entry
         pthread_mutex_lock(&self.box.lock)
         try:
-            for at in range(self.box.count):
-                entry = pb_outbox_entry(self.box, at)
-                chunks.append(PyBytes_FromStringAndSize(<char*>entry.chunk.data + entry.offset, entry.size))
+            chunks = self.copy_held()
             pb_outbox_drop_all(self.box)
         finally:
             pthread_mutex_unlock(&self.box.lock)

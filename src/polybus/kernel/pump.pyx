@@ -328,6 +328,7 @@ cdef class SocketTransport(SocketOutput):
         """Let the session handle the bytes that its thread cannot, then give the socket back."""
         if self.is_closing_:
             return 0
+        self.pump.shared.reads += 1  # its session keeps the loop busy, as a read does
         try:
             self.received.redeliver_held()
         except (SystemExit, KeyboardInterrupt):

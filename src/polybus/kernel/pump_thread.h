@@ -61,7 +61,6 @@ typedef struct pb_thread {
     pb_outbox_list requests, taken;
     atomic_bool is_stopping;
     atomic_uint streams; /* for the choice of a thread; written by the loop */
-    _Atomic uint64_t reads;
 } pb_thread;
 
 struct pb_stream {
@@ -257,7 +256,6 @@ static inline void pb_stream_receive(pb_thread *thread, pb_stream *stream) {
     size_t held = stream->held_size;
     ssize_t count = recv(stream->out.descriptor, start + held, capacity - held, MSG_DONTWAIT);
     if (count > 0) {
-        atomic_fetch_add_explicit(&thread->reads, 1, memory_order_relaxed);
         pb_stream_route(thread, stream, start, held + (size_t)count);
     } else if (count == 0) {
         pb_stream_park(stream, &thread->turn, PB_HUNG_UP);

@@ -16,7 +16,6 @@ cdef extern from "pump_thread.h" nogil:
     ctypedef struct pb_thread:
         int epoll
         unsigned int streams
-        uint64_t reads
     ctypedef struct pb_stream:
         pb_outbox out
         pb_thread* thread

@@ -29,6 +29,7 @@ class Publisher(Recorder):
         self.pauses = False
         self.parked = asyncio.Event()
         self.receive = self.on_bytes
+        self.loop_reads = lambda: shared.reads
 
     def on_bytes(self, buffer: bytes, start: int, end: int) -> int:
         assert bytes(buffer[start : start + len(CONTROL)]) == CONTROL
@@ -84,7 +85,7 @@ def test_frames_in_pieces_are_routed_without_the_session():
                 await send(far, data[at : at + 7])
                 await asyncio.sleep(0)
             assert await read(reader, len(expected)) == expected
-            assert publisher.controls == 0
+            assert (publisher.controls, publisher.loop_reads()) == (0, 0)
 
     run(check)
 
@@ -97,6 +98,7 @@ def test_control_frame_parks_and_the_rest_is_routed_afterwards():
             expected = b"".join(notification(b"t", b"%d" % number) for number in (1, 2, 3))
             assert await read(reader, len(expected)) == expected
             assert publisher.controls == 2
+            assert publisher.loop_reads() == 2
 
     run(check)
 
