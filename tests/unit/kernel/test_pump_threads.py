@@ -12,6 +12,7 @@ from polybus.kernel.fanout import Fanout, PlainRoute, Source
 from polybus.kernel.outbox import LoopTurn, Outbox
 from polybus.kernel.pump import Pump
 from polybus.kernel.receive_buffer import SharedBuffer
+from tests.rig.observer import eventually
 from tests.rig.rqueue_client import notification, publish, subscribe
 from tests.unit.kernel.test_pump import DEADLINE_S, Recorder, read, run
 from tests.unit.kernel.test_pump_outbox import Pipe
@@ -149,8 +150,7 @@ def test_broken_output_leaves_received_bytes_to_the_thread():
         async with bus() as (publisher, far, _):
             half = publish(b"t", b"1")[:5]
             await send(far, half)
-            while publisher.held_bytes < len(half):
-                await asyncio.sleep(0)
+            await eventually(lambda: publisher.held_bytes == len(half), "half a frame")
             far.shutdown(socket.SHUT_RD)  # a write fails, and nothing happens to the reads
             publisher.transport.write(b"answer")
             assert publisher.held_head(9) == b""
