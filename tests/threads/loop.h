@@ -313,8 +313,11 @@ static inline void on_events(loop *loop, pb_outbox *box) {
         end_session(loop, session, false);
     if (events & PB_HUNG_UP)
         end_session(loop, session, true);
-    if (events & PB_RECEIVED && session->state == SERVING)
+    if (events & PB_RECEIVED && session->state == SERVING) {
+        pb_router_changes_begin(&loop->router);
         serve(loop, session);
+        pb_router_changes_end(&loop->router);
+    }
     if (events & PB_ROOM && session->state < DRAINING)
         wake_publishers(loop, session->subscriber);
     if (events & PB_DRAINED && session->state == DRAINING)

@@ -56,6 +56,7 @@ from polybus.kernel.pump_thread cimport (
     pb_thread_start,
     pb_thread_stop,
 )
+from polybus.kernel.router cimport pb_router_changes_begin, pb_router_changes_end
 from polybus.kernel.receive_buffer cimport ReceiveBuffer, SharedBuffer
 
 import os
@@ -329,12 +330,16 @@ cdef class SocketTransport(SocketOutput):
         if self.is_closing_:
             return 0
         self.pump.shared.reads += 1  # its session keeps the loop busy, as a read does
+        # One stop of the threads for many subscriptions: each waits for the longest route.
+        pb_router_changes_begin(&self.pump.fanout.router)
         try:
             self.received.redeliver_held()
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
             return self.fail(error)
+        finally:
+            pb_router_changes_end(&self.pump.fanout.router)
         return self.give_back()
 
     cdef int take_back(self) except -1:

@@ -27,6 +27,7 @@ class Publisher(Recorder):
     def __init__(self, shared: SharedBuffer) -> None:
         super().__init__(shared)
         self.controls = 0
+        self.fanout: Fanout
         self.pauses = False
         self.parked = asyncio.Event()
         self.receive = self.on_bytes
@@ -57,6 +58,7 @@ async def bus() -> AsyncIterator[tuple[Publisher, socket.socket, socket.socket]]
     outbox = Outbox(Pipe(pump.add(near_reader, reader)), turn, None, 16 * MIB, 16 * MIB)  # type: ignore[arg-type]
     number = fanout.add_subscriber(outbox, encoding)
     fanout.subscribe(number, b"t")
+    publisher.fanout = fanout
     for sock in (far, far_reader):
         sock.setblocking(False)
     transport.use_plain_route(PlainRoute(fanout, Source(0, trusted=True), RqueueFraming(encoding)))
@@ -156,5 +158,32 @@ def test_broken_output_leaves_received_bytes_to_the_thread():
             assert publisher.held_head(9) == b""
             await publisher.lost.wait()
             assert publisher.calls == ["connection_lost BrokenPipeError"]
+
+    run(check)
+
+
+def test_subscriptions_in_one_buffer_share_stops_of_the_threads():
+    async def check() -> None:
+        async with bus() as (publisher, far, _):
+            fanout, count, all_came = publisher.fanout, 2000, asyncio.Event()
+
+            def receive(_buffer: bytes, start: int, end: int) -> int:
+                frames = (end - start) // len(CONTROL)
+                for _ in range(frames):
+                    publisher.controls += 1
+                    fanout.subscribe(0, b"%d" % publisher.controls)
+                if publisher.controls == count:
+                    all_came.set()
+                return frames * len(CONTROL)
+
+            publisher.receive = receive
+            before = fanout.stops
+            await send(far, CONTROL * count)
+            await all_came.wait()
+            assert 0 < fanout.stops - before < count // 10
+            after = fanout.stops
+            fanout.subscribe(0, b"alone")
+            fanout.unsubscribe(0, b"alone")
+            assert fanout.stops == after + 2
 
     run(check)
