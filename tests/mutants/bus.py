@@ -84,23 +84,23 @@ BROKER = mutants(
     ("cut is not logged", "messages_lost=lost,\n        )", "messages_lost=0,\n        )"),
     (
         "what is lost is counted by chunk",
-        "connection.encoding.count(chunk, sent) for chunk, sent in connection.outbox.unsent()",
-        "1 for _ in connection.outbox.unsent()",
+        "connection.encoding.count(chunk, sent) for chunk, sent in dropped",
+        "1 for _ in dropped",
     ),
     (
         "closing drops what is owed",
-        "reason, send_held=True):\n            connection",
-        "reason, send_held=False):\n            connection",
+        "send_held=True)\n            connection.pipe.close()\n            self",
+        "send_held=False)\n            connection.pipe.close()\n            self",
     ),
     (
         "closing is cutting",
-        "send_held=True):\n            connection.pipe.close()\n            self",
-        "send_held=True):\n            connection.pipe.abort()\n            self",
+        "send_held=True)\n            connection.pipe.close()\n            self",
+        "send_held=True)\n            connection.pipe.abort()\n            self",
     ),
     (
         "closing does not close",
-        "send_held=True):\n            connection.pipe.close()\n            self",
-        "send_held=True):\n            self",
+        "send_held=True)\n            connection.pipe.close()\n            self",
+        "send_held=True)\n            self",
     ),
     (
         "cutting does not cut",
@@ -109,18 +109,18 @@ BROKER = mutants(
     ),
     (
         "finishing drops what is owed",
-        'self._leave(connection, "peer", send_held=True)',
-        'self._leave(connection, "peer", send_held=False)',
+        '"peer"):\n            connection.outbox.close(send_held=True)',
+        '"peer"):\n            connection.outbox.close(send_held=False)',
     ),
     (
         "lost with the connection is not counted",
-        'self.counters.count("dropped", "disconnected", self._unsent_messages(connection))',
+        'self._drop_output(connection, "disconnected")',
         "pass",
     ),
     (
         "a stop drops what is owed",
-        "            if self._leave(connection, reason, send_held=True):\n                connection",
-        "            if self._leave(connection, reason, send_held=False):\n                connection",
+        "reason):\n                connection.outbox.close(send_held=True)",
+        "reason):\n                connection.outbox.close(send_held=False)",
     ),
     (
         "closed connections stay subscribed",

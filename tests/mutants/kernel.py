@@ -594,13 +594,22 @@ OUTBOX = [
             "        pthread_mutex_unlock(&self.box.lock)\n",
         ),
         ("the host's queue counts as taken", " - self.pipe.unconfirmed_bytes()", ""),
-        ("the backlog counts as taken", "self.box.pushed - self.backlog()", "self.box.pushed"),
+        (
+            "the backlog counts as taken",
+            "            sent -= self.pipe.backlog_bytes()\n",
+            "            pass\n",
+        ),
+        (
+            "what is held counts as taken",
+            "self.box.pushed - <long long>self.box.held",
+            "self.box.pushed",
+        ),
         (
             "what is written without a copy is not counted",
             "            box.pushed += ",
             "            0 + ",
         ),
-        ("closed, and writes", "box.by_pipe and not box.closed and", "box.by_pipe and"),
+        ("closed, and writes", "is_free = not box.closed and", "is_free ="),
         ("stalled, and writes", "not box.closed and not box.stalled and", "not box.closed and"),
         (
             "closing loses what is held",
@@ -610,8 +619,8 @@ OUTBOX = [
         ("closing forgets what it owes", "self.handed = self.handed + chunks", "pass"),
         (
             "given up, and still owed",
-            "            if not send_held:\n                self.handed = []\n",
-            "            if not send_held:\n                pass\n",
+            "            self.handed = []\n        elif self.box.by_pipe:\n",
+            "        elif self.box.by_pipe:\n",
         ),
         (
             "what was half sent is not owed",
@@ -620,8 +629,8 @@ OUTBOX = [
         ),
         (
             "what is held is not owed",
-            "            for at in range(self.box.count):\n                entry = pb_outbox_entry(self.box, at)\n                chunk =",
-            "            for at in range(0):\n                entry = pb_outbox_entry(self.box, at)\n                chunk =",
+            "            held = self.copy_held()\n",
+            "            held = []\n",
         ),
         ("overflow is let be", "            self.owner.on_overflow(self)\n", "            pass\n"),
         ("closed, and reports", "events & PB_FILLED and not self.box.closed", "events & PB_FILLED"),

@@ -10,6 +10,7 @@
 #define STRESS_CLIENT_H
 
 #include <poll.h>
+#include <sched.h>
 
 #include "board.h"
 
@@ -369,6 +370,18 @@ static inline void leave(client *client) {
         shutdown(client->socket, SHUT_WR);
 }
 
+/* Publish on, while every write to this client fails. Then leave without a word. */
+static inline void turn_deaf(client *client) {
+    client->counts.leaves++;
+    shutdown(client->socket, SHUT_RD);
+    for (int bursts = 20; bursts > 0; bursts--) {
+        publish_burst(client);
+        write_pending(client);
+        sched_yield();
+    }
+    disconnect_client(client);
+}
+
 static inline void act(client *client) {
     uint32_t dice = draw_below(&client->chance, 1000);
     if (dice < 600)
@@ -386,7 +399,8 @@ static inline void act(client *client) {
     else if (dice < 916) {
         client->counts.leaves++;
         disconnect_client(client); /* without a word */
-    }
+    } else if (dice < 919)
+        turn_deaf(client);
 }
 
 /* Take part in a stage: everything that was sent has been routed when its last probe is back. */

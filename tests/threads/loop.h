@@ -50,6 +50,7 @@ typedef struct loop {
     atomic_bool is_over; /* all clients are gone */
     uint64_t blocked, policies, errors, held_max, over_bound;
     uint64_t pushed, dropped, routed; /* by ended connections */
+    uint64_t left; /* bytes that threads have handed over */
     pthread_t handle;
 } loop;
 
@@ -302,6 +303,8 @@ static inline void on_events(loop *loop, pb_outbox *box) {
     pthread_mutex_unlock(&box->lock);
     if (session == NULL)
         return;
+    if (events & PB_HANDED_OVER)
+        loop->left += session->stream->held_size;
     if (events & PB_RELEASED) {
         free_session(loop, session);
         return;
@@ -310,8 +313,11 @@ static inline void on_events(loop *loop, pb_outbox *box) {
         end_session(loop, session, false);
     if (events & PB_HUNG_UP)
         end_session(loop, session, true);
-    if (events & PB_RECEIVED && session->state == SERVING)
+    if (events & PB_RECEIVED && session->state == SERVING) {
+        pb_router_changes_begin(&loop->router);
         serve(loop, session);
+        pb_router_changes_end(&loop->router);
+    }
     if (events & PB_ROOM && session->state < DRAINING)
         wake_publishers(loop, session->subscriber);
     if (events & PB_DRAINED && session->state == DRAINING)

@@ -192,7 +192,8 @@ class Broker:
 
     def close(self, connection: Connection, reason: str) -> None:
         """End a connection after its pending output has been sent."""
-        if self._leave(connection, reason, send_held=True):
+        if self._leave(connection, reason):
+            connection.outbox.close(send_held=True)
             connection.pipe.close()
             self.log.warning(
                 "connection closed",
@@ -203,11 +204,9 @@ class Broker:
 
     def cut(self, connection: Connection, reason: str) -> None:
         """End a connection at once. Its pending messages are counted as dropped."""
-        if connection.is_closed:
+        if not self._leave(connection, reason):
             return
-        lost = self._unsent_messages(connection)
-        self.counters.count("dropped", reason, lost)
-        self._leave(connection, reason, send_held=False)
+        lost = self._drop_output(connection, reason)
         connection.pipe.abort()
         self.log.warning(
             "connection cut",
@@ -219,7 +218,8 @@ class Broker:
 
     def finish(self, connection: Connection) -> None:
         """Handle the end of a peer's input: close after its pending output has been sent."""
-        if self._leave(connection, "peer", send_held=True):
+        if self._leave(connection, "peer"):
+            connection.outbox.close(send_held=True)
             connection.pipe.close()
 
     def leave(self, connection: Connection) -> None:
@@ -228,15 +228,17 @@ class Broker:
         Pending messages count as dropped: a connection that the bus closed may have been
         too slow to take them.
         """
-        self.counters.count("dropped", "disconnected", self._unsent_messages(connection))
-        if self._leave(connection, "peer", send_held=False):
+        has_left = self._leave(connection, "peer")
+        self._drop_output(connection, "disconnected")
+        if has_left:
             self.log.debug(
                 "connection ended", dialect=connection.dialect, peer=connection.pipe.peer
             )
 
     def close_all(self, reason: str) -> None:
         for connection in list(self._connections.values()):
-            if self._leave(connection, reason, send_held=True):
+            if self._leave(connection, reason):
+                connection.outbox.close(send_held=True)
                 connection.pipe.close()
 
     def count_refusal(
@@ -274,7 +276,8 @@ class Broker:
     def stats(self) -> dict[str, Any]:
         return self.overview.stats(accepted=self._accepted_count)
 
-    def _leave(self, connection: Connection, reason: str, *, send_held: bool) -> bool:
+    def _leave(self, connection: Connection, reason: str) -> bool:
+        """Remove a connection. Returns False if that is done. Nothing is pushed for it any more."""
         if connection.is_closed:
             return False
         connection.is_closed = True
@@ -282,7 +285,6 @@ class Broker:
         del self._connections[connection.id]
         self.unsubscribe_all(connection)
         self.fanout.remove_subscriber(connection.number)
-        connection.outbox.close(send_held=send_held)
         self.delivery.forget(connection)
         self._stalls.forget(connection)
         return True
@@ -308,10 +310,13 @@ class Broker:
         self.counters.count("refused", "subscription_revoked", count)
         self.log.warning("subscriptions revoked", count=count)
 
-    def _unsent_messages(self, connection: Connection) -> int:
-        return sum(
-            connection.encoding.count(chunk, sent) for chunk, sent in connection.outbox.unsent()
-        )
+    def _drop_output(self, connection: Connection, reason: str) -> int:
+        """Drop the output of a connection that has left. Counts and returns its messages."""
+        dropped = connection.outbox.close(send_held=False)
+        lost = connection.outbox.take_dropped()
+        lost += sum(connection.encoding.count(chunk, sent) for chunk, sent in dropped)
+        self.counters.count("dropped", reason, lost)
+        return lost
 
 
 def _log_fields(connection: Connection) -> dict[str, str]:

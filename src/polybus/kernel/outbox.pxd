@@ -68,6 +68,7 @@ cdef extern from "outbox.h" nogil:
         uint64_t pushed
         uint64_t messages
         uint64_t message_bytes
+        uint64_t dropped
         uint64_t written_in
         uint32_t events
         atomic_bool full
@@ -126,4 +127,7 @@ cdef class Outbox(BoxOwner):
     cdef public long long window_taken
     cdef int write_pipe(self) except -1
     cdef list take_held(self)
+    cdef list collect_unsent(self, bint drop)
+    cdef list copy_held(self)
+    cdef bint begin_write(self, size_t size) noexcept
     cdef int written(self, list chunks) except -1

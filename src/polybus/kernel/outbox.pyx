@@ -121,10 +121,8 @@ cdef class Outbox(BoxOwner):
         cdef pb_turn* turn = &self.turn.turn
         cdef pb_outbox* box = self.box
         self.turn.touch()
-        if box.by_pipe and not box.closed and not box.stalled and not box.count and box.written_in != turn.id:
+        if box.by_pipe and self.begin_write(PyBytes_GET_SIZE(data)):
             # Without a copy: the pipe takes the object as it is.
-            box.pushed += <size_t>PyBytes_GET_SIZE(data)
-            box.written_in = turn.id
             self.pipe.write(data)
             self.written([data])
         else:
@@ -134,18 +132,45 @@ cdef class Outbox(BoxOwner):
         if turn.changed.count:
             self.turn.deliver()
 
+    cdef bint begin_write(self, size_t size) noexcept:
+        """Count bytes that the pipe may take at once. Returns False if they must be queued."""
+        cdef pb_outbox* box = self.box
+        pthread_mutex_lock(&box.lock)
+        is_free = not box.closed and not box.stalled and not box.count and box.written_in != self.turn.turn.id
+        if is_free:
+            box.pushed += size
+            box.written_in = self.turn.turn.id
+        pthread_mutex_unlock(&box.lock)
+        return is_free
+
     def close(self, *, bint send_held):
-        """Accept no more bytes. Held bytes are sent if `send_held`, else dropped."""
-        cdef list chunks
-        if self.box.by_pipe:
+        """Accept no more bytes. Held bytes are sent if `send_held`, else dropped.
+
+        Returns the chunks that were dropped, as `unsent` does.
+        """
+        cdef list chunks, dropped = []
+        if not send_held:
+            dropped = self.collect_unsent(drop=True)
+            self.handed = []
+        elif self.box.by_pipe:
             chunks = self.take_held()
-            if not send_held:
-                self.handed = []
-            elif chunks:
+            if chunks:
                 self.handed = self.handed + chunks
                 self.pipe.write_many(chunks)
         pb_outbox_close(self.box, &self.turn.turn, send_held)
         self.turn.deliver()
+        return dropped
+
+    def take_dropped(self):
+        """Return how many messages came after the queue was closed or had failed, since the last call.
+
+        A thread may push until the subscriber is removed from the fan-out.
+        """
+        pthread_mutex_lock(&self.box.lock)
+        dropped = self.box.dropped
+        self.box.dropped = 0
+        pthread_mutex_unlock(&self.box.lock)
+        return dropped
 
     def on_stalled(self):
         """Handle a full socket. The pump knows the state of its own sockets."""
@@ -182,16 +207,24 @@ cdef class Outbox(BoxOwner):
         Bytes in the kernel's send queue are not counted: the queue may hold megabytes, and
         while a slow reader drains it the socket accepts no more.
         """
-        return self.box.pushed - self.backlog() - self.pipe.unconfirmed_bytes()
+        cdef long long sent
+        pthread_mutex_lock(&self.box.lock)  # both counts of one moment: threads push meanwhile
+        sent = <long long>self.box.pushed - <long long>self.box.held
+        pthread_mutex_unlock(&self.box.lock)
+        if self.box.by_pipe and self.box.stalled:
+            sent -= self.pipe.backlog_bytes()
+        return sent - self.pipe.unconfirmed_bytes()
 
     def is_idle(self):
         return not self.box.stalled and not self.box.held
 
     def unsent(self):
         """Return the chunks that are not sent yet, each with the number of its sent bytes."""
-        cdef list parts = []
-        cdef size_t at
-        cdef pb_entry* entry
+        return self.collect_unsent(drop=False)
+
+    cdef list collect_unsent(self, bint drop):
+        cdef list parts = [], held
+        cdef size_t sent
         left = self.pipe.backlog_bytes() if self.box.by_pipe and self.box.stalled else 0
         for chunk in reversed(self.handed):
             if left <= 0:
@@ -201,13 +234,27 @@ cdef class Outbox(BoxOwner):
         parts.reverse()
         pthread_mutex_lock(&self.box.lock)
         try:
-            for at in range(self.box.count):
-                entry = pb_outbox_entry(self.box, at)
-                chunk = PyBytes_FromStringAndSize(<char*>entry.chunk.data + entry.offset, entry.size)
-                parts.append((chunk, self.box.first_sent if at == 0 else 0))
+            sent = self.box.first_sent
+            held = self.copy_held()
+            if drop:  # under the same lock, so that a thread sends none of them meanwhile
+                self.box.closed = True
+                pb_outbox_drop_all(self.box)
         finally:
             pthread_mutex_unlock(&self.box.lock)
+        for chunk in held:
+            parts.append((chunk, sent))
+            sent = 0
         return parts
+
+    cdef list copy_held(self):
+        """Return the held chunks. With the lock held: only bytes are allocated, which never starts the collector."""
+        cdef list chunks = []
+        cdef size_t at
+        cdef pb_entry* entry
+        for at in range(self.box.count):
+            entry = pb_outbox_entry(self.box, at)
+            chunks.append(PyBytes_FromStringAndSize(<char*>entry.chunk.data + entry.offset, entry.size))
+        return chunks
 
     cdef int on_events(self, uint32_t events) except -1:
         if events & PB_WRITE:
@@ -232,14 +279,9 @@ cdef class Outbox(BoxOwner):
         return self.written(chunks)
 
     cdef list take_held(self):
-        cdef list chunks = []
-        cdef size_t at
-        cdef pb_entry* entry
         pthread_mutex_lock(&self.box.lock)
         try:
-            for at in range(self.box.count):
-                entry = pb_outbox_entry(self.box, at)
-                chunks.append(PyBytes_FromStringAndSize(<char*>entry.chunk.data + entry.offset, entry.size))
+            chunks = self.copy_held()
             pb_outbox_drop_all(self.box)
         finally:
             pthread_mutex_unlock(&self.box.lock)

@@ -42,6 +42,7 @@ from polybus.kernel.outbox cimport (
 from polybus.kernel.pump_thread cimport (
     PB_ADOPT,
     PB_END,
+    PB_HANDED_OVER,
     PB_RESUME,
     pb_mailbox,
     pb_mailbox_free,
@@ -55,6 +56,7 @@ from polybus.kernel.pump_thread cimport (
     pb_thread_start,
     pb_thread_stop,
 )
+from polybus.kernel.router cimport pb_router_changes_begin, pb_router_changes_end
 from polybus.kernel.receive_buffer cimport ReceiveBuffer, SharedBuffer
 
 import os
@@ -327,12 +329,17 @@ cdef class SocketTransport(SocketOutput):
         """Let the session handle the bytes that its thread cannot, then give the socket back."""
         if self.is_closing_:
             return 0
+        self.pump.shared.reads += 1  # its session keeps the loop busy, as a read does
+        # One stop of the threads for many subscriptions: each waits for the longest route.
+        pb_router_changes_begin(&self.pump.fanout.router)
         try:
             self.received.redeliver_held()
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
             return self.fail(error)
+        finally:
+            pb_router_changes_end(&self.pump.fanout.router)
         return self.give_back()
 
     cdef int take_back(self) except -1:
@@ -354,7 +361,7 @@ cdef class SocketTransport(SocketOutput):
     # --- events
 
     cdef int on_events(self, uint32_t events) except -1:
-        if events & (PB_RECEIVED | PB_HUNG_UP | PB_BROKEN | PB_RELEASED) and self.on_thread:
+        if events & PB_HANDED_OVER and self.on_thread:
             self.take_back()
         if events & PB_RELEASED:
             self._lose(self.error)

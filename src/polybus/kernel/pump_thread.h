@@ -32,6 +32,13 @@ enum {
 
 enum pb_request { PB_ADOPT = 1, PB_RESUME = 2, PB_END = 4 };
 
+enum {
+    /* Only a stream's own thread reports these, when it has parked the stream: with them the
+       received bytes are the loop's. PB_BROKEN is not one, because any thread that writes may
+       report it, while the stream's thread uses the bytes. */
+    PB_HANDED_OVER = PB_RECEIVED | PB_HUNG_UP | PB_RELEASED,
+};
+
 typedef struct pb_stream pb_stream;
 
 /* Outboxes with events, for the loop. */
@@ -54,7 +61,6 @@ typedef struct pb_thread {
     pb_outbox_list requests, taken;
     atomic_bool is_stopping;
     atomic_uint streams; /* for the choice of a thread; written by the loop */
-    _Atomic uint64_t reads;
 } pb_thread;
 
 struct pb_stream {
@@ -250,7 +256,6 @@ static inline void pb_stream_receive(pb_thread *thread, pb_stream *stream) {
     size_t held = stream->held_size;
     ssize_t count = recv(stream->out.descriptor, start + held, capacity - held, MSG_DONTWAIT);
     if (count > 0) {
-        atomic_fetch_add_explicit(&thread->reads, 1, memory_order_relaxed);
         pb_stream_route(thread, stream, start, held + (size_t)count);
     } else if (count == 0) {
         pb_stream_park(stream, &thread->turn, PB_HUNG_UP);

@@ -10,12 +10,12 @@ cdef extern from "pump_thread.h" nogil:
         PB_ADOPT
         PB_RESUME
         PB_END
+        PB_HANDED_OVER
     ctypedef struct pb_mailbox:
         int event
     ctypedef struct pb_thread:
         int epoll
         unsigned int streams
-        uint64_t reads
     ctypedef struct pb_stream:
         pb_outbox out
         pb_thread* thread

@@ -25,7 +25,9 @@
  *     pb_worker_end: while it scans one buffer and delivers the outputs. A change holds the route
  *     locks of all other workers, so nothing is routed meanwhile: sets change in place and memory
  *     may be freed. A change first takes the change lock and sets `changing`; a worker that sees
- *     it waits for the change lock, so busy workers cannot starve a change.
+ *     it waits for the change lock, so busy workers cannot starve a change. Changes in a row may
+ *     share one stop of the workers (pb_router_changes_begin), because each stop waits for the
+ *     longest route.
  *     `full`, `full_count`, next ids and counters are atomic, and any thread may change them.
  */
 #ifndef POLYBUS_ROUTER_H
@@ -48,7 +50,8 @@ enum {
     PB_ENCODINGS = 32,
     PB_MAX_WORKERS = 64,
     PB_MAX_IDLE_TOPICS = 4096, /* topics kept for verdicts alone, about 1 MB */
-    PB_SUBSCRIBER_PAGE = 256   /* subscribers allocated together */
+    PB_SUBSCRIBER_PAGE = 256,  /* subscribers allocated together */
+    PB_CHANGES_PER_STOP = 64   /* of the workers; a subscription takes Python about 10 us */
 };
 
 /* Written by one thread at a time and read by any. */
@@ -201,6 +204,9 @@ typedef struct pb_router {
     unsigned worker_count;
     pthread_mutex_t change_lock;
     atomic_int changing;
+    int is_stopped, shares_stops; /* by the thread of worker 0 */
+    unsigned changes;             /* since the workers stopped */
+    uint64_t stops;
 } pb_router;
 
 /* --- memory --------------------------------------------------------------- */
@@ -299,19 +305,38 @@ static inline void pb_worker_end(pb_worker *worker) {
     if (worker->number != 0) pthread_mutex_unlock(&worker->lock);
 }
 
-/* Only the thread of worker 0 may call it. */
-static inline void pb_router_change_begin(pb_router *router) {
+static inline void pb_router_resume_workers(pb_router *router) {
     unsigned at;
-    pthread_mutex_lock(&router->change_lock);
-    atomic_store_explicit(&router->changing, 1, memory_order_relaxed);
-    for (at = 1; at < router->worker_count; at++) pthread_mutex_lock(&router->workers[at]->lock);
-}
-
-static inline void pb_router_change_end(pb_router *router) {
-    unsigned at;
+    router->is_stopped = 0;
     for (at = router->worker_count; at-- > 1;) pthread_mutex_unlock(&router->workers[at]->lock);
     atomic_store_explicit(&router->changing, 0, memory_order_relaxed);
     pthread_mutex_unlock(&router->change_lock);
+}
+
+/* Only the thread of worker 0 may call it. */
+static inline void pb_router_change_begin(pb_router *router) {
+    unsigned at;
+    if (router->is_stopped) return;
+    pthread_mutex_lock(&router->change_lock);
+    atomic_store_explicit(&router->changing, 1, memory_order_relaxed);
+    for (at = 1; at < router->worker_count; at++) pthread_mutex_lock(&router->workers[at]->lock);
+    router->is_stopped = 1;
+    router->changes = 0;
+    router->stops++;
+}
+
+static inline void pb_router_change_end(pb_router *router) {
+    if (++router->changes < PB_CHANGES_PER_STOP && router->shares_stops) return;
+    pb_router_resume_workers(router);
+}
+
+/* Changes from here on share stops of the workers, PB_CHANGES_PER_STOP at most each, until
+   pb_router_changes_end. The caller must not wait for a worker meanwhile. */
+static inline void pb_router_changes_begin(pb_router *router) { router->shares_stops = 1; }
+
+static inline void pb_router_changes_end(pb_router *router) {
+    router->shares_stops = 0;
+    if (router->is_stopped) pb_router_resume_workers(router);
 }
 
 /* --- the router ----------------------------------------------------------- */

@@ -146,6 +146,7 @@ cdef extern from "router.h" nogil:
         pb_set_table sets
         uint32_t used
         uint64_t generation
+        uint64_t stops
         bint has_produce_rules
         uint32_t* outbox_counts
         pb_worker** workers
@@ -168,6 +169,8 @@ cdef extern from "router.h" nogil:
     int pb_router_unlink(pb_router* router, uint32_t number, const unsigned char* name, size_t size) noexcept
     void pb_router_change_begin(pb_router* router) noexcept
     void pb_router_change_end(pb_router* router) noexcept
+    void pb_router_changes_begin(pb_router* router) noexcept
+    void pb_router_changes_end(pb_router* router) noexcept
     void pb_worker_begin(pb_router* router, pb_worker* worker) noexcept
     void pb_worker_end(pb_worker* worker) noexcept
     void pb_route_begin(pb_worker* worker, uint32_t own_bit, int skip, size_t room, bint plain_only) noexcept

@@ -272,6 +272,11 @@ cdef class SubscriberTable:
         return self.router.topics.count - self.router.topics.idle
 
     @property
+    def stops(self) -> int:
+        """How often changes have stopped the threads that route."""
+        return self.router.stops
+
+    @property
     def set_count(self) -> int:
         return self.router.sets.count
 

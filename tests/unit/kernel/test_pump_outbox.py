@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from array import array
 from collections.abc import AsyncIterator
 
+from polybus.dialects.rqueue.server.rqueue_framing import RqueueEncoding
+from polybus.kernel.fanout import Fanout, Source
 from polybus.kernel.outbox import LoopTurn, Outbox, SocketOutput
 from polybus.kernel.pump import Pump
 from polybus.kernel.receive_buffer import SharedBuffer
@@ -144,3 +147,18 @@ def test_closed_outbox_sends_or_drops_what_it_holds():
 
     run(lambda: check(True))
     run(lambda: check(False))
+
+
+def test_messages_routed_to_a_closed_outbox_are_counted_once():
+    async def check() -> None:
+        async with outbox() as (box, _, _, _far):
+            fanout = Fanout(lambda identity, topic: True)
+            fanout.subscribe(fanout.add_subscriber(box, RqueueEncoding(0, 2048)), b"t")
+            box.push(bytes(MAX_BYTES * 2))
+            before = box.backlog()
+            fanout.publish(Source(0, trusted=True), b"t", array("i", [0, 1, 2, 3]), b"abc")
+            assert (box.take_dropped(), box.take_dropped()) == (3, 0)
+            ((chunk, sent),) = box.close(send_held=False)
+            assert (len(chunk) - sent, box.backlog(), box.unsent()) == (before, 0, [])
+
+    run(check)
