@@ -704,8 +704,23 @@ PUMP = mutants(
     ),
     (
         "a turn of the pump has no end",
-        "finally:\n            self.turn.end()\n\n    def read_mailbox",
-        "finally:\n            pass\n\n    def read_mailbox",
+        "finally:\n            self.turn.end()\n        return 0\n",
+        "finally:\n            pass\n        return 0\n",
+    ),
+    (
+        "more turns behind a session",
+        " or self.shared.session_calls != session_calls:\n",
+        ":\n",
+    ),
+    (
+        "no socket is expected",
+        "self.latest if self.received_bytes and not self.changes else None",
+        "None",
+    ),
+    (
+        "one of several busy sockets is expected",
+        "self.latest if self.received_bytes and not self.changes else None",
+        "self.latest",
     ),
     ("room is not noticed", "        if events & EPOLLOUT:\n", "        if False:\n"),
     (
@@ -746,6 +761,16 @@ PUMP = mutants(
         "        if events & PB_HUNG_UP and not self.is_closing_:\n",
         "        if False:\n",
     ),
+)
+
+DELAYED_ACK = mutants(
+    "kernel/delayed_ack.h",
+    (
+        "every read is acknowledged",
+        "        setsockopt(descriptor, IPPROTO_TCP, TCP_QUICKACK, &off, sizeof(off));\n",
+        "        (void)off;\n",
+    ),
+    ("as often again", "            ack->interval *= PB_ACK_GROWTH;\n", "            ;\n"),
 )
 
 PUMP_THREAD = mutants(
@@ -904,6 +929,7 @@ ALL = [
     *INBOX,
     *OUTBOX,
     *PUMP,
+    *DELAYED_ACK,
     *PUMP_THREAD,
     *UNREAD,
     *ACCOUNTS,

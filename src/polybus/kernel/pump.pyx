@@ -6,7 +6,12 @@ methods of an asyncio transport that `transports.stream_connection` uses, so a c
 not know whether the pump or the loop serves its socket.
 
 The set is level-triggered: each turn receives once from a readable socket, and a socket with
-more to read is ready again in the next turn, after all others.
+more to read is ready again in the next turn, after all others. One callback serves several
+turns, which saves the way through the event loop, until its share is used up or a session has
+run, whose callbacks must not wait.
+
+A socket that was the only one with bytes for two callbacks is received from before the set is
+asked: with one busy publisher that takes one system call off the way of each message.
 
 With threads (`start_threads`) a connection that has a plain route belongs to one of them, which
 receives, routes and sends without Python (pump_thread.h). The loop has such a connection from
@@ -44,6 +49,7 @@ from polybus.kernel.pump_thread cimport (
     PB_END,
     PB_HANDED_OVER,
     PB_RESUME,
+    pb_delayed_ack_received,
     pb_mailbox,
     pb_mailbox_free,
     pb_mailbox_init,
@@ -82,9 +88,11 @@ cdef extern from "<sys/socket.h>" nogil:
         MSG_DONTWAIT
     Py_ssize_t recv(int descriptor, void* data, size_t size, int flags)
 
-# Sockets served per turn; the next turn serves the others.
+# The share of one callback of the event loop. A single turn may exceed the bytes, because each
+# receive may fill the buffer.
 cdef enum:
-    TURN_EVENTS = 128
+    CALLBACK_EVENTS = 128
+    CALLBACK_BYTES = 64 * 1024
     MAX_THREADS = 63  # with the loop's own, as many as the router has workers
 
 
@@ -97,7 +105,11 @@ cdef class Pump:
     cdef SharedBuffer shared
     cdef object loop
     cdef set transports
-    cdef epoll_event[TURN_EVENTS] ready
+    cdef epoll_event[CALLBACK_EVENTS] ready
+    cdef SocketTransport latest  # the last that bytes were received from
+    cdef SocketTransport expected  # probably the next
+    cdef Py_ssize_t received_bytes  # in this callback
+    cdef int changes  # of `latest`, in this callback
     cdef pb_mailbox mailbox  # of the threads
     cdef pb_thread* threads[MAX_THREADS]
     cdef int thread_count
@@ -177,16 +189,49 @@ cdef class Pump:
             self.epoll = -1
 
     def run(self):
-        """Serve all sockets that are ready: one turn."""
-        cdef int count = epoll_wait(self.epoll, self.ready, TURN_EVENTS, 0)
+        """Serve the sockets that are ready, turn by turn, up to the share of one callback."""
+        cdef long long session_calls = self.shared.session_calls
+        cdef int left = CALLBACK_EVENTS
+        cdef int count
+        self.received_bytes = self.changes = 0
+        if self.expected is not None:
+            self.turn.is_open = True
+            try:
+                serve(self.expected, EPOLLIN)
+            finally:
+                self.turn.end()
+        while True:
+            count = epoll_wait(self.epoll, self.ready, left, 0)
+            if count <= 0:
+                break
+            self.serve_turn(count)
+            left -= count
+            if not left or self.received_bytes >= CALLBACK_BYTES or self.shared.session_calls != session_calls:
+                break
+        self.expected = self.latest if self.received_bytes and not self.changes else None
+
+    cdef int serve_turn(self, int count) except -1:
         cdef int at
-        # A connection that ends in this turn is forgotten after it, so no pointer dangles.
+        # A connection that ends in this callback is forgotten after it, so no pointer dangles.
         self.turn.is_open = True
         try:
             for at in range(count):
                 serve(<SocketTransport>(<pb_outbox*>self.ready[at].data.ptr).owner, self.ready[at].events)
         finally:
             self.turn.end()
+        return 0
+
+    cdef void on_received(self, SocketTransport transport, Py_ssize_t count) noexcept:
+        self.received_bytes += count
+        if self.latest is not transport:
+            self.latest = transport
+            self.changes += 1
+
+    cdef void forget(self, SocketTransport transport) noexcept:
+        if self.latest is transport:
+            self.latest = None
+        if self.expected is transport:
+            self.expected = None
 
     def read_mailbox(self):
         """Handle everything that the threads have reported."""
@@ -287,6 +332,8 @@ cdef class SocketTransport(SocketOutput):
         cdef unsigned char* room = self.received.room(&size)
         cdef Py_ssize_t count = recv(self.box.descriptor, room, size, MSG_DONTWAIT)
         if count > 0:
+            pb_delayed_ack_received(&self.stream.ack, self.box.descriptor)
+            self.pump.on_received(self, count)
             return self.received.add(count)
         if count == 0:
             self.on_eof()
@@ -409,6 +456,7 @@ cdef class SocketTransport(SocketOutput):
             self.received.stream = NULL
             self.received = None
             self.pump.transports.discard(self)
+            self.pump.forget(self)
             self.outbox = None
             self.box.owner = NULL
             self.sock.close()

@@ -21,6 +21,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "delayed_ack.h"
 #include "outbox.h"
 #include "router.h"
 
@@ -76,6 +77,7 @@ struct pb_stream {
     unsigned char *held;
     size_t held_size, held_capacity;
     _Atomic uint64_t takes; /* receives that consumed bytes */
+    pb_delayed_ack ack;     /* of the side that receives */
 };
 
 /* --- lists that wake their reader ------------------------------------------- */
@@ -161,6 +163,7 @@ static inline pb_stream *pb_stream_new(int descriptor, int epoll) {
     pb_outbox_init(&stream->out, pb_stream_free);
     stream->out.descriptor = descriptor;
     stream->out.epoll = epoll;
+    pb_delayed_ack_init(&stream->ack);
     stream->is_parked = true; /* a push may watch the socket for room before the thread adopts it */
     return stream;
 }
@@ -256,6 +259,7 @@ static inline void pb_stream_receive(pb_thread *thread, pb_stream *stream) {
     size_t held = stream->held_size;
     ssize_t count = recv(stream->out.descriptor, start + held, capacity - held, MSG_DONTWAIT);
     if (count > 0) {
+        pb_delayed_ack_received(&stream->ack, stream->out.descriptor);
         pb_stream_route(thread, stream, start, held + (size_t)count);
     } else if (count == 0) {
         pb_stream_park(stream, &thread->turn, PB_HUNG_UP);

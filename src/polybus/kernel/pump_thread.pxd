@@ -11,6 +11,8 @@ cdef extern from "pump_thread.h" nogil:
         PB_RESUME
         PB_END
         PB_HANDED_OVER
+    ctypedef struct pb_delayed_ack:
+        pass
     ctypedef struct pb_mailbox:
         int event
     ctypedef struct pb_thread:
@@ -26,6 +28,8 @@ cdef extern from "pump_thread.h" nogil:
         unsigned char* held
         size_t held_size
         uint64_t takes
+        pb_delayed_ack ack
+    void pb_delayed_ack_received(pb_delayed_ack* ack, int descriptor)
     bint pb_mailbox_init(pb_mailbox* mailbox)
     void pb_mailbox_free(pb_mailbox* mailbox)
     void pb_mailbox_take(pb_mailbox* mailbox, pb_outbox_list* taken)

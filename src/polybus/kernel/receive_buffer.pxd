@@ -6,6 +6,7 @@ cdef class SharedBuffer:
     cdef readonly object view  # of the whole buffer
     cdef readonly Py_ssize_t size
     cdef readonly long long reads  # of all connections
+    cdef long long session_calls  # of all connections
 
 cdef class ReceiveBuffer:
     cdef SharedBuffer shared

@@ -112,6 +112,7 @@ cdef class ReceiveBuffer:
             consumed = self.plain_route.route(data, end)
             if not self.plain_route.needs_session:
                 return consumed
+        self.shared.session_calls += 1
         return consumed + self.receive(buffer, consumed, end)
 
     def redeliver_held(self):

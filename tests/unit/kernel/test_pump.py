@@ -249,3 +249,134 @@ def test_error_of_a_session_ends_its_connection_and_is_reported():
             assert [type(one["exception"]) for one in reports] == [ZeroDivisionError]
 
     run(check)
+
+
+@contextlib.asynccontextmanager
+async def two_pumped() -> AsyncIterator[tuple[Pump, list[str], list[socket.socket]]]:
+    """Yield a pump, the bytes that its two sessions got in order, and the peers' sockets."""
+    loop = asyncio.get_running_loop()
+    shared = SharedBuffer(64)
+    pump = Pump(loop, LoopTurn(loop.call_soon), shared)
+    got: list[str] = []
+    recorders, peers = [], []
+    for _ in range(2):
+        near, far = socket.socketpair()
+        recorder = Recorder(shared)
+        pump.add(near, recorder)
+
+        def receive(buffer: bytes, start: int, end: int) -> int:
+            got.append(bytes(buffer[start:end]).decode())
+            return end - start
+
+        recorder.receive = receive
+        recorders.append(recorder)
+        peers.append(far)
+    async with asyncio.timeout(DEADLINE_S):
+        try:
+            yield pump, got, peers
+        finally:
+            for recorder, far in zip(recorders, peers, strict=True):
+                far.close()
+                recorder.transport.abort()
+                await recorder.lost.wait()
+            pump.close()
+
+
+def test_turn_that_ran_a_session_is_the_last_of_its_callback():
+    async def check() -> None:
+        async with two_pumped() as (pump, got, (first, _)):
+            first.send(b"a" * 65)  # the buffer takes 64 of them
+            pump.run()
+            assert got == ["a" * 64]
+            pump.run()
+            assert got == ["a" * 64, "a"]
+
+    run(check)
+
+
+def test_only_busy_socket_is_received_from_before_the_set_is_asked():
+    async def check() -> None:
+        async with two_pumped() as (pump, got, (first, second)):
+            for _ in range(2):
+                first.send(b"a")
+                pump.run()
+            second.send(b"b")
+            first.send(b"a")
+            pump.run()
+            assert got == ["a", "a", "a", "b"]
+            # Now two sockets were busy, so they are served in the order of their bytes.
+            pump.run()  # the set forgets which it has reported
+            first.send(b"a")
+            second.send(b"b")
+            pump.run()
+            assert got[4:] == ["a", "b"]
+
+    run(check)
+
+
+def test_expected_socket_without_bytes_delays_no_other():
+    async def check() -> None:
+        async with two_pumped() as (pump, got, (first, second)):
+            for _ in range(2):
+                first.send(b"a")
+                pump.run()
+            second.send(b"b")
+            pump.run()
+            assert got == ["a", "a", "b"]
+
+    run(check)
+
+
+def test_expected_socket_may_end():
+    async def check() -> None:
+        async with two_pumped() as (pump, got, (first, second)):
+            for _ in range(2):
+                first.send(b"a")
+                pump.run()
+            first.close()
+            pump.run()
+            second.send(b"b")
+            pump.run()
+            await asyncio.sleep(0)
+            second.send(b"c")
+            pump.run()
+            assert got == ["a", "a", "b", "c"]
+
+    run(check)
+
+
+def test_busy_tcp_connection_delays_its_acknowledgements():
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        shared = SharedBuffer()
+        pump = Pump(loop, LoopTurn(loop.call_soon), shared)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            far = socket.create_connection(listener.getsockname())
+            near, _ = listener.accept()
+        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        recorder = Recorder(shared)
+        pump.add(near, recorder)
+        is_immediate: list[bool] = []
+        received = asyncio.Event()
+
+        def receive(buffer: bytes, start: int, end: int) -> int:
+            # Asked at once: the kernel leaves the mode after a pause.
+            is_immediate.append(bool(near.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)))
+            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            received.set()
+            return end - start
+
+        recorder.receive = receive
+        async with asyncio.timeout(DEADLINE_S):
+            while len(is_immediate) < 64 + 256 + 1024:
+                received.clear()
+                far.send(b"a")
+                await received.wait()
+            far.close()
+            await recorder.lost.wait()
+        pump.close()
+        # Each time that the mode was left, it takes four times as many receives.
+        delayed = [at + 1 for at, immediate in enumerate(is_immediate) if not immediate]
+        assert delayed == [64, 64 + 256, 64 + 256 + 1024]
+
+    run(check)
