@@ -917,8 +917,12 @@ PLAIN_SESSION = mutants(
     ("who rests once rests forever", "                (<object>self).rest()\n", ""),
     ("many Gets never rest", "self.weight_left > 0 and not", "not"),
     ("small requests weigh nothing", "        self.weight_left -= request_weight\n", ""),
-    ("fan-outs weigh nothing", "        self.weight_left -= reader_weight * readers\n", ""),
-    ("large Gets weigh nothing", "return request_weight + size // bytes_per_weight", "return 1"),
+    (
+        "fan-outs weigh nothing",
+        "        self.weight_left -= plain_weight + reader_weight * readers\n",
+        "",
+    ),
+    ("large Gets weigh nothing", "return plain_weight + size // bytes_per_weight", "return 1"),
     ("past commits that wait", "        if not self.uncommitted:\n", "        if True:\n"),
     ("gone, and it still gets", "if self.phase < PHASE_ENDING:", "if True:"),
     ("a use is not noted", "reader is not None and reader.is_owned and", "reader is not None and"),
@@ -939,7 +943,11 @@ PLAIN_SESSION = mutants(
         "        return",
         "        return",
     ),
-    ("received is not reported", "        self.count_received(run)\n", ""),
+    (
+        "received is not reported",
+        "        self.count(run)\n        self.answers",
+        "        self.answers",
+    ),
 )
 
 ANSWER_QUEUE = mutants(

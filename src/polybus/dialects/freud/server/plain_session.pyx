@@ -6,6 +6,7 @@ client does not read its answers. A plain Produce (plain_delivery.pyx) and a Get
 are executed here, without Python; all other requests are `execute_other`'s, which finds
 them as if they had not been looked at.
 """
+from cpython.bytes cimport PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 
 from polybus.dialects.freud.server.answer_encoder cimport encode_produced
@@ -39,6 +40,7 @@ STEP_BYTES = STEP  # answers are written once this many are gathered: far fewer 
 MAX_UNSCANNED_BYTES = UNSCANNED
 
 cdef int64_t request_weight = fair_scheduler.REQUEST_WEIGHT
+cdef int64_t plain_weight = fair_scheduler.PLAIN_WEIGHT
 cdef int64_t reader_weight = fair_scheduler.READER_WEIGHT
 cdef int64_t bytes_per_weight = fair_scheduler.BYTES_PER_WEIGHT
 
@@ -84,7 +86,7 @@ cdef class PlainSession:
             at += scanned.consumed
             scanned.groups.reverse()
             self.pending = scanned.groups
-            self.run()
+            self.execute_pending()
             if not scanned.more:
                 return at - start
         if self.has_closed():
@@ -108,8 +110,11 @@ cdef class PlainSession:
     cdef bint has_closed(self) noexcept:
         return self.phase == PHASE_CLOSING or self.phase == PHASE_DEPARTED
 
-    cpdef run(self):
+    def run(self):
         """Execute pending requests until something halts the session, and write the answers."""
+        self.execute_pending()
+
+    cdef int execute_pending(self) except -1:
         while self.pending and not self.has_halted() and not self.has_closed():
             if self.weight_left <= 0:
                 self.halt = HALT_RESTING
@@ -121,17 +126,23 @@ cdef class PlainSession:
                 self.answers.flush()
         if not self.has_closed():
             self.answers.flush()
+        return 0
 
     cdef bint execute(self, object run) except -1:
         """Execute a run of requests. Returns False if some of it is still to be done."""
-        self.weight_left -= request_weight
+        cdef UnreadQueue reader
         # Everything but a durable Produce must see the effect of earlier Produces.
         if not self.uncommitted:
             if type(run) is ProduceRun:
                 if self.produce(<ProduceRun>run):
                     return True
             elif type(run) is GetRun:
-                return self.get(<GetRun>run)
+                if not (<GetRun>run).unanswered:
+                    return True
+                reader = self.find_unread(<GetRun>run)
+                if reader is not None:
+                    return self.read_messages(<GetRun>run, reader)
+        self.weight_left -= request_weight
         return (<object>self).execute_other(run)
 
     # --- Produce
@@ -141,43 +152,47 @@ cdef class PlainSession:
         cdef Py_ssize_t readers = self.delivery.produce(self.source, run, &first_id)
         if not readers:
             return False
-        self.weight_left -= reader_weight * readers
-        self.answer_produced(run, first_id)
+        self.weight_left -= plain_weight + reader_weight * readers
+        self.accept(run, first_id)
         return True
 
-    cpdef answer_produced(self, ProduceRun run, uint64_t first_id):
-        """Answer a run that was accepted."""
-        self.count_received(run)
+    cdef int accept(self, ProduceRun run, uint64_t first_id) except -1:
+        self.count(run)
         self.answers.add(encode_produced(first_id, run.count))
+        return 0
 
-    cpdef count_received(self, ProduceRun run):
+    cdef void count(self, ProduceRun run) noexcept:
         self.received_messages += <uint64_t>run.count
-        self.received_bytes += <uint64_t>len(run.bodies)
+        self.received_bytes += <uint64_t>PyBytes_GET_SIZE(run.bodies)
+
+    def answer_produced(self, ProduceRun run not None, uint64_t first_id):
+        """Count and answer a run that was accepted."""
+        self.accept(run, first_id)
+
+    def count_received(self, ProduceRun run not None):
+        self.count(run)
 
     # --- Get
 
-    cdef bint get(self, GetRun run) except -1:
+    cdef UnreadQueue find_unread(self, GetRun run):
+        """Return the subscription if its messages can be read without Python."""
         cdef UnreadQueue reader
-        if not run.unanswered:
-            return True
-        # The Gets of a client that is gone are skipped, and the first use of a detached
-        # subscription attaches it: neither is plain.
+        # The Gets of a client that is gone are skipped.
         if self.phase < PHASE_ENDING:
             reader = self.delivery.find_reader(self.account, run.subscriber)
+            # The first use of a detached subscription attaches it.
             if reader is not None and reader.is_owned and reader.ranges:
-                return self.read(run, reader)
-        return (<object>self).execute_other(run)
+                return reader
+        return None
 
-    cpdef bint read(self, GetRun run, UnreadQueue reader) except -1:
-        """Answer with the messages of a reader. Returns False if Gets are left unanswered."""
+    cdef bint read_messages(self, GetRun run, UnreadQueue reader) except -1:
         while run.unanswered and reader.ranges and self.weight_left > 0 and not self.answers.stalled:
-            self.weight_left -= self.answer_messages(run, reader, run.unanswered)
+            self.weight_left -= self.take_messages(run, reader, run.unanswered)
             if self.answers.size >= STEP:
                 self.answers.flush()
         return not run.unanswered
 
-    cpdef int64_t answer_messages(self, GetRun run, UnreadQueue reader, Py_ssize_t most) except -1:
-        """Answer up to `most` Gets with the next messages. Returns their weight, 0 if there are none."""
+    cdef int64_t take_messages(self, GetRun run, UnreadQueue reader, Py_ssize_t most) except -1:
         cdef Range taken = reader.take(most, STEP, not run.records)
         cdef Py_ssize_t size
         if taken is None:
@@ -186,7 +201,15 @@ cdef class PlainSession:
         size = self.answers.add_messages(reader, taken, run.records)
         if taken.chunk.notice:
             self.answers.flush()  # sending the notice ends the subscription, so send it now
-        return request_weight + size // bytes_per_weight
+        return plain_weight + size // bytes_per_weight
+
+    def read(self, GetRun run not None, UnreadQueue reader not None):
+        """Answer with the messages of a reader. Returns False if Gets are left unanswered."""
+        return self.read_messages(run, reader)
+
+    def answer_messages(self, GetRun run not None, UnreadQueue reader not None, Py_ssize_t most):
+        """Answer up to `most` Gets with the next messages. Returns their weight, 0 if there are none."""
+        return self.take_messages(run, reader, most)
 
     def answer_gets(self, GetRun run not None, int code, Py_ssize_t count):
         """Answer `count` Gets with a code alone."""
