@@ -170,13 +170,13 @@ SESSION = mutants(
     "dialects/freud/server/session.py",
     (
         "answered before it is kept",
-        "        slot = ProduceSlot(group)\n",
-        "        slot = ProduceSlot(group, NO)\n",
+        "        slot = ProduceSlot(run)\n",
+        "        slot = ProduceSlot(run, NO)\n",
     ),
-    ("a slot for anything", "if not self._slots.has_room_for(group):", "if False:"),
+    ("a slot for anything", "if not self._slots.has_room_for(run):", "if False:"),
     (
         "a lost commit is not counted",
-        '                self._broker.counters.count("dropped", reason, slot.group.count)\n',
+        '                self._broker.counters.count("dropped", reason, slot.run.count)\n',
         "                pass\n",
     ),
 )

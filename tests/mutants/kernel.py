@@ -861,6 +861,21 @@ UNREAD = mutants(
     ("ranges anywhere", "if not 0 <= start <= end <= self.count():", "if False:"),
     ("put beside what it touches", "last.end == messages.start:", "last.end <= messages.start:"),
     ("what is read stays held", "self.count_held(taken, -1)", "pass"),
+    (
+        "what was read stays charged",
+        "            self.account.refund(BYTES, taken.body_bytes())\n",
+        "            pass\n",
+    ),
+    (
+        "bytes are free",
+        "        return self.account.try_charge(BYTES, size)\n",
+        "        return True\n",
+    ),
+    (
+        "no peer is woken",
+        "        if reader.waiters:\n            (<object>reader).wake()\n",
+        "",
+    ),
 )
 
 ACCOUNTS = mutants(
@@ -871,52 +886,172 @@ ACCOUNTS = mutants(
     ("less than nothing", "    if amount < 0:\n", "    if False:\n"),
 )
 
-EPHEMERAL = mutants(
-    "dialects/freud/server/fast_session.pyx",
-    ("to one of many", "len(current.readers) != 1", "len(current.readers) < 1"),
-    ("push readers hear nothing", "entry.subscribers != 0 or ", ""),
-    ("any peer may produce", " or not self.may_produce(source, topic, entry):", ":"),
+PLAIN_DELIVERY = mutants(
+    "dialects/freud/server/plain_delivery.pyx",
+    ("no reader, and Ok", "if not readers or entry is NULL", "if entry is NULL"),
+    ("push readers hear nothing", " or entry.subscribers != 0:", ":"),
+    ("any peer may produce", "if not self.may_produce(source, topic, entry):", "if False:"),
     (
         "verdicts of old policies",
         "self.subscribers.router.generation) == PB_ALLOW",
         "1) == PB_ALLOW",
     ),
-    ("unread messages are endless", "reader.held_messages >= self.max_unread_messages", "False"),
-    ("one message too many", "reader.held_messages >= self", "reader.held_messages > self"),
-    ("bytes are endless", "return reader.account.has_room(BYTES, size)", "return True"),
-    ("bytes are free", "        reader.account.try_charge(BYTES, size)\n", ""),
-    ("what was read stays charged", "        reader.account.refund(BYTES, size)\n", ""),
-    ("all have one id", "        pb_topic_advance(entry, 1, True)\n", ""),
-    ("no peer is woken", "        if reader.waiters:\n            (<object>reader).wake()\n", ""),
-    ("ids of others work", "reader.account.key != account or ", ""),
-    ("a use is not noted", " or not reader.is_owned", ""),
-    ("a notice is a message", " or first.chunk.notice:", ":"),
-    ("every topic is live", " or topic.state != STATE_LIVE", " or topic.current is None"),
-    ("received is not counted", "        self.counts.received += 1\n", ""),
-    ("read is not counted", "        self.counts.delivered_bytes += <uint64_t>size\n", ""),
+    (
+        "unread messages are endless",
+        "if reader.held_messages + count > self.max_unread_messages:",
+        "if False:",
+    ),
+    (
+        "one message too many",
+        "if reader.held_messages + count > self",
+        "if reader.held_messages + count - 1 > self",
+    ),
+    ("bytes are endless", "elif not reader.try_charge(size):", "elif False:"),
+    (
+        "those charged before stay charged",
+        "                release_all(readers, at, size)\n",
+        "                pass\n",
+    ),
+    (
+        "a blocked produce stays charged",
+        "        release_all(readers, len(readers), size)\n",
+        "        pass\n",
+    ),
+    ("a batch takes one id", "first_id + <uint64_t>run.count)", "first_id + 1)"),
+    (
+        "all have one id",
+        "        pb_topic_set_next_id(entry, first_id + <uint64_t>run.count)\n",
+        "",
+    ),
+    ("ids of others work", " or reader.account.key != account:", ":"),
+    ("every topic is live", " or topic.state != STATE_LIVE:", " or topic.current is None:"),
+    ("received is not counted", "        self.received += messages\n", ""),
 )
 
-SHORT = mutants(
-    "dialects/freud/server/fast_session.pyx",
-    ("past pending work", " or self.halt != HALT_NONE:", ":"),
-    ("past what is left to do", " or self.pending:", ":"),
-    ("past a stall", "return not self.answers.stalled", "return True"),
-    ("for peers that have gone", "if self.phase != PHASE_OPEN or ", "if "),
-    ("the first of many", "length != size - HEADER or ", "length > size - HEADER or "),
-    ("any size", " or length > self.max_frame_bytes", ""),
-    ("no body is escaped", "if record or not first.is_reserved(first.start) else", "if True else"),
+PLAIN_SESSION = mutants(
+    "dialects/freud/server/plain_session.pyx",
     (
-        "names of any length",
-        "        if name_size > length - NAME_LENGTH:\n",
-        "        if False:\n",
-    ),
-    ("consumed when written", "if self.answers.stalled or self.pipe.has_failed():", "if False:"),
-    (
-        "lost with the connection",
-        "self.answers.stalled or self.pipe.has_failed()",
+        "goes on while it is halted",
+        "self.answers.stalled or self.halt != HALT_NONE",
         "self.answers.stalled",
     ),
-    ("a record is a message", "(RECORD_HEADER if record else 0)", "0"),
+    ("goes on while it is stalled", "self.answers.stalled or self.halt", "self.halt"),
+    ("past what is left to do", "while not self.pending and not self", "while not self"),
+    ("goes on while it rests", "                self.halt = HALT_RESTING\n", ""),
+    ("it never rests", "            if self.weight_left <= 0:\n", "            if False:\n"),
+    ("who rests once rests forever", "                (<object>self).rest()\n", ""),
+    ("many Gets never rest", "self.weight_left > 0 and not", "not"),
+    ("small requests weigh nothing", "        self.weight_left -= request_weight\n", ""),
+    (
+        "fan-outs weigh nothing",
+        "        self.weight_left -= plain_weight + reader_weight * readers\n",
+        "",
+    ),
+    ("large Gets weigh nothing", "return plain_weight + size // bytes_per_weight", "return 1"),
+    ("past commits that wait", "        if not self.uncommitted:\n", "        if True:\n"),
+    ("gone, and it still gets", "if self.phase < PHASE_ENDING:", "if True:"),
+    ("a use is not noted", "reader is not None and reader.is_owned and", "reader is not None and"),
+    (
+        "behind a wait it is read without end",
+        "            (<object>self).stop_reading()\n",
+        "            pass\n",
+    ),
+    (
+        "after a notice it goes on",
+        "            self.answers.flush()  # sending the notice ends the subscription, so send it now\n",
+        "            pass\n",
+    ),
+    (
+        "answers are gathered without bound",
+        "            if self.answers.size >= STEP:\n"
+        "                self.answers.flush()\n"
+        "        return",
+        "        return",
+    ),
+    (
+        "received is not reported",
+        "        self.count(run)\n        self.answers",
+        "        self.answers",
+    ),
+)
+
+ANSWER_QUEUE = mutants(
+    "dialects/freud/server/answer_queue.pyx",
+    ("records have no flags", "<int>NOTICE_FLAG if chunk.notice else 0", "0"),
+    ("a notice is escaped", "elif not chunk.notice and taken", "elif taken"),
+    (
+        "no body is escaped",
+        "elif not chunk.notice and taken.is_reserved(taken.start):",
+        "elif False:",
+    ),
+    ("an escape has no size", "            header_bytes += len(payload) - len(body)\n", ""),
+    (
+        "sent is not consumed",
+        "        else:\n            self.confirm_all()\n",
+        "        else:\n            pass\n",
+    ),
+    (
+        "consumed when written",
+        "            self.confirm_until(size - self.pipe.backlog_bytes())",
+        "            self.confirm_all()",
+    ),
+    (
+        "half sent is consumed",
+        "self.confirm_until(size - self.pipe.backlog_bytes())",
+        "self.confirm_until(size)",
+    ),
+    (
+        "nothing of it is consumed",
+        "self.confirm_until(size - self.pipe.backlog_bytes())",
+        "pass",
+    ),
+    (
+        "drained is not consumed",
+        "        self.stalled = False\n        self.confirm_all()\n",
+        "        self.stalled = False\n",
+    ),
+    (
+        "lost with the connection",
+        "        if self.pipe.has_failed():\n            self.return_unsent()\n        elif",
+        "        if",
+    ),
+    (
+        "what was not sent is lost",
+        "        self.parts = []\n        self.return_unsent()\n",
+        "        self.parts = []\n",
+    ),
+    ("records are as short as messages", "            header_bytes += RECORD_HEADER\n", ""),
+    (
+        "the rest starts again",
+        "rest = new_range(taken.chunk, place, taken.end)",
+        "rest = new_range(taken.chunk, taken.start, taken.end)",
+    ),
+    (
+        "answers before it do not count",
+        "            end = written.start\n",
+        "            end = 0\n",
+    ),
+    (
+        "a read notice ends nothing",
+        '            self.readers.end(reader, "deleted")\n',
+        "            pass\n",
+    ),
+    ("read is not counted", "        self.counts.delivered_bytes += size\n", ""),
+    ("sent is not reported", "        self.sent_messages += count\n", ""),
+)
+
+RUNS = mutants(
+    "dialects/freud/server/request_scanner.pyx",
+    (
+        "parts lose their first",
+        "self.bodies[ends[start] : ends[end]]",
+        "self.bodies[ends[start + 1] : ends[end]]",
+    ),
+    (
+        "offsets of the whole",
+        "out[at] = ends[start + at] - ends[start]",
+        "out[at] = ends[start + at]",
+    ),
 )
 
 ALL = [
@@ -933,6 +1068,8 @@ ALL = [
     *PUMP_THREAD,
     *UNREAD,
     *ACCOUNTS,
-    *EPHEMERAL,
-    *SHORT,
+    *PLAIN_DELIVERY,
+    *PLAIN_SESSION,
+    *ANSWER_QUEUE,
+    *RUNS,
 ]

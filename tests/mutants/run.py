@@ -38,7 +38,11 @@ TESTS = (
     *(f"tests/unit/kernel/test_{name}.py" for name in ("pump", "pump_outbox", "pump_threads")),
     *("tests/unit/bus/test_outbox.py", "tests/unit/bus/test_delivery.py"),
     "tests/unit/transports/test_inbox.py",
-    *("tests/unit/freud/test_fast_path.py", "tests/unit/freud/test_ephemeral_topics.py"),
+    *(f"tests/unit/freud/test_{name}.py" for name in ("plain_requests", "ephemeral_topics")),
+    *(
+        f"tests/unit/freud/test_{name}.py"
+        for name in ("session", "session_stats", "fair_scheduler")
+    ),
     "tests/property/bus/test_freud_model.py",
 )
 PYTEST = ("-x", "-q", "--tb=line", "--timeout=0")

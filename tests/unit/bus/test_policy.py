@@ -492,8 +492,8 @@ def test_revoked_freud_subscription_ends_and_answers_its_waiter():
     alice.wait(lambda: calls.append(alice.gone))
     bus.broker.policy.replace(placed("deny user:1 subscribe t"))
     assert calls == [True]
-    assert topics.readers.find(ALICE, alice.id) is None
-    assert topics.readers.find(BOB, bob.id) is bob
+    assert alice.id not in topics.readers.by_id
+    assert topics.readers.by_id[bob.id] is bob
     assert bus.stats("refused") == {"subscription_revoked": 1}
     assert bus.broker.quotas.used(1, SUBSCRIPTIONS) == 0
 

@@ -368,7 +368,7 @@ def test_accepted_part_of_a_batch_does_not_hold_the_rest_in_memory(buffering: bo
     )
     if buffering:
         key = bench.ask(bench.alice, get(old), subscribe(b"t"))[1].payload
-    reader = bench.bus.topics.readers.find(ALICE, key)
+    reader = bench.bus.topics.readers.by_id[key]
     assert reader is not None
     assert [len(one.chunk) for one in reader.ranges] == [1]
 

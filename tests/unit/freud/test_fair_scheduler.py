@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from polybus.dialects.freud.server.fair_scheduler import TURN_WEIGHT, FairScheduler
-from polybus.dialects.freud.server.session import MAX_UNSCANNED_BYTES
+from polybus.dialects.freud.server.plain_session import MAX_UNSCANNED_BYTES
 from polybus.model.identity import Identity
 from tests.rig.freud_client import (
     DOESNT_EXIST,

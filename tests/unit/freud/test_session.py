@@ -10,8 +10,7 @@ import struct
 import pytest
 
 from polybus.dialects.freud.limits import FreudLimits
-from polybus.dialects.freud.server.answer_queue import STEP_BYTES
-from polybus.dialects.freud.server.session import MAX_UNSCANNED_BYTES
+from polybus.dialects.freud.server.plain_session import MAX_UNSCANNED_BYTES, STEP_BYTES
 from polybus.model.identity import Identity
 from polybus.model.limits import Limits
 from tests.rig import freud_client, rqueue_client

@@ -1,20 +1,22 @@
-"""The phases of a Freud connection, and the values that the compiled fast path tests."""
+"""The phases of a Freud connection, and the values that compiled code tests."""
 
 from __future__ import annotations
 
 import pytest
 
-from polybus.dialects.freud.server import fast_session
+from polybus.dialects.freud.server import plain_delivery, plain_session
 from polybus.dialects.freud.server.session import Halt, Phase, PhaseEvent, next_phase
 from polybus.dialects.freud.server.topic_lifecycle import TABLE, TopicEvent, TopicState
 
 EVERY_PAIR = [(phase, event) for phase in Phase for event in PhaseEvent]
 
 
-def test_fast_path_runs_only_while_open_not_halted_and_live():
-    assert fast_session.OPEN == Phase.OPEN
-    assert fast_session.NOT_HALTED == Halt.NONE
-    assert fast_session.LIVE == TopicState.LIVE
+def test_compiled_code_tests_the_same_states():
+    compiled = plain_session
+    assert (compiled.OPEN, compiled.CLOSING) == (Phase.OPEN, Phase.CLOSING)
+    assert (compiled.ENDING, compiled.DEPARTED) == (Phase.ENDING, Phase.DEPARTED)
+    assert (compiled.NOT_HALTED, compiled.RESTING) == (Halt.NONE, Halt.RESTING)
+    assert plain_delivery.LIVE == TopicState.LIVE
 
 
 @pytest.mark.parametrize(("phase", "event"), EVERY_PAIR)

@@ -159,6 +159,11 @@ def count_subscribers(name: bytes) -> bytes:
 # server/answer_encoder puts headers before them, and encodes the answers to Produce and Get.
 
 
+def escaped_body(body: bytes) -> bytes:
+    """Encode the payload of a Get Message whose message starts with `\\0FREUD\\0`."""
+    return BODY_PREFIX + body
+
+
 def topic_list(names: Collection[bytes]) -> bytes:
     """Encode the payload of the answer to List Topics."""
     return b"".join((U32.pack(len(names)), *map(_prefixed, names)))

@@ -45,7 +45,7 @@ def encode_answers(uint32_t code, Py_ssize_t count, bytes payload not None=b""):
     return data
 
 
-def encode_produced(uint64_t first_id, Py_ssize_t count):
+cpdef bytes encode_produced(uint64_t first_id, Py_ssize_t count):
     """Encode `count` Ok answers to Produce, with consecutive ids."""
     cdef bytes data = room_for(count, HEADER + MESSAGE_ID)
     cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(data)
@@ -116,26 +116,43 @@ cdef bytes write(
     Py_ssize_t start,
     Py_ssize_t count,
 ):
-    cdef const unsigned char* at = <const unsigned char*>index.buf
-    cdef const unsigned char* body = <const unsigned char*>view.buf
-    cdef Py_ssize_t extra = 0 if times is NULL else RECORD_HEADER
-    cdef Py_ssize_t size, place
-    cdef bytes data
-    cdef unsigned char* out
     check_columns(index, view.len, start, count)
     if times is not NULL and times.len // 8 < start + count:
         raise ValueError("every record needs its time")
-    size = offset(at, start + count) - offset(at, start)
-    data = PyBytes_FromStringAndSize(NULL, size + count * (HEADER + extra))
-    out = <unsigned char*>PyBytes_AS_STRING(data)
+    return encode_columns(
+        <const unsigned char*>index.buf,
+        <const unsigned char*>view.buf,
+        NULL if times is NULL else <unsigned char*>times.buf,
+        first_id,
+        flags,
+        start,
+        count,
+    )
+
+
+cdef bytes encode_columns(
+    const unsigned char* offsets,
+    const unsigned char* bodies,
+    const unsigned char* times,  # NULL: messages, not records
+    uint64_t first_id,
+    uint32_t flags,
+    Py_ssize_t start,
+    Py_ssize_t count,
+):
+    """Encode messages of a batch whose columns were checked."""
+    cdef Py_ssize_t extra = 0 if times is NULL else RECORD_HEADER
+    cdef Py_ssize_t size = offset(offsets, start + count) - offset(offsets, start)
+    cdef bytes data = PyBytes_FromStringAndSize(NULL, size + count * (HEADER + extra))
+    cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t place
     for place in range(start, start + count):
-        size = offset(at, place + 1) - offset(at, place)
+        size = offset(offsets, place + 1) - offset(offsets, place)
         out = store_u32(store_u32(out, OK), <uint32_t>(extra + size))
         if times is not NULL:
             out = store_u64(out, first_id + <uint64_t>place)
             out = store_u64(out, timestamp(times, place))
             out = store_u32(out, flags)
-        copy(out, body + offset(at, place), size)
+        copy(out, bodies + offset(offsets, place), size)
         out += size
     return data
 
@@ -147,9 +164,9 @@ cdef inline Py_ssize_t offset(const unsigned char* offsets, Py_ssize_t place) no
     return value
 
 
-cdef inline uint64_t timestamp(const Py_buffer* times, Py_ssize_t place) noexcept nogil:
+cdef inline uint64_t timestamp(const unsigned char* times, Py_ssize_t place) noexcept nogil:
     cdef uint64_t value
-    memcpy(&value, <const unsigned char*>times.buf + place * 8, 8)
+    memcpy(&value, times + place * 8, 8)
     return value
 
 

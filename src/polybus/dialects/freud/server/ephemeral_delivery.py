@@ -1,10 +1,11 @@
 """The flow of messages within an ephemeral topic: to readers, into a buffer, out of it.
 
 Bytes are charged before they are stored: to each reader's account, or, while they are
-buffered for later readers, to the account of the topic's creator. A producer that exceeds a
-limit is refused. A message of a push dialect cannot be refused, so a reader without room
-loses it, and the loss is counted. In either case the account's detached readers make room
-first (detached_readers.py): neither is refused or lost because of them.
+buffered for later readers, to the account of the topic's creator. plain_delivery.pyx charges
+and serves the pull readers of a topic; this file has what may stand in the way of that. A
+producer that exceeds a limit is refused. A message of a push dialect cannot be refused, so a
+reader without room loses it, and the loss is counted. In either case the account's detached
+readers make room first (detached_readers.py): neither is refused or lost because of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from polybus.bus.quotas import BYTES
 from polybus.bus.request_outcome import NOTHING_HAPPENED, OK, WAIT, RequestOutcome, over_quota
+from polybus.dialects.freud.server.plain_delivery import UNREAD
 from polybus.dialects.freud.server.unread_queue import Range
 
 if TYPE_CHECKING:
@@ -25,13 +27,12 @@ if TYPE_CHECKING:
     from polybus.bus.quotas import Key, Quotas
     from polybus.dialects.freud.limits import FreudLimits
     from polybus.dialects.freud.server.detached_readers import DetachedReaders
+    from polybus.dialects.freud.server.plain_delivery import PlainDelivery
     from polybus.dialects.freud.server.pull_reader import PullReader
+    from polybus.dialects.freud.server.request_scanner import ProduceRun
     from polybus.dialects.freud.server.topic_lifecycle import Incarnation
-    from polybus.dialects.freud.server.unread_queue import Range
     from polybus.kernel.fanout import Fanout
     from polybus.model.identity import Identity
-
-UNREAD = "max_unread_messages"
 
 
 class PushDelivery(Protocol):
@@ -54,6 +55,7 @@ class ProduceResult(NamedTuple):
 class EphemeralDelivery:
     def __init__(
         self,
+        plain: PlainDelivery,
         fanout: Fanout,
         pushing: PushDelivery,
         quotas: Quotas,
@@ -62,6 +64,7 @@ class EphemeralDelivery:
         limits: FreudLimits,
         wall_ns: Callable[[], int],
     ) -> None:
+        self._plain = plain
         self._fanout = fanout
         self._pushing = pushing
         self._quotas = quotas
@@ -71,23 +74,17 @@ class EphemeralDelivery:
         self._wall_ns = wall_ns
 
     def deliver(
-        self,
-        connection: Connection | None,
-        current: Incarnation,
-        offsets: bytes,
-        bodies: bytes,
-        count: int,
+        self, connection: Connection | None, current: Incarnation, run: ProduceRun
     ) -> ProduceResult:
-        """Deliver a producer's batch to all readers of a live topic.
+        """Deliver a producer's run to all readers of a live topic.
 
-        Without a `connection` that can wait, full push readers lose the batch.
+        Without a `connection` that can wait, full push readers lose the run.
         """
-        size = len(bodies)
-        # A trial logs no refusal: a smaller batch or an eviction is tried next.
-        reached = self._charge_all(current, size, count, trial=True)
-        # The session splits a larger batch, so that each message evicts as few as it needs.
+        size, count = len(run.bodies), run.count
+        reached = self._plain.charge(current, size, count)
+        # The session splits a larger run, so that each message evicts as few as it needs.
         if reached and count == 1:
-            reached = self._evict_for(current, size) or self._charge_all(current, size, count)
+            reached = self._evict_for(current, size) or self._plain.charge(current, size, count)
         if reached:
             return ProduceResult(over_quota(reached))
         pushed = self._fanout.subscriber_count(current.name)
@@ -96,26 +93,21 @@ class EphemeralDelivery:
             return ProduceResult(NOTHING_HAPPENED)
         first_id = self._fanout.next_id(current.name)
         # Push readers first: only they can make the producer wait, with nothing delivered.
-        if pushed and not self._push(connection, current.name, offsets, bodies):
-            self._release_all(current.readers.values(), size)
+        if pushed and not self._push(connection, current.name, run.offsets, run.bodies):
+            self._plain.release(current, size)
             return ProduceResult(WAIT)
-        self._fanout.set_next_id(current.name, first_id + count)
-        if current.readers:
-            messages = current.writer.write(first_id, offsets, bodies, self._wall_ns())
-            put_and_wake(current.readers.values(), messages)
+        self._plain.deliver(current, first_id, run)
         return ProduceResult(OK, first_id)
 
-    def buffer(
-        self, current: Incarnation, offsets: bytes, bodies: bytes, count: int
-    ) -> ProduceResult:
-        """Buffer a producer's batch for later readers."""
-        if current.buffered_messages + count > self._limits.max_unread_messages:
+    def buffer(self, current: Incarnation, run: ProduceRun) -> ProduceResult:
+        """Buffer a producer's run for later readers."""
+        if current.buffered_messages + run.count > self._limits.max_unread_messages:
             return ProduceResult(over_quota(UNREAD))
-        if not self._quotas.charge(current.creator, BYTES, len(bodies), trial=count > 1):
+        if not self._quotas.charge(current.creator, BYTES, len(run.bodies), trial=run.count > 1):
             return ProduceResult(over_quota(BYTES))
         first_id = self._fanout.next_id(current.name)
-        self._fanout.set_next_id(current.name, first_id + count)
-        messages = current.writer.write(first_id, offsets, bodies, self._wall_ns())
+        self._fanout.set_next_id(current.name, first_id + run.count)
+        messages = current.writer.write(first_id, run.offsets, run.bodies, self._wall_ns())
         current.append_buffer(messages, relayed=False)
         return ProduceResult(OK, first_id)
 
@@ -174,23 +166,6 @@ class EphemeralDelivery:
         lost = self._pushing.relay_skipping_full(name, offsets, bodies)
         self._counters.count("dropped", "slow_consumer", lost)
         return True
-
-    def _charge_all(
-        self, current: Incarnation, size: int, count: int, *, trial: bool = False
-    ) -> str | None:
-        """Charge every reader or none. Returns the name of the limit that was reached, if any."""
-        charged: list[PullReader] = []
-        for reader in current.readers.values():
-            reached = None
-            if reader.held_messages + count > self._limits.max_unread_messages:
-                reached = UNREAD
-            elif not self._quotas.charge(reader.identity, BYTES, size, trial=trial):
-                reached = BYTES
-            if reached:
-                self._release_all(charged, size)
-                return reached
-            charged.append(reader)
-        return None
 
     def _evict_for(self, current: Incarnation, size: int) -> str | None:
         """Evict the detached readers that have no room for a message, or leave none to others.
@@ -268,20 +243,6 @@ class EphemeralDelivery:
         if fit.too_large:
             self._quotas.refuse(account, BYTES, messages.size)
         return [copy_range(run) for run in fit.runs]
-
-    def _release_all(self, readers: Iterable[PullReader], size: int) -> None:
-        for reader in readers:
-            self._quotas.release(reader.identity, BYTES, size)
-
-
-def put_and_wake(readers: Iterable[PullReader], messages: Range) -> None:
-    """Put messages to all readers, then wake them."""
-    # Two passes: a reader that is woken must find every reader in the same state.
-    targets = list(readers)
-    for reader in targets:
-        reader.put(messages)
-    for reader in targets:
-        reader.wake()
 
 
 class FittingRanges(NamedTuple):

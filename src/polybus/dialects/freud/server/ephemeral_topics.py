@@ -28,9 +28,8 @@ from polybus.dialects.freud.server.ephemeral_delivery import (
     EphemeralDelivery,
     ProduceResult,
     PushDelivery,
-    put_and_wake,
 )
-from polybus.dialects.freud.server.fast_session import FastPath, MessageCounts
+from polybus.dialects.freud.server.plain_delivery import MessageCounts, PlainDelivery
 from polybus.dialects.freud.server.pull_reader import PullReader, PullReaders, new_id
 from polybus.dialects.freud.server.topic_lifecycle import (
     EphemeralTopic,
@@ -38,7 +37,7 @@ from polybus.dialects.freud.server.topic_lifecycle import (
     TopicEvent,
     TopicLifecycle,
 )
-from polybus.dialects.freud.server.unread_queue import Chunk, Range
+from polybus.dialects.freud.server.unread_queue import Chunk, Range, put_and_wake
 from polybus.durable.durable_bus import durable_bus
 from polybus.durable.topic_names import creator_of
 from polybus.errors import Damaged
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from polybus.bus.policy import Policy
     from polybus.bus.quotas import Quotas
     from polybus.dialects.freud.limits import FreudLimits
+    from polybus.dialects.freud.server.request_scanner import ProduceRun
     from polybus.kernel.fanout import CollectedBatch, Fanout
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic as DurableTopic
@@ -70,25 +70,29 @@ class EphemeralTopics:
         wall_ns: Callable[[], int],
     ) -> None:
         self._fanout = fanout
-        self.detached = DetachedReaders(quotas, limits.max_detached_subscriptions)
-        self._delivery = EphemeralDelivery(
-            fanout, pushing, quotas, self.detached, counters, limits, wall_ns
-        )
         self._policy = policy
         self._quotas = quotas
         self._counters = counters
         self._clock = clock
         self._wall_ns = wall_ns
         self._topics: dict[bytes, EphemeralTopic] = {}
+        readers: dict[bytes, PullReader] = {}
+        self.detached = DetachedReaders(quotas, limits.max_detached_subscriptions)
+        self.message_counts = MessageCounts()
+        self.plain_delivery = PlainDelivery(
+            self._topics, readers, fanout, self.message_counts, limits.max_unread_messages, wall_ns
+        )
+        self._delivery = EphemeralDelivery(
+            self.plain_delivery, fanout, pushing, quotas, self.detached, counters, limits, wall_ns
+        )
         self._lifecycle = TopicLifecycle(
             self._topics, fanout, self._delivery, quotas, limits, clock, wall_ns
         )
-        self.message_counts = MessageCounts()
         self.readers = PullReaders(
+            readers,
             self._lifecycle,
             quotas,
             counters,
-            self.message_counts,
             self.detached,
             limits.detached_subscription_s,
             clock,
@@ -96,14 +100,6 @@ class EphemeralTopics:
         # Both are set on a bus with durable topics: Freud clients pull from those, too.
         self.durable_readers: DurablePullReaders | None = None
         self.is_durable: Callable[[bytes], bool] = lambda name: False
-        self.fast_path = FastPath(
-            self._topics,
-            self.readers.by_id,
-            fanout,
-            self.message_counts,
-            limits.max_unread_messages,
-            wall_ns,
-        )
 
     @classmethod
     def install(cls, broker: Broker, limits: FreudLimits) -> EphemeralTopics:
@@ -210,19 +206,13 @@ class EphemeralTopics:
         self.readers.end(reader, "unsubscribed")
 
     def produce(
-        self,
-        connection: Connection,
-        name: bytes,
-        offsets: bytes,
-        bodies: bytes,
-        count: int,
-        *,
-        waits: bool = True,
+        self, connection: Connection, run: ProduceRun, *, waits: bool = True
     ) -> ProduceResult:
-        """Accept the whole batch or nothing of it.
+        """Accept the whole run, which is not plain, or nothing of it.
 
-        Unless the producer `waits`, a full push reader loses the batch.
+        Unless the producer `waits`, a full push reader loses the messages.
         """
+        name = run.topic
         topic = self._topics.get(name)
         action = self._lifecycle.find_action(TopicEvent.PRODUCE, topic)
         if action is TopicAction.MISSING:
@@ -232,24 +222,22 @@ class EphemeralTopics:
         current = topic.current
         if not self._policy.allows(connection.pipe.identity, "produce", name, current.creator):
             return ProduceResult(NO)
-        # The fast path calls no Python for a verdict: cache it once the rules were asked.
+        # A plain run calls no Python for a verdict: cache it once the rules were asked.
         identity = connection.source.identity
         can_deny = self._policy.can_deny(PRODUCE, name)
         if can_deny and self._fanout.verdict(identity, name) is None:
             allowed = self._policy.may_produce(identity, name)
             self._fanout.remember_verdict(identity, name, allowed)
-        # A larger batch is split by the session, so that each message evicts as few as it needs.
-        if action is TopicAction.BUFFER and count == 1:
-            self._delivery.make_buffer_room(current, len(bodies))
+        # A larger run is split by the session, so that each message evicts as few as it needs.
+        if action is TopicAction.BUFFER and run.count == 1:
+            self._delivery.make_buffer_room(current, len(run.bodies))
             action = self._lifecycle.find_action(TopicEvent.PRODUCE, topic)
         if action is TopicAction.BUFFER:
-            result = self._delivery.buffer(current, offsets, bodies, count)
+            result = self._delivery.buffer(current, run)
         else:
-            waiting = connection if waits else None
-            result = self._delivery.deliver(waiting, current, offsets, bodies, count)
+            result = self._delivery.deliver(connection if waits else None, current, run)
         if result.outcome in (OK, NOTHING_HAPPENED):
-            self.message_counts.received += count
-            self.message_counts.received_bytes += len(bodies)
+            self.message_counts.add_received(run.count, len(run.bodies))
         return result
 
     def count(self, caller: Identity, name: bytes) -> RequestOutcome | int:

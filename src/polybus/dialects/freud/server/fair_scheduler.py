@@ -18,7 +18,8 @@ from collections.abc import Callable
 
 # Two milliseconds: a small delay for others, and a turn of the loop is about 1 % of it.
 TURN_WEIGHT = 2000
-REQUEST_WEIGHT = 8  # each request, and each piece of messages that a Get reads
+REQUEST_WEIGHT = 8  # each run of requests that Python executes
+PLAIN_WEIGHT = 1  # each run of plain Produces, and each piece of messages that Gets read
 READER_WEIGHT = 3  # each reader that a message must reach or an answer must count
 NAME_WEIGHT = 1  # each name that a List must check
 BYTES_PER_WEIGHT = 4096  # bytes of messages read per unit

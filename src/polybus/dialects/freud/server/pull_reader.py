@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from polybus.bus.policy import Policy
     from polybus.bus.quotas import Quotas
     from polybus.dialects.freud.server.detached_readers import DetachedReaders
-    from polybus.dialects.freud.server.fast_session import MessageCounts
     from polybus.dialects.freud.server.topic_lifecycle import Incarnation, TopicLifecycle
     from polybus.dialects.freud.server.unread_queue import Range
     from polybus.model.identity import Identity
@@ -92,14 +91,14 @@ ID_BYTES = 16
 
 
 class PullReaders:
-    """All pull readers. The fast path reads `by_id`, too."""
+    """All pull readers. PlainDelivery finds them in `by_id`."""
 
     def __init__(
         self,
+        by_id: dict[bytes, PullReader],
         lifecycle: TopicLifecycle,
         quotas: Quotas,
         counters: Counters,
-        counts: MessageCounts,
         detached: DetachedReaders,
         detached_s: float,
         clock: Callable[[], float],
@@ -107,11 +106,10 @@ class PullReaders:
         self._lifecycle = lifecycle
         self._quotas = quotas
         self._counters = counters
-        self._counts = counts
         self._detached = detached
         self._detached_s = detached_s
         self._clock = clock
-        self.by_id: dict[bytes, PullReader] = {}
+        self.by_id = by_id
         self.expired = 0  # detached readers that were not used in time
         self.on_evicted: Callable[[PullReader], None] = lambda reader: None
         detached.end_reader = self._evict
@@ -123,13 +121,6 @@ class PullReaders:
         """Add a reader whose subscription was charged already."""
         reader.account = self._quotas.account(reader.identity)
         self.by_id[reader.id] = reader
-
-    def find(self, caller: Identity, reader_id: bytes) -> PullReader | None:
-        """Return the subscription with this id if it is the caller's."""
-        reader = self.by_id.get(reader_id)
-        if reader is None or reader.identity.account != caller.account:
-            return None
-        return reader
 
     def end(self, reader: PullReader, reason: str) -> None:
         self._quotas.release(reader.identity, BYTES, reader.held_bytes)
@@ -143,17 +134,6 @@ class PullReaders:
         reader.wake()
 
     # --- called by connections
-
-    def confirm(self, reader: PullReader, taken: Range) -> None:
-        """Count the messages as consumed: they are in the reader's socket."""
-        if reader.gone:
-            return
-        reader.confirm(taken)
-        self._counts.delivered += len(taken)
-        self._counts.delivered_bytes += taken.size
-        self._quotas.release(reader.identity, BYTES, _charged(taken))
-        if taken.chunk.notice:
-            self.end(reader, "deleted")
 
     def give_back(self, taken: Iterable[tuple[PullReader, Range]]) -> None:
         """Return messages that did not reach the socket of a connection that ended."""
@@ -220,7 +200,3 @@ def new_id() -> bytes:
 
 def _count_messages(taken: Range) -> int:
     return 0 if taken.chunk.notice else len(taken)
-
-
-def _charged(taken: Range) -> int:
-    return 0 if taken.chunk.notice else taken.size

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polybus.bus.quotas import QUOTAS
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.connection import Connection
     from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
-    from polybus.dialects.freud.server.request_scanner import ProduceRun, SingleRequest
+    from polybus.dialects.freud.server.request_scanner import SingleRequest
 
 Response = tuple[RequestOutcome, bytes]
 
@@ -97,7 +95,7 @@ class RequestExecutor:
         return result, b""
 
     def _unsubscribe(self, reader_id: bytes) -> Response:
-        reader = self._topics.readers.find(self._caller, reader_id)
+        reader = self._topics.plain_delivery.find_reader(self._caller.account, reader_id)
         if reader is None:
             return DOES_NOT_EXIST, b""
         self._topics.unsubscribe(reader)
@@ -113,27 +111,3 @@ class RequestExecutor:
             return OK, subscriber_count(result)
         self.record_refusal(result, "count", name)
         return result, b""
-
-
-@dataclass(frozen=True, slots=True)
-class ProduceSlice:
-    """Some messages of a run of Produces that was split."""
-
-    topic: bytes
-    count: int
-    offsets: bytes
-    bodies: bytes
-
-
-def split_produces(group: ProduceRun | ProduceSlice) -> list[ProduceSlice]:
-    """Split a run in two halves, in order. Halving keeps the number of pending slices small."""
-    ends = array("i")
-    ends.frombytes(group.offsets)
-    middle = group.count // 2
-    return [_slice_produces(group, ends[: middle + 1]), _slice_produces(group, ends[middle:])]
-
-
-def _slice_produces(group: ProduceRun | ProduceSlice, ends: array[int]) -> ProduceSlice:
-    start = ends[0]
-    offsets = array("i", [end - start for end in ends]).tobytes()
-    return ProduceSlice(group.topic, len(ends) - 1, offsets, group.bodies[start : ends[-1]])

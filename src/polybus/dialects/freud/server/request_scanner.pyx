@@ -90,24 +90,34 @@ REASONS = (TOO_LARGE, TOO_SHORT, UNKNOWN_TYPE, TRUNCATED, TRAILING_BYTES, BAD_NA
 cdef class ProduceRun:
     """Consecutive Produce requests to one topic, all well-formed; columns in Arrow's layout."""
 
-    cdef readonly bytes topic
-    cdef readonly Py_ssize_t count
-    cdef readonly bytes offsets  # int32, native order, count + 1 of them
-    cdef readonly bytes bodies
-
     def __repr__(self):
         return f"ProduceRun({self.topic!r}, {self.count} messages, {len(self.bodies)} bytes)"
+
+    def part(self, Py_ssize_t start, Py_ssize_t end):
+        """Return messages `start` to `end` as a run."""
+        cdef ProduceRun part = ProduceRun.__new__(ProduceRun)
+        cdef const int32_t* ends = self.ends()
+        cdef Py_ssize_t at
+        cdef int32_t* out
+        if not 0 <= start <= end <= self.count:
+            raise IndexError("a part lies within its run")
+        part.topic = self.topic
+        part.count = end - start
+        part.bodies = self.bodies[ends[start] : ends[end]]
+        part.offsets = PyBytes_FromStringAndSize(NULL, (part.count + 1) * <Py_ssize_t>sizeof(int32_t))
+        out = <int32_t*>PyBytes_AS_STRING(part.offsets)
+        for at in range(part.count + 1):
+            out[at] = ends[start + at] - ends[start]
+        return part
+
+    cdef const int32_t* ends(self) noexcept:
+        return <const int32_t*>PyBytes_AS_STRING(self.offsets)
 
 
 @cython.final
 @cython.freelist(64)
 cdef class GetRun:
     """Consecutive equal Get Message requests, or Get Record if `records`."""
-
-    cdef readonly bytes subscriber  # the id, 16 bytes
-    cdef readonly Py_ssize_t count
-    cdef readonly int32_t max_blocking_s  # 0 polls, negative waits forever
-    cdef readonly bint records
 
     def __repr__(self):
         what = "records" if self.records else "messages"
@@ -150,11 +160,6 @@ cdef class ScanResult:
     a MalformedFrame that closes; do not scan again.
     """
 
-    cdef readonly Py_ssize_t consumed
-    cdef readonly list groups
-    cdef readonly bint more
-    cdef readonly bint bad
-
     def __repr__(self):
         return f"ScanResult({self.consumed} bytes, {self.groups!r}, more={self.more}, bad={self.bad})"
 
@@ -177,15 +182,6 @@ cdef class RequestScanner:
     checked here. The last name is cached with its verdict.
     """
 
-    cdef readonly Py_ssize_t max_frame_bytes
-    cdef readonly bint with_header
-    cdef object is_name
-    cdef bytes name
-    cdef bint name_is_good
-    cdef bint scanning
-    cdef int32_t* offsets  # scratch of one group; kept between scans
-    cdef Py_ssize_t capacity
-
     def __init__(self, Py_ssize_t max_frame_bytes, is_name, *, bint with_header=False):
         if not 0 < max_frame_bytes <= MAX_CAP:
             raise ValueError(f"max_frame_bytes must be 1 to {MAX_CAP}, got {max_frame_bytes}")
@@ -196,7 +192,7 @@ cdef class RequestScanner:
     def __dealloc__(self):
         PyMem_Free(self.offsets)
 
-    def scan(self, buffer, Py_ssize_t start, Py_ssize_t end):
+    cpdef ScanResult scan(self, buffer, Py_ssize_t start, Py_ssize_t end):
         """Scan the complete requests in buffer[start:end], up to the limits of one scan."""
         cdef ScanResult scanned = ScanResult.__new__(ScanResult)
         cdef Py_buffer view
@@ -398,7 +394,7 @@ cdef Py_ssize_t take_gets(const unsigned char* at, Py_ssize_t left, list groups)
     while left - done >= GET_FRAME and same(at + done, at, GET_FRAME):
         done += GET_FRAME
     group.subscriber = at[HEADER:HEADER + SUBSCRIBER_ID]
-    group.count = done // GET_FRAME
+    group.count = group.unanswered = done // GET_FRAME
     group.max_blocking_s = <int32_t>load_u32(at + HEADER + SUBSCRIBER_ID)
     group.records = load_u32(at) == GET_RECORD
     groups.append(group)

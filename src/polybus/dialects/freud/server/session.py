@@ -3,8 +3,10 @@
 The compiled scanner returns runs of like requests. The session executes them until
 something halts the connection (`Halt`), or the client does not read its answers
 (`AnswerQueue.stalled`). Each halt has an event that ends it, and the session continues
-where it stopped. While it is halted, the client's further input is left unread beyond
-MAX_UNSCANNED_BYTES, so a connection holds a bounded amount of memory.
+where it stopped. plain_session.pyx has the loop, plain Produces and Gets that have a message;
+this file has all other requests, and the events. While the session is halted, the client's
+further input is left unread beyond MAX_UNSCANNED_BYTES, so a connection holds a bounded amount
+of memory.
 
 `Phase` says how far the connection is from its end. A client that hangs up is answered
 all its requests; a waiting Get is answered as if its time were up. If the client is gone
@@ -15,39 +17,36 @@ among the counted connections.
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum, IntEnum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polybus.bus.request_outcome import NO, OutcomeKind, RequestOutcome
 from polybus.dialects.freud.codec import HEADER, MALFORMED_TEXTS, Code
-from polybus.dialects.freud.server.answer_encoder import encode_answers, encode_produced
-from polybus.dialects.freud.server.answer_queue import (
-    STEP_BYTES,
-    AnswerQueue,
-    GetGroup,
-    ProduceSlot,
-    ProduceSlots,
-)
+from polybus.dialects.freud.server.answer_encoder import encode_answers
+from polybus.dialects.freud.server.answer_queue import AnswerQueue
 from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
 from polybus.dialects.freud.server.fair_scheduler import (
     COMMIT_WEIGHT,
     READER_WEIGHT,
-    REQUEST_WEIGHT,
     SPLIT_PER_WEIGHT,
     TURN_WEIGHT,
     FairScheduler,
 )
-from polybus.dialects.freud.server.fast_session import NOT_HALTED, OPEN, FastSession
-from polybus.dialects.freud.server.request_executor import (
-    READ_ONLY_REQUESTS,
-    ProduceSlice,
-    RequestExecutor,
-    split_produces,
+from polybus.dialects.freud.server.plain_session import (
+    CLOSING,
+    DEPARTED,
+    ENDING,
+    NOT_HALTED,
+    OPEN,
+    RESTING,
+    PlainSession,
 )
+from polybus.dialects.freud.server.produce_slots import ProduceSlot, ProduceSlots
+from polybus.dialects.freud.server.request_executor import READ_ONLY_REQUESTS, RequestExecutor
 from polybus.dialects.freud.server.request_scanner import (
     GetRun,
+    Group,
     MalformedFrame,
     ProduceRun,
     RequestScanner,
@@ -57,16 +56,11 @@ from polybus.model import topic_name
 from polybus.model.unfinished_frame import UnfinishedFrame
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from polybus.bus.broker import Broker
     from polybus.bus.connection import ConnectionIO
     from polybus.bus.timers import Timer, Timers
     from polybus.dialects.freud.limits import FreudLimits
     from polybus.dialects.freud.server.pull_reader import PullReader
-
-# Bytes that a client may send after a waiting Get before the session stops reading.
-MAX_UNSCANNED_BYTES = 64 * 1024
 
 # The likely causes of a request that stays unfinished.
 STOPPED = "the client sends slowly or has stopped within a request, or its length is too large"
@@ -90,12 +84,12 @@ CODES = {
 class Phase(IntEnum):
     """How far a connection is from its end. The order matters: no event goes back."""
 
-    OPEN = OPEN  # the phase that the fast path tests
+    OPEN = OPEN
     HUNG_UP = 1  # the client hung up, but not all of its input was read
     FINISHED = 2  # all input was read, and the client still reads answers
-    CLOSING = 3  # the bus closes the connection; no further request is executed
-    ENDING = 4  # the socket is gone; the client's requests are still executed
-    DEPARTED = 5  # the session has left the bus
+    CLOSING = CLOSING  # the bus closes the connection; no further request is executed
+    ENDING = ENDING  # the socket is gone; the client's requests are still executed
+    DEPARTED = DEPARTED  # the session has left the bus
 
 
 class PhaseEvent(Enum):
@@ -131,11 +125,11 @@ def next_phase(phase: int, event: PhaseEvent) -> Phase:
 class Halt(IntEnum):
     """Why the session executes no request at the moment, beside stalled answers."""
 
-    NONE = NOT_HALTED  # the value that the fast path tests
+    NONE = NOT_HALTED
     WAITING = 1  # a Get waits for a message; ended by a message or its time limit
     BLOCKED = 2  # a Produce waits for a full push reader; ended by that reader
     SETTLING = 3  # a request waits for commits of earlier Produces; ended by those
-    RESTING = 4  # its share of the turn is used up; ended by the scheduler
+    RESTING = RESTING  # its share of the turn is used up; ended by the scheduler
 
 
 HALT_NAMES = {
@@ -172,67 +166,45 @@ class FreudServer:
         return FreudSession(self, pipe, self.header_scanner)
 
 
-class FreudSession(FastSession):
-    pending: deque[Any]
-    answers: AnswerQueue
-    pipe: ConnectionIO
-
+class FreudSession(PlainSession):
     def __init__(self, server: FreudServer, pipe: ConnectionIO, scanner: RequestScanner) -> None:
         self._server = server
         self._scanner = scanner
         self._broker = server.broker
         self._topics = server.topics
         self._readers = server.topics.readers
-        self._scan = scanner.scan
         self._call_later = server.timers.call_later
         self._call_soon = server.timers.call_soon
-        self.pipe = pipe
         self._connection = server.broker.join("freud", pipe, server.encoding)
         self._connection.on_resume = self._on_unblocked
         self._connection.describe = self._describe
         self._requests = RequestExecutor(server.broker, server.topics, self._connection)
-        self.answers = AnswerQueue(pipe, self._readers)
-        self.pending = deque()
-        self._get_group = GetGroup(self.answers)
         self._waiting_on: PullReader | None = None
         self._timer: Timer | None = None
         self._scheduler = server.scheduler
-        self._weight_left = TURN_WEIGHT
         self._slots = ProduceSlots(server.broker.max_uncommitted_bytes)
-        if not scanner.with_header:  # the fast path knows one framing
-            self.enable_fast_path(
-                self._topics.fast_path,
-                self._connection.source,
-                pipe.identity.account,
-                scanner.max_frame_bytes,
-            )
+        super().__init__(
+            pipe,
+            scanner,
+            self._topics.plain_delivery,
+            AnswerQueue(pipe, self._readers, self._topics.message_counts),
+            self._connection.source,
+            pipe.identity.account,
+        )
 
     # --- called by the transport
 
-    def receive_slow_path(self, buffer: Buffer, start: int, end: int) -> int:
-        """Execute requests that the fast path left. Returns the number of bytes consumed."""
-        at = start
-        while not self._is_halted and not self.pending and not self._is_closed:
-            scanned = self._scan(buffer, at, end)
-            at += scanned.consumed
-            self.pending.extend(scanned.groups)
-            self._run()
-            if not scanned.more:
-                return at - start
-        if self._is_closed:
-            return end - start  # the rest is discarded
-        if end - at > MAX_UNSCANNED_BYTES:
-            self.pipe.pause_reading()
-            # While reading is paused, only this callback reports that the client hung up.
-            self.pipe.watch_hangup(self.on_hangup)
-        return at - start
+    def stop_reading(self) -> None:
+        self.pipe.pause_reading()
+        # While reading is paused, only this callback reports that the client hung up.
+        self.pipe.watch_hangup(self.on_hangup)
 
     def describe_unfinished(self, head: bytes, held_bytes: int) -> UnfinishedFrame | None:
         """Describe the request that starts with `head`, of which `held_bytes` have arrived.
 
         Returns None if it waits for the bus, or is whole.
         """
-        if self._is_halted or self.pending:
+        if self.is_halted or self.pending:
             return None
         if held_bytes < HEADER.size:
             return UnfinishedFrame(HEADER.size - held_bytes, STOPPED)
@@ -289,18 +261,13 @@ class FreudSession(FastSession):
         self.phase = next_phase(self.phase, event)
 
     @property
-    def _is_closed(self) -> bool:
-        """True if no further request is executed."""
-        return self.phase in (Phase.CLOSING, Phase.DEPARTED)
-
-    @property
     def _is_gone(self) -> bool:
         """True if the client can receive no answer."""
         return self.phase >= Phase.ENDING
 
     def _finish_abandoned(self) -> None:
         """Execute the requests of a client that is gone, a turn at a time."""
-        self._run()
+        self.run()
         # Requests that were received but not scanned, then those still in the socket.
         self.pipe.redeliver()
         if self.halt == Halt.RESTING:
@@ -336,35 +303,21 @@ class FreudSession(FastSession):
             "subscriptions": subscriptions,
             "received_messages": self.received_messages,
             "received_bytes": self.received_bytes,
-            "sent_messages": self.sent_messages + self.answers.sent_messages,
-            "sent_bytes": self.sent_bytes + self.answers.sent_bytes,
+            "sent_messages": self.answers.sent_messages,
+            "sent_bytes": self.answers.sent_bytes,
             "outbox_bytes": self.answers.unsent_bytes,
             "state": self.state,
         }
 
     # --- executing requests
 
-    @property
-    def _is_halted(self) -> bool:
-        return self.answers.stalled or self.halt != Halt.NONE
-
-    def _run(self) -> None:
-        while self.pending and not self._is_halted and not self._is_closed:
-            if self._weight_left <= 0:
-                self.halt = Halt.RESTING
-                self._scheduler.join(self._on_turn)
-                break
-            if self._execute(self.pending[0]):
-                self.pending.popleft()
-                self._get_group.unanswered = None
-            if self.answers.size >= STEP_BYTES:
-                self.answers.flush()
-        if not self._is_closed:
-            self.answers.flush()
+    def rest(self) -> None:
+        """Wait for a new share of the turn."""
+        self._scheduler.join(self._on_turn)
 
     def _on_turn(self) -> None:
         self.halt = Halt.NONE
-        self._weight_left = TURN_WEIGHT
+        self.weight_left = TURN_WEIGHT
         if self._is_gone:
             self._finish_abandoned()
         else:
@@ -374,8 +327,8 @@ class FreudSession(FastSession):
         """Execute pending requests after a halt, then the input that was left unread."""
         if self.phase >= Phase.CLOSING:
             return
-        self._run()
-        if self._is_halted or self._is_closed:
+        self.run()
+        if self.is_halted or self.is_closed:
             return
         # Held input first, also if reading was never paused.
         self.pipe.redeliver()
@@ -387,36 +340,33 @@ class FreudSession(FastSession):
 
     def _is_drained(self) -> bool:
         """Return True if every request that was read is executed and answered."""
-        return not (self._is_halted or self.pending or self.uncommitted)
+        return not (self.is_halted or self.pending or self.uncommitted)
 
-    def _execute(self, group: Any) -> bool:
-        """Execute a run of requests. Returns False if some of it is still to be done."""
-        self._weight_left -= REQUEST_WEIGHT
-        is_produce = isinstance(group, ProduceRun | ProduceSlice)
-        if is_produce and self._broker.is_durable(group.topic):
-            return self._produce_durable(group)
-        # Everything but a durable Produce must see the effect of earlier Produces.
+    def execute_other(self, run: Group) -> bool:
+        """Execute requests that are not plain. Returns False if some of it is still to be done."""
+        if isinstance(run, ProduceRun) and self._broker.is_durable(run.topic):
+            return self._produce_durable(run)
         if self.uncommitted:
             self.halt = Halt.SETTLING
             return False
-        if is_produce:
-            return self._produce(group)
-        if isinstance(group, GetRun):
-            return self._is_gone or self._get(group)
-        if isinstance(group, MalformedFrame):
-            text = MALFORMED_TEXTS[group.reason].encode()
+        if isinstance(run, ProduceRun):
+            return self._produce(run)
+        if isinstance(run, GetRun):
+            return self._is_gone or self._get(run)
+        if isinstance(run, MalformedFrame):
+            text = MALFORMED_TEXTS[run.reason].encode()
             self.answers.add(encode_answers(Code.MALFORMED_REQUEST, 1, text))
-            self._broker.counters.count("refused", f"malformed_{group.reason}")
-            if group.closes:
+            self._broker.counters.count("refused", f"malformed_{run.reason}")
+            if run.closes:
                 # After a frame over the limit the stream cannot be parsed any further.
                 self.answers.flush()
                 self._change_phase(PhaseEvent.CLOSE)
-                self._broker.close(self._connection, group.reason)
+                self._broker.close(self._connection, run.reason)
             return True
-        if self._is_gone and group.type in READ_ONLY_REQUESTS:
+        if self._is_gone and run.type in READ_ONLY_REQUESTS:
             return True
-        self._weight_left -= self._requests.weight(group)
-        outcome, payload = self._requests.execute(group)
+        self.weight_left -= self._requests.weight(run)
+        outcome, payload = self._requests.execute(run)
         self._answer(outcome, 1, payload)
         return True
 
@@ -427,59 +377,50 @@ class FreudSession(FastSession):
 
     # --- Produce
 
-    def _produce(self, group: Any) -> bool:
-        self._weight_left -= READER_WEIGHT * self._topics.fan_out_count(group.topic)
-        result = self._topics.produce(
-            self._connection,
-            group.topic,
-            group.offsets,
-            group.bodies,
-            group.count,
-            waits=not self._is_gone,
-        )
+    def _produce(self, run: ProduceRun) -> bool:
+        self.weight_left -= READER_WEIGHT * self._topics.fan_out_count(run.topic)
+        result = self._topics.produce(self._connection, run, waits=not self._is_gone)
         kind = result.outcome.kind
         if kind is OutcomeKind.WAIT:
             self.halt = Halt.BLOCKED
             return False
-        if kind is OutcomeKind.OVER_QUOTA and group.count > 1:
-            # The batch as a whole exceeds the quota; some of its messages may fit.
-            self._weight_left -= group.count // SPLIT_PER_WEIGHT
-            self.pending.popleft()
-            self.pending.extendleft(reversed(split_produces(group)))
+        if kind is OutcomeKind.OVER_QUOTA and run.count > 1:
+            # The batch as a whole exceeds the quota; some of its messages may fit. Halving
+            # keeps the number of pending parts small.
+            self.weight_left -= run.count // SPLIT_PER_WEIGHT
+            middle = run.count // 2
+            self.pending[-1:] = [run.part(middle, run.count), run.part(0, middle)]
             return False
-        self._answer_produces(group, result.outcome, result.first_id)
+        self._answer_produces(run, result.outcome, result.first_id)
         return True
 
-    def _answer_produces(self, group: Any, outcome: RequestOutcome, first_id: int) -> None:
-        if outcome.kind in (OutcomeKind.OK, OutcomeKind.NOTHING_HAPPENED):
-            self.received_messages += group.count
-            self.received_bytes += len(group.bodies)
+    def _answer_produces(self, run: ProduceRun, outcome: RequestOutcome, first_id: int) -> None:
         if outcome.kind is OutcomeKind.OK:
-            self.answers.add(encode_produced(first_id, group.count))
-        else:
-            self._requests.record_refusal(outcome, "produce", group.topic, group.count)
-            self._answer(outcome, group.count)
+            self.answer_produced(run, first_id)
+            return
+        if outcome.kind is OutcomeKind.NOTHING_HAPPENED:
+            self.count_received(run)
+        self._requests.record_refusal(outcome, "produce", run.topic, run.count)
+        self._answer(outcome, run.count)
 
-    def _produce_durable(self, group: Any) -> bool:
+    def _produce_durable(self, run: ProduceRun) -> bool:
         """Submit a run for commit. Its slot is answered once the messages are on disk."""
         publisher = self._broker.durable
-        if not self._slots.has_room_for(group):
+        if not self._slots.has_room_for(run):
             self.halt = Halt.SETTLING
             return False
-        if not self._requests.can_produce(group.topic):
-            self._open_slot(ProduceSlot(group, NO))
+        if not self._requests.can_produce(run.topic):
+            self._open_slot(ProduceSlot(run, NO))
             return True
-        self._weight_left -= COMMIT_WEIGHT
+        self.weight_left -= COMMIT_WEIGHT
         if self._is_gone:
             # No connection to answer: the publisher counts a failure itself.
-            publisher.publish(
-                self._connection, group.topic, group.offsets, group.bodies, group.count
-            )
+            publisher.publish(self._connection, run.topic, run.offsets, run.bodies, run.count)
             return True
-        slot = ProduceSlot(group)
+        slot = ProduceSlot(run)
         self._open_slot(slot)
         publisher.publish_with_outcome(
-            group.topic, group.offsets, group.bodies, partial(self._on_committed, slot)
+            run.topic, run.offsets, run.bodies, partial(self._on_committed, slot)
         )
         return True
 
@@ -490,14 +431,14 @@ class FreudSession(FastSession):
     def _answer_slots(self) -> None:
         for slot in self._slots.take_filled():
             assert slot.outcome is not None
-            self._answer_produces(slot.group, slot.outcome, slot.first_id)
+            self._answer_produces(slot.run, slot.outcome, slot.first_id)
         self.uncommitted = len(self._slots)
 
     def _on_committed(self, slot: ProduceSlot, outcome: RequestOutcome, first_id: int) -> None:
         if self._is_gone:
             if outcome.kind is not OutcomeKind.OK:
                 reason = outcome.text or outcome.kind.value
-                self._broker.counters.count("dropped", reason, slot.group.count)
+                self._broker.counters.count("dropped", reason, slot.run.count)
             return
         slot.outcome, slot.first_id = outcome, first_id
         self._answer_slots()
@@ -509,29 +450,23 @@ class FreudSession(FastSession):
 
     # --- Get
 
-    def _get(self, group: GetRun) -> bool:
-        gets = self._get_group
-        if gets.unanswered is None:
-            gets.unanswered = group.count
-        while gets.unanswered > 0 and self._weight_left > 0 and not self.answers.stalled:
-            # In the loop: flushing the notice of a deleted topic ends the reader.
-            reader = self._readers.find(self.pipe.identity, group.subscriber)
-            if reader is None:
-                return gets.answer_all(Code.DOESNT_EXIST)
-            if not reader.is_owned:
-                self._requests.own(reader)
-            weight = gets.answer_messages(group, reader)
-            if not weight:
-                polls = group.max_blocking_s == 0 or self.phase != Phase.OPEN
-                # A durable reader that is behind has messages to fetch, even for a poll.
-                if polls and not reader.is_behind:
-                    return gets.answer_all(Code.NOTHING_HAPPENED)
-                self._wait(reader, group.max_blocking_s, polls=polls)
-                return False
-            self._weight_left -= weight
-            if self.answers.size >= STEP_BYTES:
-                self.answers.flush()
-        return gets.unanswered == 0
+    def _get(self, run: GetRun) -> bool:
+        """Execute Gets that have no message, or whose subscription must be attached first."""
+        reader = self._topics.plain_delivery.find_reader(self.pipe.identity.account, run.subscriber)
+        if reader is None:
+            self.answer_gets(run, Code.DOESNT_EXIST, run.unanswered)
+            return True
+        if not reader.is_owned:
+            self._requests.own(reader)
+        if reader.ranges:
+            return self.read(run, reader)
+        polls = run.max_blocking_s == 0 or self.phase != Phase.OPEN
+        # A durable reader that is behind has messages to fetch, even for a poll.
+        if polls and not reader.is_behind:
+            self.answer_gets(run, Code.NOTHING_HAPPENED, run.unanswered)
+            return True
+        self._wait(reader, run.max_blocking_s, polls=polls)
+        return False
 
     def _wait(self, reader: PullReader, max_blocking_s: int, *, polls: bool) -> None:
         self.answers.flush()
@@ -558,20 +493,26 @@ class FreudSession(FastSession):
         reader = self._waiting_on
         assert reader is not None
         self._stop_waiting()
+        run = self._waiting_run()
         if reader.gone:
-            self._get_group.answer_one(Code.DOESNT_EXIST)
-        elif weight := self._get_group.answer_messages(self.pending[0], reader, most=1):
-            self._weight_left -= weight
+            self.answer_gets(run, Code.DOESNT_EXIST, 1)
+        elif weight := self.answer_messages(run, reader, 1):
+            self.weight_left -= weight
         else:  # a poll of a durable topic whose log has no further message
-            self._get_group.answer_one(Code.NOTHING_HAPPENED)
+            self.answer_gets(run, Code.NOTHING_HAPPENED, 1)
         self.answers.flush()
         # Not at once: the producer that woke this session is in the middle of its request.
         self._call_soon(self._resume)
 
     def _on_get_timeout(self) -> None:
         self._stop_waiting()
-        self._get_group.answer_one(Code.NOTHING_HAPPENED)
+        self.answer_gets(self._waiting_run(), Code.NOTHING_HAPPENED, 1)
         self._resume()
+
+    def _waiting_run(self) -> GetRun:
+        run = self.pending[-1]
+        assert isinstance(run, GetRun)
+        return run
 
     def _on_unblocked(self) -> None:
         if self.halt == Halt.BLOCKED:

@@ -31,9 +31,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.bus.quotas import TOPICS
 from polybus.dialects.freud.codec import deletion_notice
-from polybus.dialects.freud.server.ephemeral_delivery import put_and_wake
-from polybus.dialects.freud.server.fast_session import LIVE, IncarnationBase, TopicBase
-from polybus.dialects.freud.server.unread_queue import Chunk, Range
+from polybus.dialects.freud.server.plain_delivery import LIVE, IncarnationBase, TopicBase
+from polybus.dialects.freud.server.unread_queue import Chunk, Range, put_and_wake
 
 if TYPE_CHECKING:
     from polybus.bus.quotas import Quotas
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 class TopicState(IntEnum):
     GONE = 0
-    LIVE = LIVE  # the state that the fast path tests
+    LIVE = LIVE
     AWAITING = 2
     DELETING = 3
     RECREATING = 4

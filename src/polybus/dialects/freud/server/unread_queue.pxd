@@ -35,8 +35,9 @@ cdef class ChunkWriter:
     cdef uint64_t last_ns
     cdef uint64_t stamp(self, uint64_t now_ns) noexcept
     cdef Chunk open_at(self, uint64_t first_id)
-    cdef Range gather(self, uint64_t first_id, array places, bytes bodies, uint64_t stamp)
-    cdef Range write_one(self, uint64_t first_id, const unsigned char* body, Py_ssize_t size, uint64_t now_ns)
+    cdef Range store(
+        self, uint64_t first_id, const int32_t* ends, Py_ssize_t count, bytes bodies, uint64_t now_ns
+    )
 
 cdef class UnreadQueue:
     cdef public QuotaAccount account
@@ -49,4 +50,7 @@ cdef class UnreadQueue:
     cpdef put(self, Range messages)
     cpdef Range take(self, Py_ssize_t count, Py_ssize_t max_bytes, bint bare=*)
     cpdef confirm(self, Range taken)
+    cdef bint try_charge(self, int64_t size) except -1
     cdef void count_held(self, Range messages, int sign) noexcept
+
+cdef int put_to(list readers, Range messages) except -1

@@ -18,11 +18,12 @@ from cpython.array cimport array, clone, resize_smart
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.string cimport memcpy
 
 from array import array as new_array
 from collections import deque
 
-from polybus.kernel.quota_account cimport QuotaAccount
+from polybus.kernel.quota_account cimport BYTES
 
 cdef extern from "bytes_inline.h":
     void copy "polybus_copy"(unsigned char* out, const unsigned char* source, size_t size) noexcept nogil
@@ -230,22 +231,28 @@ cdef class ChunkWriter:
 
     def write(self, uint64_t first_id, offsets, bytes bodies not None, uint64_t now_ns):
         """Store a batch. `offsets` are int32, native order, one more than messages."""
-        cdef uint64_t stamp = self.stamp(now_ns)
         cdef array places = new_array("i", bytes(offsets))
         cdef Py_ssize_t count = check_places(places, len(bodies))
-        if count >= WORTH or len(bodies) >= GATHERED:
-            return new_range(batch(first_id, places, bodies, stamp), 0, count)
-        return self.gather(first_id, places, bodies, stamp)
+        return self.store(first_id, <const int32_t*>places.data.as_voidptr, count, bodies, now_ns)
 
-    cdef Range gather(self, uint64_t first_id, array places, bytes bodies, uint64_t stamp):
-        cdef Chunk chunk = self.open_at(first_id)
+    cdef Range store(
+        self, uint64_t first_id, const int32_t* ends, Py_ssize_t count, bytes bodies, uint64_t now_ns
+    ):
+        """Store a batch whose offsets were checked."""
+        cdef uint64_t stamp = self.stamp(now_ns)
         cdef const unsigned char* body = <const unsigned char*>PyBytes_AS_STRING(bodies)
-        cdef const int32_t* ends = <const int32_t*>places.data.as_voidptr
-        cdef Py_ssize_t start = chunk.count()
-        cdef Py_ssize_t at
-        for at in range(len(places) - 1):
+        cdef array places
+        cdef Chunk chunk
+        cdef Py_ssize_t at, start
+        if count >= WORTH or len(bodies) >= GATHERED:
+            places = clone(NO_PLACES, count + 1, False)
+            memcpy(places.data.as_voidptr, ends, (count + 1) * sizeof(int32_t))
+            return new_range(batch(first_id, places, bodies, stamp), 0, count)
+        chunk = self.open_at(first_id)
+        start = chunk.count()
+        for at in range(count):
             chunk.add(body + ends[at], ends[at + 1] - ends[at], stamp)
-        return new_range(chunk, start, chunk.count())
+        return new_range(chunk, start, start + count)
 
     cdef uint64_t stamp(self, uint64_t now_ns) noexcept:
         self.last_ns = max(self.last_ns, now_ns)
@@ -257,14 +264,6 @@ cdef class ChunkWriter:
         if not chunk.is_open() or chunk.first_id + <uint64_t>chunk.count() != first_id:
             chunk = self.open = Chunk(first_id)
         return chunk
-
-    cdef Range write_one(
-        self, uint64_t first_id, const unsigned char* body, Py_ssize_t size, uint64_t now_ns
-    ):
-        """Store one message of less than GATHERED_BYTES."""
-        cdef Chunk chunk = self.open_at(first_id)
-        chunk.add(body, size, self.stamp(now_ns))
-        return new_range(chunk, chunk.count() - 1, chunk.count())
 
 
 cdef Py_ssize_t check_places(array places, Py_ssize_t size) except -1:
@@ -335,7 +334,15 @@ cdef class UnreadQueue:
         self.ranges.insert(place, taken)
 
     cpdef confirm(self, Range taken):
+        """Release messages that are consumed."""
         self.count_held(taken, -1)
+        if self.account is not None and not taken.chunk.notice:
+            self.account.refund(BYTES, taken.body_bytes())
+
+    cdef bint try_charge(self, int64_t size) except -1:
+        if self.account is None:
+            raise ValueError("a reader must have an account")
+        return self.account.try_charge(BYTES, size)
 
     def end(self):
         """Drop all unread messages. Returns their number, without notices."""
@@ -348,3 +355,21 @@ cdef class UnreadQueue:
         if not messages.chunk.notice:
             self.held_messages += sign * (messages.end - messages.start)
             self.held_bytes += sign * messages.body_bytes()
+
+
+def put_and_wake(readers, Range messages not None):
+    """Put messages to all readers, then wake them."""
+    put_to(list(readers), messages)
+
+
+cdef int put_to(list readers, Range messages) except -1:
+    cdef UnreadQueue reader
+    cdef Py_ssize_t at
+    # Two passes: a reader that is woken must find every reader in the same state.
+    for at in range(len(readers)):
+        (<UnreadQueue?>readers[at]).put(messages)
+    for at in range(len(readers)):
+        reader = <UnreadQueue>readers[at]
+        if reader.waiters:
+            (<object>reader).wake()
+    return 0

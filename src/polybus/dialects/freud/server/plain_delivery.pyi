@@ -1,15 +1,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from typing_extensions import Buffer
-
-from polybus.dialects.freud.server.unread_queue import ChunkWriter, UnreadQueue
-from polybus.kernel.fanout import Source
+from polybus.dialects.freud.server.request_scanner import ProduceRun
+from polybus.dialects.freud.server.unread_queue import ChunkWriter
 from polybus.kernel.subscriber_table import SubscriberTable
 
+UNREAD: str
 LIVE: int
-OPEN: int
-NOT_HALTED: int
 
 @final
 class MessageCounts:
@@ -17,6 +14,7 @@ class MessageCounts:
     received_bytes: int
     delivered: int
     delivered_bytes: int
+    def add_received(self, messages: int, size: int) -> None: ...
 
 class IncarnationBase:
     # The types of both are narrowed by Incarnation in topic_lifecycle.py.
@@ -38,30 +36,18 @@ class TopicBase:
     def name(self) -> bytes: ...
 
 @final
-class FastPath:
+class PlainDelivery:
     def __init__(
         self,
         topics: Mapping[bytes, TopicBase],
-        readers: Mapping[bytes, UnreadQueue],
+        readers: Mapping[bytes, Any],
         subscribers: SubscriberTable,
         counts: MessageCounts,
         max_unread_messages: int,
         wall_ns: Callable[[], int],
     ) -> None: ...
-
-class FastSession:
-    phase: int
-    halt: int
-    # The types of these are narrowed by FreudSession in session.py.
-    pending: Any
-    answers: Any
-    pipe: Any
-    uncommitted: int
-    received_messages: int
-    received_bytes: int
-    sent_messages: int
-    sent_bytes: int
-    def enable_fast_path(
-        self, path: FastPath, source: Source, account: int | str | None, max_frame_bytes: int
-    ) -> None: ...
-    def receive(self, buffer: Buffer, start: int, end: int) -> int: ...
+    # The type of a reader is narrowed by PullReaders in pull_reader.py.
+    def find_reader(self, account: int | str | None, reader_id: bytes) -> Any: ...
+    def charge(self, current: IncarnationBase, size: int, count: int) -> str | None: ...
+    def release(self, current: IncarnationBase, size: int) -> None: ...
+    def deliver(self, current: IncarnationBase, first_id: int, run: ProduceRun) -> None: ...
