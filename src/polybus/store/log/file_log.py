@@ -118,6 +118,7 @@ class FileLog(WriteAheadLog):
         self._wakeup = threading.Lock()  # released when there is work for the log's thread
         self._wakeup.acquire()
         self._unsynced: set[Segment] = set()  # with intervals
+        self._sync_turn = threading.Lock()  # held by the thread that syncs them
         self._threads = [threading.Thread(target=self._run, name="polybus-log", daemon=True)]
         if self._interval_s is not None:
             name = "polybus-log-sync"
@@ -213,6 +214,7 @@ class FileLog(WriteAheadLog):
             self._end = group[-1].subject.number + 1
             if self._interval_s is None:
                 self._synced = self._end - 1
+                self._free_segments()
             else:
                 self._unsynced.add(segment)
             self._pending_bytes -= sum([future.length for future in group])
@@ -270,19 +272,20 @@ class FileLog(WriteAheadLog):
 
     def _sync_written(self) -> None:
         """Sync what was written before this call. Writes go on meanwhile."""
-        with self._changed:
-            end, segments = self._end, self._unsynced
-            self._unsynced = set()
-        try:
-            for segment in segments:
-                segment.sync()
-        except OSError as error:
-            with self._turn:
-                self._fail(error, [])
-            return
-        with self._changed:
-            if self._fault is None:
-                self._synced = max(self._synced, end - 1)
+        with self._sync_turn:
+            with self._changed:
+                end, segments = self._end, self._unsynced
+                self._unsynced = set()
+            try:
+                for segment in segments:
+                    segment.sync()
+            except OSError as error:
+                with self._turn:
+                    self._fail(error, [])
+                return
+            with self._changed:
+                if self._fault is None:
+                    self._synced = max(self._synced, end - 1)
 
     # --- reads
 
@@ -351,7 +354,16 @@ class FileLog(WriteAheadLog):
             if self._is_closed:
                 raise StoreClosed("the log was closed")
             self._start = max(self._start, min(before, self._end))
-            self._pool.free_before(self._start)
+            needs_sync = self._pool.has_before(self._start) and self._start > self._synced
+        if needs_sync and self._interval_s is not None:
+            self._sync_written()
+        with self._changed:
+            self._free_segments()
+
+    def _free_segments(self) -> None:
+        # The oldest segment must begin with a record that a power cut cannot lose: otherwise
+        # the log could come back without any, and its numbers would begin again.
+        self._pool.free_before(min(self._start, self._synced))
 
     def close(self) -> None:
         with self._changed:

@@ -80,9 +80,13 @@ class SegmentPool:
                 )
             self._changed.wait()
 
+    def has_before(self, start: int) -> bool:
+        """Return whether all records of the oldest segment are before a number."""
+        return len(self.used) > 1 and self.used[1].first <= start
+
     def free_before(self, start: int) -> None:
         """Reuse the segments whose records are all before a number."""
-        while len(self.used) > 1 and self.used[1].first <= start:
+        while self.has_before(start):
             self._freed.append(self.used.pop(0).segment)
         if self._freed and not self._is_wanted:
             self._is_wanted = True
