@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.rig.patching import Patch
+from tests.rig.patching import Edit, Patch
 
 FILE = "store/log/file_log.py"
 RECOVERY = "store/log/recovery.py"
@@ -14,6 +14,20 @@ SABOTAGES = [
         FILE,
         "            if self._interval_s is None:\n                segment.sync()\n",
         "",
+    ),
+    # A segment gets its blocks when records are written, which a full disk fails.
+    Patch(
+        "log-room-unchecked",
+        "store/log/segment.py",
+        "                segment.write([_ZEROS[: size - offset]], offset)\n",
+        "                os.truncate(unfinished, size)\n",
+        (
+            Edit(
+                "store/log/segment.py",
+                "        if disk.f_bavail * disk.f_frsize < size:\n",
+                "        if False:\n",
+            ),
+        ),
     ),
     # A failed sync counts as done.
     Patch(
