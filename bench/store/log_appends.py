@@ -1,5 +1,6 @@
 """The log under the store: lone appends and groups, beside lone commits of the LMDB store."""
 
+import os
 import time
 from pathlib import Path
 
@@ -24,14 +25,21 @@ INTERVAL = f"{OURS}, interval"
 LMDB_STORE = "LMDB store, lone"
 BESIDE = (GROUPS, INTERVAL, LMDB_STORE)
 GROUP = 64
+SECTOR = 512
 TRIAL_APPENDS = 200
 
 
-def io_counts() -> tuple[int, int]:
-    """Return the bytes that this process has sent to disks, and its calls that write."""
+def io_counts(folder: Path) -> tuple[int, int]:
+    """Return the bytes written to the folder's disk, and the calls of this process that write.
+
+    The bytes are those of the device. `write_bytes` of /proc/self/io counts a whole folio, up to
+    a megabyte, for a page of it that is written.
+    """
+    device = folder.stat().st_dev
+    sectors = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text()
     lines = Path("/proc/self/io").read_text().splitlines()
     counts = {name: int(value) for name, _, value in (line.partition(":") for line in lines)}
-    return counts["write_bytes"], counts["syscw"]
+    return int(sectors.split()[6]) * SECTOR, counts["syscw"]
 
 
 class Appends:
@@ -39,8 +47,9 @@ class Appends:
 
     pid = None
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         self.name = name
+        self._folder = folder
         self._count = TRIAL_APPENDS
 
     def append(self, count: int) -> None:
@@ -57,9 +66,12 @@ class Appends:
         self._count = turns_for(took_s, self._count, wanted_s)
 
     def measure(self) -> Values:
-        before = io_counts()
+        os.sync()  # bytes of others
+        before = io_counts(self._folder)
         took_s = self._run()
-        disk, calls = (now - then for now, then in zip(io_counts(), before, strict=True))
+        disk, calls = (
+            now - then for now, then in zip(io_counts(self._folder), before, strict=True)
+        )
         return {
             RATE.key: self._count / took_s,
             DISK.key: disk / self._count,
@@ -71,7 +83,7 @@ class LogAppends(Appends):
     """A file log that trims what it has written, as a store does that applies in time."""
 
     def __init__(self, name: str, folder: Path, durability: Durability, in_flight: int) -> None:
-        super().__init__(name)
+        super().__init__(name, folder)
         self._in_flight = in_flight
         self._body = bodies(1)[0]
         assert len(self._body) == SIZE
@@ -94,8 +106,8 @@ class LogAppends(Appends):
 class Commits(Appends):
     """The LMDB store with one commit in flight."""
 
-    def __init__(self, store: Store) -> None:
-        super().__init__(LMDB_STORE)
+    def __init__(self, store: Store, folder: Path) -> None:
+        super().__init__(LMDB_STORE, folder)
         self._store, self._topic = store, store.create(LOG.name, 1, {})
         self._batch = Batch(1)
 
@@ -110,5 +122,5 @@ def contenders(folder: Path, store: Store) -> list[Appends]:
         LogAppends(OURS, folder, "fsync", 1),
         LogAppends(GROUPS, folder, "fsync", GROUP),
         LogAppends(INTERVAL, folder, "interval", 1),
-        Commits(store),
+        Commits(store, folder),
     ]
