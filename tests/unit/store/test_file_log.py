@@ -367,7 +367,7 @@ def test_damage_before_a_synced_record_is_an_error_without_a_close(folder, tmp_p
     path.write_bytes(data.replace(b"number 2", b"number X"))
     with pytest.raises(Damaged, match=rf"{path.name} at offset {at}.*record 3 is damaged"):
         open_log(tmp_path / "copy")
-    # The last record cannot be told from one that was never acknowledged.
+    # The last record looks like one that was never acknowledged.
     path.write_bytes(data.replace(b"number 4", b"number X"))
     assert len(read_again(tmp_path / "copy")) == 4
 
