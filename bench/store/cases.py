@@ -9,6 +9,7 @@
 
 from bench.harness.results import RATE, Floor, Requirement, Target
 from bench.peers import jetstream, redis_streams
+from bench.store.log_appends import LOG
 from bench.store.reading import BYTES
 from bench.store.rounds import Case
 from bench.store.writing import APPEND, LMDB
@@ -21,7 +22,7 @@ READ = Case("read", "read into Arrow, blocks of 1000, 128 B", (RATE, BYTES))
 REBLOCKED = Case(
     "reblocked", "read into Arrow, written one by one by 16, re-blocked", (RATE, BYTES)
 )
-CASES = (BATCHES, SINGLES, READ, REBLOCKED)
+CASES = (BATCHES, SINGLES, LOG, READ, REBLOCKED)
 
 REQUIREMENTS: tuple[Requirement, ...] = (
     Target(BATCHES.name, RATE, (APPEND,), 0.4),

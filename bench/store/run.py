@@ -17,6 +17,7 @@ from bench.harness.report import Outcome
 from bench.harness.rounds import Effort
 from bench.peers.jetstream import JetStream
 from bench.peers.redis_streams import RedisStreams
+from bench.store import log_appends
 from bench.store.cases import BATCHES, CASES, IN_BLOCKS, READ, REQUIREMENTS, SINGLES
 from bench.store.contract import Contender, LogPeer, RunningLog
 from bench.store.reading import Reader, written_in_blocks, written_one_by_one
@@ -46,6 +47,8 @@ def run(options: Options) -> Outcome:
         logs = dict(_start(folder, stack)) if options.wants(BATCHES.name, SINGLES.name) else {}
         outcome.versions = {APPEND: "", LMDB: "", **{n: one.version for n, one in logs.items()}}
         outcome.versions |= {IN_BLOCKS: "", OURS: __version__}
+        if options.wants(log_appends.LOG.name):
+            outcome.versions |= dict.fromkeys(log_appends.BESIDE, "")
         store = stack.enter_context(open_store(f"lmdb:{folder / 'ours'}"))
         for case in (case for case in CASES if options.wants(case.name)):
             _say(f"… {case.title}")
@@ -92,6 +95,8 @@ def _contenders(
         servers = [Server(name, log, 128, 1) for name, log in logs.items()]
         ours = Ours(store, store.create(case.name, 1, {}), 128, 1)
         return [ours, OneEach(folder), *servers]
+    if case is log_appends.LOG:
+        return log_appends.contenders(folder, store)
     in_blocks = _in_blocks(store, options)
     if case is READ:
         return [Reader(OURS, store, in_blocks)]

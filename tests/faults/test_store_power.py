@@ -58,7 +58,8 @@ def judge(server: ChildServer, image: Image, folder: Path, strict: bool) -> list
 class PowerCuts:
     """Records one run, and checks some of the disk states that it may have left."""
 
-    def __init__(self, library: Path, tmp_path: Path, images_in: Path):
+    def __init__(self, library: Path, tmp_path: Path, images_in: Path, child: str = CHILD):
+        self._child = child
         self._watched, self._log = tmp_path / "watched", tmp_path / "log"
         self._watched.mkdir()
         self._images_in = images_in
@@ -66,7 +67,7 @@ class PowerCuts:
         self.at_risk = self.lost = self.marked = 0
 
     def record(self, act: str, *args: object) -> None:
-        with ChildServer(CHILD, self._recorder) as server:
+        with ChildServer(self._child, self._recorder) as server:
             server.ask(act, str(self._watched / "store"), *args)
 
     @property
@@ -76,7 +77,7 @@ class PowerCuts:
     def look(self, count: int, *, strict: bool = True) -> None:
         seed = random.randrange(1 << 32)
         made = images(recorder.records(self._log), self._watched, random.Random(seed), count)
-        with ChildServer(CHILD) as server:
+        with ChildServer(self._child) as server:
             for number, image in enumerate(made):
                 faults = judge(server, image, self._images_in / f"{number}", strict)
                 self.at_risk += image.at_risk

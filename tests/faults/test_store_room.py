@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from polybus.errors import StoreFull
+from polybus.store.log.file_log import FileLog
+from polybus.testing.conformance.log_kit import Appender, records
 from tests.rig.fork_server import ChildResult, ChildServer
 
 ACTS = "tests.rig.store.exhaustion"
@@ -17,6 +21,7 @@ RESERVED_DISK_BYTES = 32 << 20  # large enough for a reserve (disk_reserve.py)
 AFTER_DROP = 40  # commits
 BALLAST_BYTES = 3 << 20
 LIMIT_BYTES = 2 << 20
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -99,6 +104,36 @@ def test_refused_drop_on_a_disk_without_reserve_leaves_the_topic_whole(server, s
     found = ended.answer
     whole = found["written"] if found["outcome"] == "full" else 0
     assert found["left"] == whole, f"half dropped: {found}"
+
+
+@pytest.mark.sabotage("log-room-unchecked", expects="No space left|writing the log failed")
+def test_full_disk_refuses_appends_to_a_log_until_there_is_room(small_disk):
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(BALLAST_BYTES))
+    with FileLog(small_disk / "log", segment_bytes=1 << 20, segment_count=64) as log:
+        appender = Appender(log)
+        payload = bytes(50_000)
+
+        def append() -> bool:
+            error = log.append(appender.record(payload)).exception(30)
+            assert error is None or isinstance(error, StoreFull), f"refused with {error!r}"
+            appender.number += error is None
+            return error is None
+
+        while append():
+            pass
+        full = appender.number
+        assert full > 0
+        assert not append()
+        ballast.unlink()
+        deadline = time.monotonic() + PATIENCE_S
+        while not append():
+            assert time.monotonic() < deadline, "there is room, and it is not used"
+        while append():
+            pass
+        assert appender.number > full + (BALLAST_BYTES >> 20) * 10
+    with FileLog(small_disk / "log") as log:
+        assert [record.number for record in records(log)] == list(range(1, appender.number + 1))
 
 
 @pytest.mark.sabotage("descriptor-a-commit", expects="Too many open files")

@@ -54,6 +54,9 @@ PLANTED = {
     "Clients know their codec": [
         ("dialects/rqueue/client/client.py", "polybus.bus.broker"),
     ],
+    "The log under the store": [
+        ("store/log/file_log.py", "polybus.store.lmdb.lmdb_errors"),
+    ],
     "The bus has no sockets": [
         ("bus/delivery.py", "time"),
         ("bus/delivery.py", "asyncio"),

@@ -21,6 +21,7 @@ from tests.rig.sabotage import (
     shares,
     spark,
     store,
+    store_log,
     streams,
     threads,
     zmq,
@@ -28,6 +29,7 @@ from tests.rig.sabotage import (
 
 ALL: list[Patch] = [
     *store.SABOTAGES,
+    *store_log.SABOTAGES,
     *groups.SABOTAGES,
     *fdq.SABOTAGES,
     *freud.SABOTAGES,

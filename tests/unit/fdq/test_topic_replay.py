@@ -176,7 +176,7 @@ def test_replay_disconnects_at_its_end(tmp_path: Path) -> None:
         pass
     with pytest.raises(errors.DoesNotExist):
         fdq.replay(url, "nowhere")
-    from polybus.store.lmdb import folder_ownership
+    from polybus.store import folder_ownership
 
     assert folder_ownership.owner(tmp_path / "store") is None
 

@@ -36,9 +36,10 @@ from polybus.kernel.blocks import Layout
 from polybus.model import run_table
 from polybus.model.block import cut_layout, open_layout
 from polybus.model.topic import Topic
+from polybus.store import folder_ownership
 from polybus.store.contract import Progress, no_progress
 from polybus.store.engine import MAX_LISTED, SalvageReport
-from polybus.store.lmdb import folder_ownership, log_entry, store_files, store_keys, stored_values
+from polybus.store.lmdb import log_entry, store_files, store_keys, stored_values
 from polybus.store.lmdb.log_entry import LogEntry
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.stored_values import NameRecord, StoreCounters

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from polybus.errors import UsageError
+from polybus.store import folder_ownership
 from polybus.store.contract import Progress, no_progress
 from polybus.store.engine import StoreFileInfo
-from polybus.store.lmdb import folder_ownership, store_files, stored_values
+from polybus.store.folder_names import make_folder, sync_folder
+from polybus.store.lmdb import store_files, stored_values
 from polybus.store.lmdb.environment import Environment
 from polybus.store.lmdb.lmdb_errors import translated_errors
 from polybus.store.lmdb.store_files import StoreFiles
@@ -59,7 +61,7 @@ def backup_environment(environment: Environment, target: Path, progress: Progres
         written = copy(environment, fresh, progress)
         store_files.switch_generation(target, fresh.rename(target / "0001"))
         # Make the name of the target itself durable.
-        store_files.sync_folder(target.absolute().parent)
+        sync_folder(target.absolute().parent)
         return written
 
 
@@ -96,7 +98,7 @@ def copy(environment: Environment, generation: Path, progress: Progress) -> int:
         size = os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
-    store_files.sync_folder(generation)
+    sync_folder(generation)
     progress(size, size)
     return size
 
@@ -137,7 +139,7 @@ def _filling_target(target: Path) -> Iterator[None]:
     existed = target.is_dir()
     if existed and any(target.iterdir()):
         raise UsageError(f"{target} is not empty")
-    store_files.make_folder(target)
+    make_folder(target)
     try:
         yield
     except BaseException:

@@ -28,10 +28,11 @@ from typing import Final
 import lmdb
 
 from polybus.errors import Damaged, DoesNotExist, PolybusError, StoreClosed, WrongFormat
+from polybus.store import folder_ownership
+from polybus.store.folder_names import make_folder, sync_folder
 from polybus.store.lmdb import (
     data_file,
     environment,
-    folder_ownership,
     store_keys,
     stored_values,
 )
@@ -146,23 +147,6 @@ def switch_generation(path: Path, used: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder with its parents, and sync their names."""
-    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-    path.mkdir(parents=True, mode=0o700, exist_ok=True)
-    for folder in reversed(missing):
-        sync_folder(folder.parent)
 
 
 def _generations(path: Path) -> list[Path]:

@@ -30,9 +30,10 @@ import lmdb
 
 from polybus.errors import PolybusError, StoreFault
 from polybus.model import run_table
+from polybus.store import folder_ownership
 from polybus.store.contract import Progress, no_progress
 from polybus.store.engine import VerifyReport
-from polybus.store.lmdb import folder_ownership, log_entry, store_files, store_keys, stored_values
+from polybus.store.lmdb import log_entry, store_files, store_keys, stored_values
 from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.log_entry import LogEntry
 from polybus.store.lmdb.store_copy import used_bytes

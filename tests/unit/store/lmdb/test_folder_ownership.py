@@ -14,8 +14,8 @@ import pytest
 from polybus.errors import DataFolderInUse, DoesNotExist, StoreClosed, UsageError
 from polybus.model.commit import Commit, RecordChange
 from polybus.model.stamp import ProducerOptions
+from polybus.store import folder_ownership
 from polybus.store.contract import ShardEnd
-from polybus.store.lmdb import folder_ownership
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import bodies
 from tests.unit.store.lmdb.store_helpers import TIMEOUT_S, elsewhere, put

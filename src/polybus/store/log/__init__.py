@@ -1,0 +1,1 @@
+"""The log under the store: records that are durable before they are applied."""
