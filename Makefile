@@ -109,6 +109,7 @@ mutants: setup ## break the code on purpose, in a hundred small ways: the tests 
 	@$(PYTHON_IN_VENV) tests/mutants/fdq.py
 	@$(PYTHON_IN_VENV) tests/mutants/pirate.py
 	@$(PYTHON_IN_VENV) tests/mutants/gsb.py
+	@$(PYTHON_IN_VENV) tests/mutants/gsb_calls.py
 	@$(PYTHON_IN_VENV) tests/mutants/gsb_network.py
 	@$(PYTHON_IN_VENV) tests/mutants/pirate_client.py
 

@@ -13,11 +13,11 @@ import pytest
 from polybus import gsb
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.network.announcement import Announcement
-from polybus.dialects.gsb.network.call_signer import CallSigner
 from polybus.dialects.gsb.network.link_handshake import LinkHandshake
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.testing.bus_process import BusProcess, clean_environment, run
 from tests.faults.gsb_live import MAX_PACKET_BYTES, check_no_state_left, serving, tables
+from tests.rig.gsb_call_signer import CallSigner
 from tests.rig.gsb_link_peer import INSTANCE, LinkPeer, pack
 from tests.rig.gsb_peer import HungUp, Silent, call, connect, hello, partial, reply
 from tests.rig.gsb_wire import read_failure

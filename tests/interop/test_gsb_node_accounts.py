@@ -11,8 +11,8 @@ import msgpack
 import pytest
 
 from polybus import gsb
-from polybus.dialects.gsb.network.call_signer import CallSigner
 from polybus.dialects.gsb.network.node_key import NodeKey
+from tests.rig.gsb_call_signer import CallSigner
 from tests.rig.gsb_link_peer import LinkPeer, pack
 from tests.rig.gsb_wire import read_failure
 from tests.rig.native_bus import NativeBus

@@ -195,7 +195,7 @@ CHANNELS = mutants(
     ),
     (
         "a feed sends without credit",
-        "            elif calls.pressure.can_forward(call, partial=True):\n",
+        "            elif call.can_forward(True):\n",
         "            elif True:\n",
     ),
     (
@@ -338,8 +338,8 @@ NETWORK = [
         ),
         (
             "refused channels are the neighbour's",
-            "return feed._replace(origin=origin) if isinstance(feed, ServiceStatus) else feed.route",
-            "return feed if isinstance(feed, ServiceStatus) else feed.route",
+            "            refusal = route._replace(origin=origin)\n",
+            "            refusal = route\n",
         ),
     ),
     *mutants(

@@ -16,11 +16,11 @@ from typing import Any
 
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.network.announcement import Announcement
-from polybus.dialects.gsb.network.call_signer import CallSigner
 from polybus.dialects.gsb.network.link_handshake import LinkHandshake
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.model.address import Address
 from tests.rig.closing import Closing
+from tests.rig.gsb_call_signer import CallSigner
 from tests.rig.gsb_memory_peer import MemoryPeer
 from tests.rig.gsb_peer import connect
 from tests.rig.memory_bus import MemoryBus

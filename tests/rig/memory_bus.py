@@ -95,7 +95,7 @@ class MemoryBus:
         *,
         freud: FreudLimits | None = None,
         gsb: GsbLimits | None = None,
-        gsb_fast_path: bool = True,
+        gsb_padding: bytes = b"",
         quotas: QuotaLimits | None = None,
         policy: Policy | None = None,
         durable: bool = False,
@@ -135,7 +135,9 @@ class MemoryBus:
             self._freud = FreudServer(self.broker, freud or FreudLimits(), self)
             self.topics = self._freud.topics
             self._last_to_run = FairScheduler
-        self._gsb_limits, self._gsb_fast_path = gsb, gsb_fast_path
+        self._gsb_limits = gsb
+        # Its GSB peers add this to each packet that they send (gsb_memory_peer.py).
+        self.gsb_padding = gsb_padding
         if gsb is not None:
             assert self.gsb is not None
 
@@ -147,9 +149,7 @@ class MemoryBus:
         from polybus.dialects.gsb.server.session import GsbServer
 
         key = NodeKey(bytes(32))  # the same id in every run
-        server = GsbServer(self.broker, self._gsb_limits or GsbLimits(), self, ANONYMOUS, key)
-        server.calls.table.fast_path_enabled = self._gsb_fast_path
-        return server
+        return GsbServer(self.broker, self._gsb_limits or GsbLimits(), self, ANONYMOUS, key)
 
     @cached_property
     def _ya(self) -> YaServer:

@@ -1,4 +1,4 @@
-"""Random requests: the bus behaves as the model does, with the fast path and without it."""
+"""Random requests: the bus behaves as the model does, whatever the form of the packets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from tests.rig.gsb_memory_peer import MemoryPeer
+from tests.rig.gsb_memory_peer import UNKNOWN_FIELD, MemoryPeer
 from tests.rig.gsb_wire import read_failure
 from tests.rig.memory_bus import MemoryBus
 from tests.rig.oracle.gsb import GsbBus, Sent
@@ -42,8 +42,8 @@ steps = st.one_of(
 class Real:
     """The bus, with the methods of the model."""
 
-    def __init__(self, *, fast_path: bool) -> None:
-        self.bus = MemoryBus(gsb_fast_path=fast_path)
+    def __init__(self, *, padding: bytes) -> None:
+        self.bus = MemoryBus(gsb_padding=padding)
         self.peers = [MemoryPeer(self.bus, is_unix=number == 1) for number in range(PEERS)]
 
     def register(self, number: int, name: str) -> None:
@@ -101,8 +101,8 @@ def test_bus_behaves_as_the_model(program):
     for number in range(PEERS):
         model.join(number)
     run_program(program, model)
-    for fast_path in (True, False):
-        real = Real(fast_path=fast_path)
+    for padding in (b"", UNKNOWN_FIELD):
+        real = Real(padding=padding)
         run_program(program, real)
         for number in range(PEERS):
             if number not in model.gone:

@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from polybus.dialects.gsb import gsb_packets, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
+from tests.rig.gsb_memory_peer import MAX_BYTES, MemoryPeer
+from tests.rig.gsb_wire import StreamFrames
+from tests.rig.memory_bus import MemoryBus
 
 text = st.text(max_size=20)
 body = st.one_of(st.binary(max_size=300), st.integers(0, 70_000).map(bytes))
@@ -64,24 +67,35 @@ def test_common_calls_are_read_by_the_kernel(address, request_id, data):
     assert gsb_packets.read(payload, 0, len(payload)) is not None
 
 
-@given(ascii_text, st.sampled_from([0, 500]), st.integers(0, 1), body, st.booleans())
-def test_replies_are_encoded_and_decoded_as_by_protobuf(request_id, code, kind, data, ipc):
+@given(ascii_text, st.sampled_from([0, 500]), st.integers(0, 1), body)
+def test_common_replies_are_read_by_the_kernel(request_id, code, kind, data):
     reply = pb.CallReply(request_id=request_id, data=data)
     reply.code, reply.type = code, kind
     payload = pb.Packet(call_reply=reply).SerializeToString()
     assert gsb_packets.read(payload, 0, len(payload)) == (7, request_id.encode(), code, kind, data)
-    written = gsb_packets.call_reply(ipc, request_id.encode(), code, kind, data)
-    assert written == sp.frame(payload, sp.Form(ipc))
 
 
-@given(text, body, text, text, st.booleans())
-def test_requests_are_encoded_as_by_protobuf(request_id, data, caller, address, ipc):
-    request = pb.CallRequest(request_id=request_id, data=data, caller=caller, address=address)
-    payload = pb.Packet(call_request=request).SerializeToString()
-    written = gsb_packets.call_request(
-        ipc, request_id.encode(), data, caller.encode(), address.encode()
-    )
-    assert written == sp.frame(payload, sp.Form(ipc))
+identifier = st.text(st.characters(max_codepoint=127), min_size=1, max_size=200)
+code = st.one_of(st.sampled_from([0, 500]), st.integers(-(2**31), 2**31 - 1))
+
+
+@given(identifier, body, code, st.integers(0, 1), body, st.booleans())
+def test_calls_and_replies_are_written_as_by_protobuf(
+    request_id, asked, code, kind, answered, is_unix
+):
+    bus = MemoryBus()
+    service, caller = (MemoryPeer(bus, is_unix=is_unix) for _ in range(2))
+    service.register("a")
+    caller.call("a/b", request_id, asked)
+    frames = StreamFrames(service.form, MAX_BYTES)
+    *_, written = frames.feed(bytes(service.pipe.taken))
+    fields = {"request_id": "1", "data": asked, "caller": "local:anonymous", "address": "a/b"}
+    assert written == pb.Packet(call_request=pb.CallRequest(**fields)).SerializeToString()
+    service.reply("1", answered, partial=kind == 1, code=code)
+    (written,) = StreamFrames(caller.form, MAX_BYTES).feed(bytes(caller.pipe.taken))
+    reply = pb.CallReply(request_id=request_id, data=answered)
+    reply.code, reply.type = code, kind
+    assert written == pb.Packet(call_reply=reply).SerializeToString()
 
 
 @given(st.binary(max_size=300), st.booleans())

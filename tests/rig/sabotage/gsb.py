@@ -1,12 +1,10 @@
-"""Sabotages of GSB's calls. Each also turns the fast path off, which has rules of its own."""
+"""Sabotages of GSB's calls."""
 
 from __future__ import annotations
 
-from tests.rig.patching import Edit, Patch
+from tests.rig.patching import Patch
 
 CALLS = "dialects/gsb/server/call_router.py"
-TABLE = "        table = self.table = self.pressure.table\n"
-SLOW = Edit(CALLS, TABLE, TABLE + "        table.fast_path_enabled = False\n")
 FAIL_SERVED = "            self.fail(call, StatusCode.UNAVAILABLE, lost, cancel=False)\n"
 
 SABOTAGES = [
@@ -15,16 +13,14 @@ SABOTAGES = [
         "gone-off",
         CALLS,
         FAIL_SERVED,
-        "            self.end(call, StatusCode.UNAVAILABLE)\n",
-        (SLOW,),
+        "            self.table.end(call, StatusCode.UNAVAILABLE)\n",
     ),
     # No call reaches its deadline.
     Patch(
         "deadlines-off",
         "dialects/gsb/server/call_router.py",
-        "        if due_s < self._table.next_due_s:\n",
+        "        if due_s < NEVER:\n",
         "        if False:\n",
-        (SLOW,),
     ),
     # Services are not notified of a cancelled call.
     Patch(
@@ -32,15 +28,13 @@ SABOTAGES = [
         CALLS,
         "        if cancel and not call.endpoint.gone:\n",
         "        if False:\n",
-        (SLOW,),
     ),
     # Replies that belong to no call are not counted.
     Patch(
         "late-off",
         CALLS,
-        '            self.counters.count("dropped", "unknown_call")\n            return True\n',
-        "            return True\n",
-        (SLOW,),
+        '        self.counters.count("dropped", "unknown_call")\n',
+        "        pass\n",
     ),
     # No peer is ever full.
     Patch(
@@ -48,30 +42,20 @@ SABOTAGES = [
         "dialects/gsb/server/back_pressure.py",
         "        peer.full = True\n",
         "        return\n",
-        (SLOW,),
     ),
-    # A second call with an open request id replaces the first.
+    # A second call with an open request id is not answered.
     Patch(
         "ids-off",
         CALLS,
-        "        if request_id in caller.calls:\n",
-        "        if False:\n",
-        (SLOW,),
+        "        if refusal in COUNTED:\n",
+        "        if refusal == Refusal.ID_IN_USE:\n            return\n        if refusal in COUNTED:\n",
     ),
     # Packets of any size are handled.
     Patch(
         "sizes-off",
-        "dialects/gsb/server/session.py",
-        "        self._max_packet_bytes = limits.max_packet_bytes\n",
-        "        self._max_packet_bytes = 1 << 40\n",
-        (
-            SLOW,
-            Edit(
-                "dialects/gsb/server/back_pressure.py",
-                "            max_packet_bytes=limits.max_packet_bytes,\n",
-                "            max_packet_bytes=1 << 40,\n",
-            ),
-        ),
+        CALLS,
+        "            max_packet_bytes=limits.max_packet_bytes,\n",
+        "            max_packet_bytes=1 << 40,\n",
     ),
     # A client of the deployed framing that reconnects does not replace its earlier connection.
     Patch(
@@ -115,29 +99,27 @@ SABOTAGES = [
         "        self.calls.stop()\n",
         "        pass\n",
     ),
-    # The signature of a call from another node is not checked.
+    # A call from another node is checked with the key of the neighbour that has sent it.
     Patch(
         "signature-off",
-        "dialects/gsb/network/call_signer.py",
-        "        if not key.matches(call.counter, call.address.encode(), call.data, call.mac):\n",
-        "        if False:\n",
-        (SLOW,),
+        "dialects/gsb/network/network.py",
+        "            origin.key = self._keys.key_for(announced)\n",
+        "            neighbour = self.topology.get(next(iter(self.links)))\n"
+        "            origin.key = self._keys.key_for(neighbour or announced)\n",
     ),
     # A call from another node may be repeated.
     Patch(
         "replays-off",
-        "dialects/gsb/network/call_signer.py",
-        "        return key.accept(call.counter)\n",
-        "        return True\n",
-        (SLOW,),
+        "dialects/gsb/network/call_keys.py",
+        "            key = CallKey(",
+        '            key = type("AnyCall", (CallKey,), {"accept": lambda *_: True})(',
     ),
-    # Calls are relayed without end.
+    # Calls are relayed beyond the last hop.
     Patch(
         "hops-off",
-        "dialects/gsb/network/network.py",
-        "        if message.hops >= MAX_HOPS:\n",
-        "        if False:\n",
-        (SLOW,),
+        CALLS,
+        "            max_hops=MAX_HOPS,\n",
+        "            max_hops=MAX_HOPS + 1,\n",
     ),
     # Any number of nodes may link.
     Patch(
@@ -150,9 +132,8 @@ SABOTAGES = [
     Patch(
         "full-links-wait",
         CALLS,
-        "            if service.is_link or is_full_link:\n",
-        "            if service.is_link:\n",
-        (SLOW,),
+        "        if service.is_link or is_full_link:\n",
+        "        if service.is_link:\n",
     ),
     # A service waits for credit of another node without end.
     Patch(
@@ -164,9 +145,8 @@ SABOTAGES = [
     # PARTIALs of relayed calls need no credit.
     Patch(
         "credits-off",
-        "dialects/gsb/server/back_pressure.py",
-        "        if partial and call.caller.is_link and not has_credit:\n",
-        "        if False:\n",
-        (SLOW,),
+        CALLS,
+        "        self.pressure.wait(service, caller)\n",
+        "        self.pressure.wait(service, caller)\n        self.pressure.on_credit(call, 1)\n",
     ),
 ]

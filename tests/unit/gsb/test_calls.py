@@ -17,8 +17,8 @@ FULL, PARTIAL = 0, 1
 
 
 @pytest.fixture
-def bus(fast_path) -> MemoryBus:
-    return MemoryBus(gsb=GsbLimits(max_open_calls=3, max_services=2), gsb_fast_path=fast_path)
+def bus(padding) -> MemoryBus:
+    return MemoryBus(gsb=GsbLimits(max_open_calls=3, max_services=2), gsb_padding=padding)
 
 
 @pytest.fixture(params=[False, True], ids=["tcp", "ipc"])

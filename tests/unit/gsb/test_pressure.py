@@ -23,9 +23,9 @@ LIMITS = GsbLimits(
 
 
 @pytest.fixture
-def bus(fast_path) -> MemoryBus:
+def bus(padding) -> MemoryBus:
     limits = Limits(outbox_max_bytes=16 * MARK)
-    return MemoryBus(limits, gsb=LIMITS, gsb_fast_path=fast_path)
+    return MemoryBus(limits, gsb=LIMITS, gsb_padding=padding)
 
 
 def service_of(bus: MemoryBus, *, with_credits: bool = False) -> MemoryPeer:

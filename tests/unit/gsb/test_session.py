@@ -16,8 +16,8 @@ LIMITS = GsbLimits(max_packet_bytes=MAX, ping_idle_s=30, ping_timeout_s=120)
 
 
 @pytest.fixture
-def bus(fast_path) -> MemoryBus:
-    return MemoryBus(gsb=LIMITS, gsb_fast_path=fast_path)
+def bus(padding) -> MemoryBus:
+    return MemoryBus(gsb=LIMITS, gsb_padding=padding)
 
 
 # --- greeting and frames
@@ -139,7 +139,7 @@ def big(n: int = MAX) -> bytes:
 def test_packet_of_the_largest_size_is_forwarded(bus):
     service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
-    overhead = len(packed(service_call_request=_call(big()))) - MAX
+    overhead = len(caller.encode(pb.Packet(service_call_request=_call(big())))) - MAX
     caller.send(service_call_request=_call(big(MAX - overhead)))
     assert len(service.called().data) == MAX - overhead
     caller.send(service_call_request=_call(big(MAX - overhead + 1), "2"))
@@ -157,7 +157,7 @@ def test_oversized_call_is_refused_and_its_connection_continues(bus):
     caller.call("greeter", "2", b"small")
     assert caller.failure() == ("1", 413)
     assert service.called().data == b"small"
-    assert caller.session.is_open  # also for the fast path
+    assert caller.session.is_open
 
 
 @pytest.mark.parametrize("step", [1, 100])
@@ -447,9 +447,9 @@ PIECE = 50_000
 
 
 @pytest.fixture
-def roomy(fast_path) -> MemoryBus:
+def roomy(padding) -> MemoryBus:
     limits = GsbLimits(outbox_full_bytes=64 * KIB, outbox_free_bytes=16 * KIB)
-    return MemoryBus(gsb=limits, gsb_fast_path=fast_path)
+    return MemoryBus(gsb=limits, gsb_padding=padding)
 
 
 def in_pieces(peer: MemoryPeer, payload: bytes, stop: int | None = None) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from polybus.dialects.gsb import gsb_packets
+from polybus.dialects.gsb import gsb_pb2 as pb
 from tests.rig.gsb_memory_peer import MemoryPeer
 from tests.rig.memory_bus import MemoryBus
 
@@ -47,7 +48,8 @@ class Conversation:
 
 
 def read_and_write() -> None:
-    payload = gsb_packets.call_reply(False, b"1", 0, 1, b"x" * 100)[8:]
+    reply = pb.CallReply(request_id="1", type=pb.PARTIAL, data=b"x" * 100)
+    payload = pb.Packet(call_reply=reply).SerializeToString()
     assert gsb_packets.read(payload, 0, len(payload)) is not None
     assert gsb_packets.read(payload, 0, len(payload) - 1) is None
     with pytest.raises(ValueError, match="within"):

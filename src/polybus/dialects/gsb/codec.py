@@ -37,6 +37,7 @@ FULL, PARTIAL = 0, 1  # types of a reply
 NO_PACKET = "no_packet"  # not a Packet, or one of an unknown kind
 WRONG_DIRECTION = "wrong_direction"
 BAD_REPLY_TYPE = "bad_reply_type"
+BAD_RELAY = "bad_relay"  # a call between nodes with a field out of its range
 SECOND_HELLO = "second_hello"  # a hello that is not the first packet
 # Kinds that carry data of clients.
 LARGE_KINDS = frozenset(

@@ -44,6 +44,7 @@ cdef struct Packet:
     uint64_t target_instance
 
 cdef Kind read_packet(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil
+cdef Kind read_canonical(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil
 cdef Slice slice_of(bytes text) noexcept
 cdef Py_ssize_t varint_size(uint64_t value) noexcept nogil
 cdef unsigned char* put_varint(unsigned char* out, uint64_t value) noexcept nogil

@@ -21,7 +21,8 @@ cdef enum:
     LENGTH = 2
     LENGTH_SIZE = 8  # of a frame
     FIELDS = 16  # a field's number is below it, so that its tag has one byte
-    MAX_ENUM = 0x7FFFFFFF  # larger values are negative numbers, which are left to protobuf
+    MAX_INT32 = 0x7FFFFFFF
+    MAX_UINT32 = 0xFFFFFFFF
 
 
 cdef inline const unsigned char* take_varint(
@@ -93,37 +94,6 @@ cdef void define_forms() noexcept:
 define_forms()
 
 
-cdef Kind read_packet(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil:
-    """Decode a call or reply in its usual form. Returns NOT_HOT for any other packet."""
-    cdef const unsigned char* end = at + size
-    cdef uint64_t tag, length
-    cdef Kind kind
-    cdef const Form* form
-    # A tag has one or two bytes, so no kind is read that protobuf would refuse.
-    at = take_varint(at, at + 2 if size > 2 else end, &tag)
-    if at is NULL:
-        return NOT_HOT
-    if tag == (CALL_REPLY << 3 | LENGTH):
-        kind, form = CALL_REPLY, &CALL_REPLY_FORM
-    elif tag == (SERVICE_CALL << 3 | LENGTH):
-        kind, form = SERVICE_CALL, &SERVICE_CALL_FORM
-    elif tag == (CALL_REQUEST << 3 | LENGTH):
-        kind, form = CALL_REQUEST, &CALL_REQUEST_FORM
-    elif tag == (RELAY_CALL << 3 | LENGTH):
-        kind, form = RELAY_CALL, &RELAY_CALL_FORM
-    else:
-        return NOT_HOT
-    at = take_varint(at, end, &length)
-    if at is NULL or length != <uint64_t>(end - at) or not read_fields(at, end, form, packet):
-        return NOT_HOT
-    if kind == CALL_REPLY and (packet.code > MAX_ENUM or packet.type > MAX_ENUM):
-        return NOT_HOT
-    # ASCII needs no check for valid UTF-8, which protobuf demands of a text.
-    if not (is_ascii(packet.address) and is_ascii(packet.request_id) and is_ascii(packet.caller)):
-        return NOT_HOT
-    return kind
-
-
 cdef bint read_fields(
     const unsigned char* at, const unsigned char* end, const Form* form, Packet* packet
 ) noexcept nogil:
@@ -131,7 +101,6 @@ cdef bint read_fields(
     cdef uint64_t value
     cdef Slice* text
     cdef int number, wire, seen = 0
-    memset(packet, 0, sizeof(Packet))
     while at < end:
         number, wire = at[0] >> 3, at[0] & 7
         if number >= FIELDS or seen & (1 << number):
@@ -152,6 +121,55 @@ cdef bint read_fields(
         else:
             return False
     return True
+
+
+cdef inline Kind decode(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil:
+    """Decode a call or reply; its texts and numbers are not checked."""
+    cdef const unsigned char* end = at + size
+    cdef uint64_t tag, length
+    cdef Kind kind
+    cdef const Form* form
+    memset(packet, 0, sizeof(Packet))
+    # A tag has one or two bytes, so no kind is read that protobuf would refuse.
+    at = take_varint(at, at + 2 if size > 2 else end, &tag)
+    if at is NULL:
+        return NOT_HOT
+    if tag == (CALL_REPLY << 3 | LENGTH):
+        kind, form = CALL_REPLY, &CALL_REPLY_FORM
+    elif tag == (SERVICE_CALL << 3 | LENGTH):
+        kind, form = SERVICE_CALL, &SERVICE_CALL_FORM
+    elif tag == (CALL_REQUEST << 3 | LENGTH):
+        kind, form = CALL_REQUEST, &CALL_REQUEST_FORM
+    elif tag == (RELAY_CALL << 3 | LENGTH):
+        kind, form = RELAY_CALL, &RELAY_CALL_FORM
+    else:
+        return NOT_HOT
+    at = take_varint(at, end, &length)
+    if at is NULL or length != <uint64_t>(end - at) or not read_fields(at, end, form, packet):
+        return NOT_HOT
+    return kind
+
+
+cdef Kind read_packet(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil:
+    """Decode a call or reply in its usual form. Returns NOT_HOT for any other packet."""
+    cdef Kind kind = decode(at, size, packet)
+    # Negative numbers, and numbers that protobuf would cut to 32 bits.
+    if kind == CALL_REPLY and (packet.code > MAX_INT32 or packet.type > MAX_INT32):
+        return NOT_HOT
+    if kind == RELAY_CALL and (
+        packet.hops > MAX_UINT32 or packet.deadline_ms > MAX_UINT32
+        or packet.free_partials > MAX_UINT32 or packet.free_bytes > MAX_UINT32
+    ):
+        return NOT_HOT
+    # ASCII needs no check for valid UTF-8, which protobuf demands of a text.
+    if not (is_ascii(packet.address) and is_ascii(packet.request_id) and is_ascii(packet.caller)):
+        return NOT_HOT
+    return kind
+
+
+cdef Kind read_canonical(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil:
+    """Decode a call or reply that protobuf has checked, and written again."""
+    return decode(at, size, packet)
 
 
 # --- writing: `…_size` returns the size, `put_…` writes and returns the position after it
@@ -246,50 +264,6 @@ def frame(bint ipc, bytes payload not None) -> bytes:
     for at in range(LENGTH_SIZE):
         out[at] = (<uint64_t>size >> (8 * (LENGTH_SIZE - 1 - at))) & 0xFF
     memcpy(out + LENGTH_SIZE, PyBytes_AS_STRING(payload), size)
-    return encoded
-
-
-def call_request(bint ipc, bytes request_id not None, data, bytes caller not None, bytes address not None) -> bytes:
-    """Return a framed CallRequest, the packet that a service receives."""
-    cdef Py_buffer view
-    cdef Slice body
-    cdef Py_ssize_t inner
-    cdef bytes encoded
-    cdef unsigned char* out
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        body.at, body.size = <const unsigned char*>view.buf, view.len
-        inner = (
-            field_size(slice_of(request_id)) + field_size(body)
-            + field_size(slice_of(caller)) + field_size(slice_of(address))
-        )
-        encoded = PyBytes_FromStringAndSize(NULL, frame_size(ipc, inner) + 1)
-        out = put_head(<unsigned char*>PyBytes_AS_STRING(encoded), ipc, CALL_REQUEST, inner)
-        out = put_field(out, 1, slice_of(request_id))
-        out = put_field(out, 2, body)
-        out = put_field(out, 3, slice_of(caller))
-        put_field(out, 4, slice_of(address))
-    finally:
-        PyBuffer_Release(&view)
-    return encoded
-
-
-def call_reply(bint ipc, bytes request_id not None, uint64_t code, uint64_t kind, data) -> bytes:
-    """Return a framed CallReply, the packet that a caller receives."""
-    cdef Py_buffer view
-    cdef Slice body
-    cdef bytes encoded
-    cdef Py_ssize_t inner
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        body.at, body.size = <const unsigned char*>view.buf, view.len
-        inner = reply_size(slice_of(request_id), code, kind, body)
-        encoded = PyBytes_FromStringAndSize(NULL, frame_size(ipc, inner))
-        put_reply(
-            <unsigned char*>PyBytes_AS_STRING(encoded), ipc, inner, slice_of(request_id), code, kind, body
-        )
-    finally:
-        PyBuffer_Release(&view)
     return encoded
 
 

@@ -33,8 +33,8 @@ LIMITS = GsbLimits(max_packet_bytes=MAX, ping_idle_s=30, ping_timeout_s=120)
 
 
 @pytest.fixture
-def bus(fast_path) -> MemoryBus:
-    return MemoryBus(gsb=LIMITS, gsb_fast_path=fast_path)
+def bus(padding) -> MemoryBus:
+    return MemoryBus(gsb=LIMITS, gsb_padding=padding)
 
 
 # --- hello

@@ -14,6 +14,7 @@ cdef class CallKey:
     cdef uint64_t[WINDOW_WORDS] seen
 
     cdef bytes sign_call(self, Packet* call)
+    cdef bint is_for(self, const Packet* call) noexcept
     cdef bint check_call(self, const Packet* call) except -1
     cdef bytes mac(self, start, uint64_t counter, Slice address, Slice data)
     cpdef bint accept(self, uint64_t counter) noexcept

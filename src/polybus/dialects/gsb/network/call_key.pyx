@@ -47,17 +47,6 @@ cdef class CallKey:
         # Above those of a key that was dropped to make room, if there was one for these runs.
         self.counter = time.time_ns() >> 10
 
-    def sign(self, bytes address not None, bytes data not None):
-        """Return the counter and the MAC of a new call to the node."""
-        self.counter += 1
-        mac = self.mac(self.outgoing, self.counter, slice_of(address), slice_of(data))
-        return self.counter, mac
-
-    def matches(self, uint64_t counter, bytes address not None, bytes data not None, bytes mac not None):
-        """Return whether the node made this call for this node."""
-        cdef bytes own = self.mac(self.incoming, counter, slice_of(address), slice_of(data))
-        return is_equal(slice_of(own), slice_of(mac))
-
     cpdef bint accept(self, uint64_t counter) noexcept:
         """Return whether a counter of the node is new, and remember it."""
         if counter > self.newest:
@@ -85,12 +74,13 @@ cdef class CallKey:
         call.mac = slice_of(mac)
         return mac
 
+    cdef bint is_for(self, const Packet* call) noexcept:
+        """Return whether a call is one between the two runs of this key."""
+        return call.instance == self.instance and call.target_instance == self.own_instance
+
     cdef bint check_call(self, const Packet* call) except -1:
         """Return whether the node made this call for this one, and it is no repetition."""
-        cdef bytes mac
-        if call.instance != self.instance or call.target_instance != self.own_instance:
-            return False
-        mac = self.mac(self.incoming, call.counter, call.address, call.data)
+        cdef bytes mac = self.mac(self.incoming, call.counter, call.address, call.data)
         return is_equal(slice_of(mac), call.mac) and self.accept(call.counter)
 
     cdef bytes mac(self, start, uint64_t counter, Slice address, Slice data):

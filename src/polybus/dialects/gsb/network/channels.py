@@ -78,7 +78,7 @@ class ChannelFeed:
     def begin(self, call: OpenCall) -> None:
         """Confirm the subscription."""
         self.call = call
-        self._server.calls.reply(self.session, call.id, StatusCode.OK, PARTIAL, b"")
+        self.session.reply(call.id, StatusCode.OK, PARTIAL, b"")
 
     def close(self) -> None:
         self._channels.forget_feed(self)
@@ -87,7 +87,7 @@ class ChannelFeed:
         self._server.broker.leave(self.session.connection)
 
     def _take(self, packet: pb.Packet) -> None:
-        calls, call = self._server.calls, self.call
+        call = self.call
         if packet.HasField("call_request"):
             call = self.session.serving.get(packet.call_request.request_id.encode())
             if call is not None:
@@ -99,8 +99,8 @@ class ChannelFeed:
             data = packet.broadcast_request.SerializeToString()
             if len(data) + RELAY_BYTES > self._server.limits.max_packet_bytes:
                 self._server.broker.counters.count("dropped", "channel_too_large")
-            elif calls.pressure.can_forward(call, partial=True):
-                calls.reply(self.session, call.id, StatusCode.OK, PARTIAL, data)
+            elif call.can_forward(True):
+                self.session.reply(call.id, StatusCode.OK, PARTIAL, data)
             else:
                 self._server.broker.counters.count("dropped", "channel_full")
 
@@ -167,9 +167,7 @@ class RemoteChannel:
         self._calls_made += 1
         route, data = Route(link, PUBLIC_CHANNEL.encode()), self.topic.encode()
         request_id = b"%d" % self._calls_made
-        calls = self._server.calls
-        call = calls.open_call(self._session, route, request_id, len(data), DEADLINE_S)
-        self._server.network.send_call(call, data)
+        self._session.open_call(route, request_id, data, DEADLINE_S)
         if not self._is_confirmed:
             self._server.timers.call_later(CONFIRM_S, self._check_confirmed)
 

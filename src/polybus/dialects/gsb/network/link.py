@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MAX_CREDIT = 1 << 16  # PARTIALs of one grant
 NS_PER_S = 1_000_000_000
-FULL, PARTIAL = 0, 1
 
 
 class Link:
@@ -103,14 +102,8 @@ class Link:
             return
         calls = self._network.calls
         match kind:
-            case "call_reply":
-                reply = packet.call_reply
-                if reply.type not in (FULL, PARTIAL):
-                    raise BadFrame(codec.BAD_REPLY_TYPE)
-                fields = reply.request_id.encode(), reply.code, reply.type, reply.data
-                calls.reply(self.session, *fields)
-            case "relay_call":
-                self._network.relay(self, packet.relay_call)
+            case "call_reply" | "relay_call":
+                self.session.take_decoded(packet)
             case "cancel":
                 calls.cancel(self.session, packet.cancel.request_id.encode())
             case "credit":

@@ -8,7 +8,7 @@ A call to another node is a call whose service is a link:
 Each bus has the call in its tables, so each of them ends it exactly once: a link that breaks is a
 service that went away, and a cancel, a deadline and credits travel along the same way.
 
-The origin signs the call for its target (call_signer.py), which decides by its own rules whether
+The origin signs the call for its target (call_key.pyx), which decides by its own rules whether
 the calling node may call the service. Nodes between them relay and decide nothing.
 """
 
@@ -18,22 +18,14 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.gsb_packets import (
-    ID_BYTES,
-    MAX_ADDRESS,
-    MAX_FREE_BYTES,
-    MAX_FREE_PARTIALS,
-    MAX_HOPS,
-    RELAY_BYTES,
-)
 from polybus.dialects.gsb.network import node_rules
 from polybus.dialects.gsb.network.announcement import MAX_NEIGHBOURS, Announcement
-from polybus.dialects.gsb.network.call_signer import CallSigner
+from polybus.dialects.gsb.network.call_keys import CallKeys
 from polybus.dialects.gsb.network.link import Link
 from polybus.dialects.gsb.network.link_handshake import LinkHandshake
 from polybus.dialects.gsb.network.node_key import node_id_of
 from polybus.dialects.gsb.network.topology import REFRESH_S, Novelty, Topology
-from polybus.dialects.gsb.server.call_table import CallingNode, Route
+from polybus.dialects.gsb.server.call_table import CallingNode
 from polybus.dialects.gsb.server.service_registry import ServiceStatus
 from polybus.dialects.gsb.service_address import PUBLIC_ACL, PUBLIC_CHANNEL, PUBLIC_PING, StatusCode
 from polybus.errors import BadFrame, MalformedRequest
@@ -47,7 +39,7 @@ if TYPE_CHECKING:
     from polybus.dialects.gsb.network.channels import Channels
     from polybus.dialects.gsb.network.node_key import NodeKey
     from polybus.dialects.gsb.server.call_router import CallRouter
-    from polybus.dialects.gsb.server.call_table import OpenCall, Service
+    from polybus.dialects.gsb.server.call_table import OpenCall, Route, Service
     from polybus.dialects.gsb.server.session import GsbSession
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -69,12 +61,11 @@ TOO_MANY_LINKS = "max_links"
 NOT_ALLOWED = "link_not_allowed"
 BAD_ANNOUNCEMENT = "bad_announcement"
 ANNOUNCEMENT_FLOOD = "announcement_flood"
-BAD_RELAY = "bad_relay"
 LINK_TIMEOUT = "link_timeout"
 ALARM = "duplicate_node"
 CHALLENGE_S = 2.0  # for a sign of life
 CLEAR_S = 60.0  # nodes dial again after 10 s at most
-BUILT_IN_SERVICES = frozenset({PUBLIC_PING, PUBLIC_ACL})
+BUILT_IN_SERVICES = frozenset({PUBLIC_PING.encode(), PUBLIC_ACL.encode()})
 
 
 def host_of(session: GsbSession) -> str:
@@ -97,7 +88,7 @@ class Network:
         self.now_s = broker.now_s
         self._instance = random.SystemRandom().getrandbits(63)
         self.topology = Topology(key.node_id, limits.max_nodes)
-        self._signer = CallSigner(key, self._instance)
+        self._keys = CallKeys(key, self._instance)
         self._sequence = broker.wall_ns() // 1_000_000  # above that of an earlier run
         self.links: dict[str, Link] = {}
         # Addresses that are dialled, and their nodes, if they are known.
@@ -374,7 +365,7 @@ class Network:
         link = None if path is None else self.links.get(path.via)
         if link is not None and announced is not None:
             try:
-                return link.service_for(node, self._signer.key_for(announced))
+                return link.service_for(node, self._keys.key_for(announced))
             except ValueError:
                 text = f"node {node} has announced an invalid key"
                 return ServiceStatus(StatusCode.UNAVAILABLE, text)
@@ -382,59 +373,58 @@ class Network:
             return ServiceStatus(StatusCode.UNAVAILABLE, f"node {node} cannot be reached")
         return ServiceStatus(StatusCode.NOT_FOUND, f"unknown node {node}")
 
-    def send_call(self, call: OpenCall, data: bytes) -> None:
-        """Send a call of this node over its link."""
-        target = self.topology.get(call.service.id)
-        assert target is not None  # there is a path to it
-        if len(data) + RELAY_BYTES > self._limits.max_packet_bytes:
-            text = "the call is too large for a link"
-            self.calls.fail(call, StatusCode.TOO_LARGE, text, cancel=False)
-            return
-        message = pb.RelayCall(
-            request_id=call.id.decode(),
-            data=data,
-            address=call.address.decode(),
-            hops=1,
-            deadline_ms=max(1, int(call.deadline_s * 1000)),
-            free_partials=call.free_partials,
-            free_bytes=call.free_bytes,
-        )
-        self._signer.sign(message, target)
-        call.endpoint.send_packet(pb.Packet(relay_call=message))
+    def find_calling_node(self, node: bytes) -> CallingNode | None:
+        """Return a node that calls, with its key. Returns None if its announcement is unknown."""
+        name = f"0x{node.hex()}"
+        announced = self.topology.get(name)
+        if announced is None:
+            return None
+        origin = self._origins.get(node)
+        if origin is None:
+            if len(self._origins) >= self._limits.max_nodes:
+                del self._origins[next(iter(self._origins))]
+            origin = self._origins[node] = CallingNode(Identity(node=name))
+        try:
+            origin.key = self._keys.key_for(announced)
+        except ValueError:
+            return None  # it has announced an invalid key
+        return origin
 
-    def relay(self, link: Link, message: pb.RelayCall) -> None:
-        """Open a call that another bus sends: to a service of this node, or to the next link."""
-        self._check_form(message)
-        if link.session.draining:
-            return  # the link is gone and could not carry the reply
-        session, request_id = link.session, message.request_id.encode()
-        address, size = message.address.encode(), len(message.data)
-        is_here = message.target == self._own
-        refusal = self.calls.check_request(session, request_id)
-        find = self._find_service if is_here else self._find_next_link
-        route = refusal or find(link, message, address)
-        if isinstance(route, str):
-            self._call_built_in(session, route, message)
-            return
-        if isinstance(route, ServiceStatus):
-            self.calls.refuse(session, request_id, address, size, route)
-            return
-        call = self.calls.open_call(session, route, request_id, size, message.deadline_ms / 1000)
-        call.free_partials, call.free_bytes = message.free_partials, message.free_bytes
-        call.address = route.address or address
-        if is_here:
-            origin = self._origins[message.origin]
-            call.origin, call.account = origin.identity, origin.account
-            call.endpoint.send_call(call, message.data, origin.name)
+    def resolve_relayed(
+        self, link: GsbSession, origin: CallingNode, address: bytes, request_id: bytes, data: bytes
+    ) -> Route | None:
+        """Return the route of a call by another node. Returns None if it is answered or refused."""
+        route: Route | ServiceStatus
+        if address in BUILT_IN_SERVICES:
+            self._call_built_in(link, address.decode(), request_id, origin, data)
+            return None
+        if address == PUBLIC_CHANNEL.encode():
+            feed = self.channels.open_feed(origin, data)
+            route = feed if isinstance(feed, ServiceStatus) else feed.route
         else:
-            message.request_id = call.id.decode()
-            message.hops += 1
-            call.endpoint.send_packet(pb.Packet(relay_call=message))
+            services = self.calls.services
+            route = services.route_network_call(link, origin.identity, address)
+        if isinstance(route, ServiceStatus):
+            refusal = route._replace(origin=origin)
+            self.calls.refuse(link, request_id, address, len(data), refusal)
+            return None
+        return route
 
-    def _call_built_in(self, session: GsbSession, name: str, message: pb.RelayCall) -> None:
+    def resolve_target(
+        self, link: GsbSession, target: bytes, address: bytes, request_id: bytes, size: int
+    ) -> Route | None:
+        """Return the route of a call to another node. Returns None if it is refused."""
+        route = self.calls.services.route_relayed_call(link, target)
+        if isinstance(route, ServiceStatus):
+            self.calls.refuse(link, request_id, address, size, route)
+            return None
+        return route
+
+    def _call_built_in(
+        self, session: GsbSession, name: str, request_id: bytes, origin: CallingNode, data: bytes
+    ) -> None:
         """Answer a call of another node to a service of the bus itself."""
-        origin, data = self._origins[message.origin], message.data
-        request_id, refusal = message.request_id.encode(), None
+        refusal = None
         if name == PUBLIC_PING and len(data) > MAX_PING_BYTES:
             text = f"a ping must have at most {MAX_PING_BYTES} bytes"
             refusal = ServiceStatus(StatusCode.TOO_LARGE, text)
@@ -447,70 +437,6 @@ class Network:
         if refusal is not None:
             refusal = refusal._replace(origin=origin)
             self.calls.refuse(session, request_id, name.encode(), len(data), refusal)
-
-    def _check_form(self, message: pb.RelayCall) -> None:
-        has_form = (
-            len(message.origin) == len(message.target) == ID_BYTES
-            and 0 < message.hops <= MAX_HOPS
-            and len(message.address) <= MAX_ADDRESS
-            and message.deadline_ms > 0
-            and 0 < message.free_partials <= MAX_FREE_PARTIALS
-            and 0 < message.free_bytes <= MAX_FREE_BYTES
-        )
-        if not has_form:
-            raise BadFrame(BAD_RELAY)
-
-    def _find_service(
-        self, link: Link, message: pb.RelayCall, address: bytes
-    ) -> Route | ServiceStatus | str:
-        """Return the service that a node calls, the name of one of the bus itself, or a refusal."""
-        origin = self._origin_of(message.origin)
-        announced = None if origin is None else self.topology.get(origin.identity.node)
-        instances = message.instance, message.target_instance
-        if announced is None or instances != (announced.instance, self._instance):
-            # A call may overtake the announcement of a node that has just started.
-            text = "the announcement of one of the two nodes has not arrived"
-            return ServiceStatus(StatusCode.UNAVAILABLE, text)
-        assert origin is not None
-        if not self._signer.check(message, announced):
-            self._broker.counters.count("refused", "forged_call")
-            return ServiceStatus(StatusCode.DENIED, "the call is not signed by its node")
-        origin.key = self._signer.key_for(announced)
-        if message.address in BUILT_IN_SERVICES:
-            return message.address
-        if message.address == PUBLIC_CHANNEL:
-            feed = self.channels.open_feed(origin, message.data)
-            return feed._replace(origin=origin) if isinstance(feed, ServiceStatus) else feed.route
-        services = self.calls.services
-        route = self._if_room(services.route_network_call(link.session, origin.identity, address))
-        return route._replace(origin=origin) if isinstance(route, ServiceStatus) else route
-
-    def _find_next_link(
-        self, link: Link, message: pb.RelayCall, _address: bytes
-    ) -> Route | ServiceStatus:
-        """Return the way to the target of a call, or a refusal."""
-        if message.hops >= MAX_HOPS:
-            text = f"node 0x{message.target.hex()} is too far away"
-            return ServiceStatus(StatusCode.UNAVAILABLE, text)
-        return self._if_room(self.calls.services.route_relayed_call(link.session, message.target))
-
-    def _if_room(self, route: Route | ServiceStatus) -> Route | ServiceStatus:
-        """Refuse a call for whose service there is no room, because a link must not wait."""
-        if isinstance(route, Route) and not self.calls.pressure.has_room(route.service.endpoint):
-            return ServiceStatus(StatusCode.UNAVAILABLE, "the way to the service is full")
-        return route
-
-    def _origin_of(self, node: bytes) -> CallingNode | None:
-        """Return a node that calls, None if it is unknown."""
-        origin = self._origins.get(node)
-        if origin is None:
-            name = f"0x{node.hex()}"
-            if self.topology.get(name) is None:
-                return None
-            if len(self._origins) >= self._limits.max_nodes:
-                del self._origins[next(iter(self._origins))]
-            origin = self._origins[node] = CallingNode(Identity(node=name))
-        return origin
 
     # --- statistics
 

@@ -1,8 +1,8 @@
 """The server side of GSB: services that register and call each other.
 
 session.py           one connection: frames, packets, halting (../ya/session.py: of another framing)
-call_router.py       call, reply, cancel; deadlines; built-in services
-call_table.pyx       the state of open calls, and the fast path
+call_table.pyx       open calls, and their rules: open, forward, reply, end
+call_router.py       the slow path of these rules; cancel; deadlines; built-in services
 service_registry.py  registered names, and the resolution of addresses
 back_pressure.py     full connections, waiting connections, credits
 peer_liveness.py     pings, and full peers that block others

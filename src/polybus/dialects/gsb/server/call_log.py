@@ -55,7 +55,7 @@ class EndedCall(NamedTuple):
 
 
 class CallLog:
-    """Collects ended calls from `table.log` (fast and slow path) and refused ones from `add`."""
+    """Collects ended calls from `table.log` and refused ones from `add`."""
 
     def __init__(self, broker: Broker, table: CallTable, owner: Identity) -> None:
         self._broker = broker

@@ -1,5 +1,8 @@
 """Routes calls from callers to services. Every call ends in exactly one FULL reply.
 
+call_table.pyx has the rules of calls and replies. This is their slow path: what needs names,
+rules, texts, timers, or a wait.
+
     caller                    the bus                          service
       │ call(address, id) ───▶ open: two tables ──────────────▶ │ CallRequest(own id)
       │ ◀─────────────────────── PARTIAL, in order ◀─────────── │
@@ -21,29 +24,27 @@ The bus itself serves the names under `sys/`:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from polybus.dialects.gsb.codec import FULL, PARTIAL
-from polybus.dialects.gsb.server.back_pressure import BackPressure
+from polybus.dialects.gsb.codec import FULL
+from polybus.dialects.gsb.gsb_packets import MAX_HOPS
+from polybus.dialects.gsb.server.back_pressure import MAX_WINDOW, MIN_WINDOW, BackPressure
 from polybus.dialects.gsb.server.call_log import CallLog
-from polybus.dialects.gsb.server.call_table import OpenCall, overdue
+from polybus.dialects.gsb.server.call_table import CallTable, OpenCall, Refusal, overdue
 from polybus.dialects.gsb.server.peer_liveness import PingMonitor, StuckPeerMonitor
 from polybus.dialects.gsb.server.service_registry import ServiceRegistry, ServiceStatus
-from polybus.dialects.gsb.service_address import MAX_REQUEST_ID_BYTES, PUBLIC_PING, StatusCode
+from polybus.dialects.gsb.service_address import PUBLIC_PING, StatusCode
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from polybus.bus.broker import Broker
     from polybus.bus.timers import Timer, Timers
     from polybus.dialects.gsb import gsb_pb2 as pb
     from polybus.dialects.gsb.limits import GsbLimits
     from polybus.dialects.gsb.network.network import Network
-    from polybus.dialects.gsb.server.call_table import CallingNode, CallTable, Route
+    from polybus.dialects.gsb.server.call_table import CallingNode, Route
     from polybus.dialects.gsb.server.session import GsbSession
     from polybus.model.identity import Identity
 
@@ -79,12 +80,7 @@ class CallDeadlines:
         self._timer: Timer | None = None
         table.next_due_s = NEVER
 
-    def watch(self, due_s: float) -> None:
-        """Set the timer earlier if a new call is due before it fires."""
-        if due_s < self._table.next_due_s:
-            self._set(due_s)
-
-    def _set(self, due_s: float) -> None:
+    def set_timer(self, due_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -101,14 +97,32 @@ class CallDeadlines:
         late, nearest_s = overdue(self._endpoints, now_s)
         if nearest_s is not None:
             took_s = self._clock() - now_s
-            self._set(max(nearest_s, now_s + MIN_STEP_S, now_s + IDLE_RATIO * took_s))
+            self.set_timer(max(nearest_s, now_s + MIN_STEP_S, now_s + IDLE_RATIO * took_s))
         for call in late:
-            # It may have ended while earlier calls of the list expired.
-            if call.caller.calls.get(call.request_id) is call:
-                self._expire(call)
+            self._expire(call)
 
 
-CODES = frozenset(StatusCode)  # any other code of a service is counted as a failure
+# The refusals of call_table.pyx.
+REFUSALS = {
+    Refusal.BAD_REQUEST_ID: ServiceStatus(
+        StatusCode.BAD_REQUEST, "a request id must have 1 to 255 bytes"
+    ),
+    Refusal.ID_IN_USE: ServiceStatus(
+        StatusCode.CONFLICT, "a call with this request id is already open"
+    ),
+    Refusal.TOO_MANY_CALLS: ServiceStatus(StatusCode.UNAVAILABLE, "max_open_calls is reached"),
+    # A call may overtake the announcement of a node that has just started.
+    Refusal.UNANNOUNCED_RUN: ServiceStatus(
+        StatusCode.UNAVAILABLE, "the announcement of one of the two nodes has not arrived"
+    ),
+    Refusal.FORGED_CALL: ServiceStatus(StatusCode.DENIED, "the call is not signed by its node"),
+    Refusal.TOO_MANY_HOPS: ServiceStatus(
+        StatusCode.UNAVAILABLE, f"the node is more than {MAX_HOPS} links away"
+    ),
+    Refusal.FULL_WAY: ServiceStatus(StatusCode.UNAVAILABLE, "the way to the service is full"),
+}
+# The refusals with a counter of their own.
+COUNTED = {Refusal.TOO_MANY_CALLS: "max_open_calls", Refusal.FORGED_CALL: "forged_call"}
 
 
 class CallRouter:
@@ -131,8 +145,21 @@ class CallRouter:
         self.max_outbox_bytes = max(
             broker.limits.outbox_max_bytes, 2 * (limits.outbox_full_bytes + limits.max_packet_bytes)
         )
-        self.pressure = BackPressure(limits, self.max_outbox_bytes, broker.now_s)
-        table = self.table = self.pressure.table
+        table = self.table = CallTable(
+            broker.now_s,
+            self,
+            StatusCode,
+            max_packet_bytes=limits.max_packet_bytes,
+            max_open_calls=limits.max_open_calls,
+            free_partials=limits.free_partials,
+            free_bytes=limits.free_bytes,
+            window_bytes=limits.outbox_full_bytes,
+            min_window=MIN_WINDOW,
+            max_window=MAX_WINDOW,
+            hard_limit_bytes=self.max_outbox_bytes // 2,
+            max_hops=MAX_HOPS,
+        )
+        self.pressure = BackPressure(broker.now_s)
         self.services = ServiceRegistry(broker, table, limits, network)
         self.network = network
         self.deadlines = CallDeadlines(self.peers, table, timers, broker.now_s, self._expire)
@@ -147,7 +174,6 @@ class CallRouter:
             "sys/nodes": lambda _: msgpack.packb(network.describe()),
         }
         self.audit = CallLog(broker, table, owner) if limits.audit else None
-        self._ended_by_code: Counter[int] = Counter()
         broker.policy.on_change(self._end_denied)
         broker.on_tick += [self.pings.tick, self._stuck.tick]
         broker.overview.sections["gsb"] = self.stats
@@ -198,49 +224,18 @@ class CallRouter:
 
     # --- requests of callers
 
-    def call(self, caller: GsbSession, address: bytes, request_id: bytes, data: Buffer) -> bool:
-        """Open a call. Returns False if the caller has to wait for a full service."""
-        if caller.draining:
-            return True  # the caller is gone and could not read the reply
-        size = len(memoryview(data))
-        # Refusals by request id and limit come before those by address.
-        route = self.check_request(caller, request_id) or self.services.route(caller, address)
+    def resolve(
+        self, caller: GsbSession, address: bytes, request_id: bytes, data: bytes
+    ) -> Route | None:
+        """Return the route of a call. Returns None if the call is answered or refused."""
+        route = self.services.route(caller, address)
         if isinstance(route, ServiceStatus):
-            self.refuse(caller, request_id, address, size, route)
-            return True
+            self.refuse(caller, request_id, address, len(data), route)
+            return None
         if isinstance(route, str):
-            self.call_built_in(caller, request_id, route, bytes(data))
-            return True
-        service = route.service.endpoint
-        if service.full:
-            self.pressure.wait(caller, service)
-            return False
-        call = self.open_call(caller, route, request_id, size, caller.deadline_s)
-        if service.is_link:
-            self.network.send_call(call, bytes(data))
-        else:
-            service.send_call(call, data, caller.caller_name)
-        return True
-
-    def open_call(
-        self,
-        caller: GsbSession,
-        route: Route,
-        request_id: bytes,
-        request_bytes: int,
-        deadline_s: float,
-    ) -> OpenCall:
-        """Add a call to both tables."""
-        now_s = self._clock()
-        self.table.opened += 1
-        call = OpenCall(caller, route, request_id, b"%x" % self.table.opened, request_bytes, now_s)
-        call.deadline_s = deadline_s
-        caller.calls[request_id] = call.endpoint.serving[call.id] = call
-        call.service.calls += 1
-        call.service.pending += 1
-        self.pressure.on_call_open(call)
-        self.deadlines.watch(now_s + deadline_s)
-        return call
+            self.call_built_in(caller, request_id, route, data)
+            return None
+        return route
 
     def cancel(self, caller: GsbSession, request_id: bytes) -> None:
         call = caller.calls.get(request_id)
@@ -248,6 +243,21 @@ class CallRouter:
             self.counters.count("refused", "unknown_cancel")
         else:
             self.fail(call, StatusCode.CANCELLED, "cancelled by the caller", cancel=True)
+
+    def refuse_call(
+        self,
+        caller: GsbSession,
+        refusal: Refusal,
+        request_id: bytes,
+        address: bytes,
+        size: int,
+        origin: CallingNode | None,
+    ) -> None:
+        """Refuse a call for a reason of call_table.pyx. `origin` is the node that has signed it."""
+        if refusal in COUNTED:
+            self.counters.count("refused", COUNTED[refusal])
+        status = REFUSALS[refusal]._replace(origin=origin)
+        self.refuse(caller, request_id, address, size, status)
 
     def refuse(
         self,
@@ -272,49 +282,38 @@ class CallRouter:
             for call in [one for one in endpoint.serving.values() if one.service is service]:
                 self.fail(call, StatusCode.UNAVAILABLE, text, cancel=True)
         for call in [call for peer in self.peers for call in peer.calls.values()]:
-            # It may have ended with an earlier one of the list.
-            is_open = call.caller.calls.get(call.request_id) is call
-            if is_open and not self.services.may_call(call):
-                self._broker.count_refusal(call.caller.connection, "call_revoked", call.address)
-                self.fail(call, StatusCode.DENIED, "not allowed to call any longer", cancel=True)
+            if not self.services.may_call(call):
+                text = "not allowed to call any longer"
+                if self.fail(call, StatusCode.DENIED, text, cancel=True):
+                    connection = call.caller.connection
+                    self._broker.count_refusal(connection, "call_revoked", call.address)
 
     # --- requests of services
 
-    def reply(
-        self, service: GsbSession, call_id: bytes, code: int, kind: int, data: Buffer
-    ) -> bool:
-        """Forward a reply. Returns False if the service has to wait for a full caller."""
-        call = service.serving.get(call_id)
-        if call is None:
-            self.counters.count("dropped", "unknown_call")
+    def on_unknown_reply(self) -> None:
+        """Count a reply to a call that has ended, or never was."""
+        self.counters.count("dropped", "unknown_call")
+
+    def on_blocked_reply(self, call: OpenCall, is_partial: bool) -> bool:
+        """Make the service wait. Returns True if the call is ended instead, and the reply dropped.
+
+        Two links that wait for each other would wait forever. And a node that grants credit
+        and does not read must not stop a service.
+        """
+        service, caller = call.endpoint, call.caller
+        is_full_link = caller.is_link and not caller.has_room()
+        if service.is_link or is_full_link:
+            text = "the caller takes its replies too slowly"
+            self.fail(call, StatusCode.UNAVAILABLE, text, cancel=is_partial)
             return True
-        if not self.pressure.can_forward(call, partial=kind == PARTIAL):
-            is_full_link = call.caller.is_link and not self.pressure.has_room(call.caller)
-            if service.is_link or is_full_link:
-                # Two links that wait for each other would wait forever. And a node that grants
-                # credit and does not read must not stop a service.
-                text = "the caller takes its replies too slowly"
-                self.fail(call, StatusCode.UNAVAILABLE, text, cancel=kind == PARTIAL)
-                return True
-            self.pressure.wait(service, call.caller)
-            return False
-        size = len(memoryview(data))
-        if kind == PARTIAL:
-            call.restart_clock(self._clock())
-            call.caller.send_reply(call.request_id, code, kind, data)
-            self.pressure.on_partial(call, size)
-        else:
-            call.reply_bytes += size
-            # Closed first, so that a caller that this reply fills does not halt the service.
-            self.end(call, code)
-            call.caller.send_reply(call.request_id, code, kind, data)
-        return True
+        self.pressure.wait(service, caller)
+        return False
 
     def reply_too_large(self, service: GsbSession, call_id: bytes) -> None:
         """End the call of a reply over max_packet_bytes, which was skipped."""
         call = service.serving.get(call_id)
         if call is None:
-            self.counters.count("dropped", "unknown_call")
+            self.on_unknown_reply()
         else:
             self.fail(
                 call, StatusCode.TOO_LARGE, "a reply is larger than max_packet_bytes", cancel=True
@@ -324,9 +323,6 @@ class CallRouter:
 
     def stats(self) -> dict[str, Any]:
         open_calls = sum(len(peer.calls) for peer in self.peers)
-        ended = self._ended_by_code + Counter(
-            {int(StatusCode.OK): self.table.answered, int(StatusCode.FAILURE): self.table.failed}
-        )
         return {
             "connections": len(self.peers),
             "services": len(self.services),
@@ -335,25 +331,11 @@ class CallRouter:
             "serving": sum(len(peer.serving) for peer in self.peers),
             "full": len(self.pressure.full),
             "waiting": sum(peer.halted for peer in self.peers),
-            "ended": {str(int(code)): count for code, count in sorted(ended.items())},
+            "ended": {str(code): count for code, count in self.table.ended.items()},
             "network": self.network.stats(),
         }
 
     # --- inside
-
-    def check_request(self, caller: GsbSession, request_id: bytes) -> ServiceStatus | None:
-        """Return the refusal of a call that its caller must not open, whatever its address."""
-        if not 0 < len(request_id) <= MAX_REQUEST_ID_BYTES:
-            text = f"a request id must have 1 to {MAX_REQUEST_ID_BYTES} bytes"
-            return ServiceStatus(StatusCode.BAD_REQUEST, text)
-        if request_id in caller.calls:
-            return ServiceStatus(StatusCode.CONFLICT, "a call with this request id is already open")
-        if len(caller.calls) >= self._limits.max_open_calls:
-            self.counters.count("refused", "max_open_calls")
-            return ServiceStatus(
-                StatusCode.UNAVAILABLE, f"max_open_calls ({self._limits.max_open_calls}) is reached"
-            )
-        return None
 
     def call_built_in(self, caller: GsbSession, request_id: bytes, name: str, data: bytes) -> None:
         handler = self._built_in.get(name)
@@ -393,35 +375,29 @@ class CallRouter:
         `origin` is the node that has signed it. Without one the call is that of its connection,
         which is the neighbour's if it is a link.
         """
-        self._ended_by_code[code] += 1
+        self.table.count_end(code)
         if origin is not None:
             origin.account.add(size, reply_bytes, code != StatusCode.OK)
         if self.audit is not None:
             name = caller.caller_name if origin is None else origin.name
             self.audit.add(name, address, size, code, service, reply_bytes)
 
-    def fail(self, call: OpenCall, code: StatusCode, message: str, *, cancel: bool) -> None:
-        """End a call with a failure of the bus."""
-        self.end(call, code)
+    def fail(self, call: OpenCall, code: StatusCode, message: str, *, cancel: bool) -> bool:
+        """End a call with a failure of the bus. Returns False if it has ended before."""
+        if not self.table.end(call, code):
+            return False
         # The cancel is sent first because caller and service may be the same connection.
         if cancel and not call.endpoint.gone:
             call.endpoint.send_cancel(call.id)
         if not call.caller.gone:
             call.caller.send_failure(call.request_id, code, message)
+        return True
+
+    def fail_too_large(self, call: OpenCall) -> None:
+        """End a call of this node that is too large for its link."""
+        text = "the call is too large for a link"
+        self.fail(call, StatusCode.TOO_LARGE, text, cancel=False)
 
     def _expire(self, call: OpenCall) -> None:
         text = f"no reply for {call.deadline_s:g} s"
         self.fail(call, StatusCode.DEADLINE, text, cancel=True)
-
-    def end(self, call: OpenCall, code: int) -> None:
-        """Remove a call from both tables and log it. The caller of this sends its FULL."""
-        call.caller.calls.pop(call.request_id, None)
-        call.endpoint.serving.pop(call.id, None)
-        call.service.pending -= 1
-        self._ended_by_code[code if code in CODES else StatusCode.FAILURE] += 1
-        self.pressure.on_call_end(call)
-        if call.account is not None:
-            has_failed = code != StatusCode.OK
-            call.account.add(call.request_bytes, call.reply_bytes, has_failed)
-        if self.table.log is not None:
-            self.table.log.append((call, code, self._clock()))

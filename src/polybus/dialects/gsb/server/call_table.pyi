@@ -1,21 +1,30 @@
 from collections.abc import Callable, Iterable
+from enum import IntEnum
 from typing import Any
 
 from typing_extensions import Buffer
 
 from polybus.dialects.gsb.network.call_key import CallKey
+from polybus.dialects.gsb.server.call_router import CallRouter
 
 # Every CallEndpoint is a GsbSession, or a session of another framing, which is one.
 from polybus.dialects.gsb.server.session import GsbSession
 from polybus.model.identity import Identity
 
+class Refusal(IntEnum):
+    NOT_REFUSED = 0
+    BAD_REQUEST_ID = 1
+    ID_IN_USE = 2
+    TOO_MANY_CALLS = 3
+    UNANNOUNCED_RUN = 4
+    FORGED_CALL = 5
+    TOO_MANY_HOPS = 6
+    FULL_WAY = 7
+
 class CallTable:
     generation: int
     opened: int
-    answered: int
-    failed: int
     next_due_s: float
-    fast_path_enabled: bool
     log: list[tuple[OpenCall, int, float]] | None
     max_packet_bytes: int
     max_open_calls: int
@@ -24,12 +33,15 @@ class CallTable:
     window_bytes: int
     min_window: int
     max_window: int
+    hard_limit_bytes: int
+    max_hops: int
     node: bytes
     calling_nodes: dict[bytes, CallingNode]
     def __init__(
         self,
         clock: Callable[[], float],
-        grant: Callable[[OpenCall], Any],
+        router: CallRouter,
+        codes: Iterable[int],
         *,
         max_packet_bytes: int,
         max_open_calls: int,
@@ -38,7 +50,13 @@ class CallTable:
         window_bytes: int,
         min_window: int,
         max_window: int,
+        hard_limit_bytes: int,
+        max_hops: int,
     ) -> None: ...
+    def end(self, call: OpenCall, code: int) -> bool: ...
+    def count_end(self, code: int) -> None: ...
+    @property
+    def ended(self) -> dict[int, int]: ...
 
 class Service:
     id: str
@@ -89,21 +107,11 @@ class OpenCall:
     free_bytes: int
     origin: Identity | None
     account: NodeAccount | None
-    def __init__(
-        self,
-        caller: GsbSession,
-        route: Route,
-        request_id: bytes,
-        call_id: bytes,
-        request_bytes: int,
-        now_s: float,
-    ) -> None: ...
-    def restart_clock(self, now_s: float) -> None: ...
     def stop_clock(self, now_s: float) -> None: ...
     def resume_clock(self, now_s: float) -> None: ...
-    def due(self, now_s: float) -> float: ...
     def free_left(self) -> int: ...
-    def window(self, table: CallTable) -> int: ...
+    def missing_credit(self) -> int: ...
+    def can_forward(self, is_partial: bool) -> bool: ...
 
 class CallEndpoint:
     calls: dict[bytes, OpenCall]
@@ -124,18 +132,25 @@ class CallEndpoint:
     is_link: bool
     is_link_up: bool
     ipc: bool
-    has_fast_path: bool
     full_calls: int
     deadline_s: float
     unread_s: float
     halted_since_s: float
     heard_s: float
     caller_name: bytes
-    def attach_fast_path(
+    def attach(
         self, table: CallTable, push: Callable[[bytes], Any], ipc: bool, length_size: int = 8
     ) -> None: ...
+    def has_room(self) -> bool: ...
     def receive(self, buffer: Buffer, start: int, end: int) -> int: ...
     def finish_large(self) -> bool: ...
+    def take_canonical(self, payload: bytes) -> bool: ...
+    def call(self, address: bytes, request_id: bytes, data: bytes) -> bool: ...
+    def open_call(
+        self, route: Route, request_id: bytes, data: bytes, deadline_s: float
+    ) -> None: ...
+    def reply(self, call_id: bytes, code: int, kind: int, data: bytes) -> bool: ...
+    def send_reply(self, request_id: bytes, code: int, kind: int, data: bytes) -> None: ...
 
 def overdue(
     endpoints: Iterable[GsbSession], now_s: float

@@ -141,10 +141,6 @@ class ServiceRegistry:
 
     def route(self, peer: GsbSession, address: bytes) -> Route | ServiceStatus | str:
         """Resolve an address: a route, a refusal, or the name of a built-in service."""
-        self._refresh_routes(peer)
-        route = peer.routes.get(address)
-        if route is not None:
-            return route
         try:
             name, node = parse_address(address.decode())
         except (MalformedRequest, UnicodeDecodeError) as error:
@@ -166,10 +162,6 @@ class ServiceRegistry:
         self, peer: GsbSession, origin: Identity, address: bytes
     ) -> Route | ServiceStatus:
         """Resolve an address that another node calls. It sees only names under `public/`."""
-        self._refresh_routes(peer)
-        key = origin.node.encode() + address
-        if (route := peer.routes.get(key)) is not None:
-            return route
         try:
             name, node = parse_address(address.decode())
         except (MalformedRequest, UnicodeDecodeError) as error:
@@ -182,13 +174,11 @@ class ServiceRegistry:
         if not self._allows_call(origin, name, service):
             self._broker.counters.count("refused", "network_call_denied")
             return ServiceStatus(StatusCode.DENIED, f"not allowed to call {name!r}")
+        key = origin.node.encode() + address
         return self._cache_route(peer, key, Route(service, name.encode()))
 
     def route_relayed_call(self, peer: GsbSession, target: bytes) -> Route | ServiceStatus:
         """Find the next link of a call between two other nodes. The route has no address."""
-        self._refresh_routes(peer)
-        if (route := peer.routes.get(target)) is not None:
-            return route
         node = f"0x{target.hex()}"
         link = self._network.route(node)
         if isinstance(link, ServiceStatus):
@@ -219,13 +209,8 @@ class ServiceRegistry:
         judged = {name, service.id if service else name}
         return all(self._broker.policy.allows(identity, CALL, one.encode()) for one in judged)
 
-    def _refresh_routes(self, peer: GsbSession) -> None:
-        """Drop the resolved addresses of a connection if a name or a rule has changed."""
-        if peer.generation != self._table.generation:
-            peer.routes.clear()
-            peer.generation = self._table.generation
-
     def _cache_route(self, peer: GsbSession, address: bytes, route: Route) -> Route:
+        """Keep a route for the next call. call_table.pyx looks it up, and drops old ones."""
         if len(peer.routes) >= MAX_ROUTES:
             peer.routes.clear()
         peer.routes[address] = route

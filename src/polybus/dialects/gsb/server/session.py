@@ -20,13 +20,12 @@ A peer that violates the protocol is disconnected; the log has the reason.
 
 from __future__ import annotations
 
-import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.codec import FULL, PARTIAL
-from polybus.dialects.gsb.gsb_packets import GsbEncoding, call_reply, call_request, frame, read
+from polybus.dialects.gsb.codec import FULL
+from polybus.dialects.gsb.gsb_packets import GsbEncoding, frame
 from polybus.dialects.gsb.network.channels import Channels
 from polybus.dialects.gsb.network.network import Network
 from polybus.dialects.gsb.network.node_key import NodeKey
@@ -46,8 +45,6 @@ from polybus.errors import BadFrame
 from polybus.kernel.outbox import Outbox
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from polybus.bus.broker import Broker
     from polybus.bus.connection import ConnectionIO
     from polybus.bus.counters import Counters
@@ -55,12 +52,10 @@ if TYPE_CHECKING:
     from polybus.dialects.gsb.limits import GsbLimits
     from polybus.dialects.gsb.network.link import Link
     from polybus.dialects.gsb.network.link_dialler import LinkDialler
-    from polybus.dialects.gsb.server.call_table import OpenCall
     from polybus.kernel.framing import Encoding
     from polybus.model.identity import Identity
 
 MAX_CONTROL_BYTES = 64 * 1024  # of a packet that carries no data of clients
-MAX_VARINT = 2**64 - 1  # protobuf encodes a negative code modulo 2**64
 
 
 class GsbServer:
@@ -124,16 +119,16 @@ class BroadcastOutbox:
 
 
 class GsbSession(CallEndpoint):
-    """One connection. The fast path (call_table.pyx) has `receive` and the state of calls.
+    """One connection. Its base (call_table.pyx) has `receive` and the rules of calls.
 
-    It calls `receive_slow_path` for frames that it does not handle, and `packet_slow_path` for
-    a large packet that it has assembled.
+    The base calls `receive_unframed` for the greeting and the bytes of an oversized packet, and
+    `receive_packet` for packets that are no calls and replies in their usual form.
 
     Sessions of another framing (ya/session.py) have the same rules and other packets.
     """
 
     NAME = "gsb"  # of its listeners
-    LENGTH = struct.Struct(">Q")  # of a frame
+    LENGTH_BYTES = 8  # of a frame
 
     waiting_for: GsbSession | None = None
     link: Link | None = None  # of a connection to another bus
@@ -155,7 +150,7 @@ class GsbSession(CallEndpoint):
         self.send = self._outbox.push
         is_marked = self._marks_frames(pipe)
         table = server.calls.table
-        self.attach_fast_path(table, self._outbox.push, is_marked, self.LENGTH.size)
+        self.attach(table, self._outbox.push, is_marked, self.LENGTH_BYTES)
         self.connection = broker.join(
             self.NAME,
             pipe,
@@ -169,8 +164,6 @@ class GsbSession(CallEndpoint):
         self.on_writable = self._outbox.on_writable
         self._requests = ControlRequests(server, self)
         self._max_packet_bytes = limits.max_packet_bytes
-        self._head_bytes = self.ipc + self.LENGTH.size
-        self._greeted = False
         self._skipping: OversizedPacket | None = None
         self._is_retry_scheduled = False
         self._is_drained = False
@@ -220,57 +213,30 @@ class GsbSession(CallEndpoint):
         """Bytes in the outbox that the peer has not taken."""
         return self._outbox.backlog()
 
-    # --- frames: the slow path
+    # --- called by `receive`
 
-    def receive_slow_path(self, buffer: Buffer, start: int, end: int) -> int:
-        """Handle the greeting, one frame, or a part of an oversized packet.
-
-        Returns the number of bytes used; 0 if the frame is incomplete or has to wait.
-        """
+    def receive_unframed(self, data: memoryview) -> int:
+        """Handle the greeting, or a part of an oversized packet. Returns the bytes used."""
         if self.connection.is_closed:
-            return end - start
-        try:
-            if not self._greeted:
-                size = len(sp.GREETING)
-                # An incomplete greeting is checked too: a wrong byte closes the connection at once.
-                sp.check_greeting(bytes(memoryview(buffer)[start : min(end, start + size)]))
-                self._greeted = self.is_open = end - start >= size
-                return size if self._greeted else 0
-            if self._skipping is not None:
-                return self._skip(self._skipping, memoryview(buffer)[start:end])
-            return self._take_frame(buffer, start, end)
-        except BadFrame as error:
-            self._close(error.reason)
-            return end - start
+            return len(data)
+        if self._skipping is not None:
+            return self._skip(self._skipping, data)
+        size = len(sp.GREETING)
+        # An incomplete greeting is checked too: a wrong byte closes the connection at once.
+        sp.check_greeting(bytes(data[:size]))
+        self.is_open = len(data) >= size
+        return size if self.is_open else 0
 
-    def packet_slow_path(self, payload: bytes, start: int, end: int) -> bool:
-        """Handle one complete packet. Returns False if it has to wait."""
-        try:
-            return self._packet(payload, start, end)
-        except BadFrame as error:
-            self._close(error.reason)
-            return True
+    def begin_skipping(self, size: int) -> None:
+        """Skip the coming packet, which is over max_packet_bytes."""
+        self._skipping = self._begin_oversized(size)
+        self.is_open = False  # its bytes are not frames
 
-    def _close(self, reason: str) -> None:
+    def close(self, reason: str) -> None:
         if self.link is not None:
             self.link.end_reason = reason
         self.broker.close(self.connection, reason)
         self._calls.leave(self)
-
-    def _take_frame(self, buffer: Buffer, at: int, end: int) -> int:
-        if self.ipc and at < end and memoryview(buffer)[at] != sp.IPC_MARK:
-            raise BadFrame(sp.BAD_FRAME)
-        begin = at + self._head_bytes
-        if begin > end:
-            return 0
-        size: int = self.LENGTH.unpack_from(buffer, begin - self.LENGTH.size)[0]
-        if size > self._max_packet_bytes:
-            self._skipping = self._begin_oversized(size)
-            self.is_open = False  # the fast path must not read the skipped bytes as frames
-            return self._head_bytes
-        if begin + size > end:
-            return 0
-        return self._head_bytes + size if self._packet(buffer, begin, begin + size) else 0
 
     def _begin_oversized(self, size: int) -> OversizedPacket:
         return OversizedPacket(size, self._max_packet_bytes)
@@ -296,38 +262,20 @@ class GsbSession(CallEndpoint):
 
     # --- packets
 
-    def _packet(self, buffer: Buffer, start: int, end: int) -> bool:
+    def receive_packet(self, payload: bytes) -> bool:
         """Handle one packet. Returns False if it has to wait."""
-        # Calls and replies in their usual form are decoded without protobuf.
-        hot: Any = read(buffer, start, end)
-        is_handshake = self.link is not None and not self.is_link_up
-        if hot is None or is_handshake:
-            if end - start > MAX_CONTROL_BYTES:
-                codec.check_large(memoryview(buffer)[start:end])
-            done = self._decode_and_handle(bytes(memoryview(buffer)[start:end]))
-        elif hot[0] == SERVICE_CALL:
-            if self.link is not None:
-                raise BadFrame(codec.WRONG_DIRECTION)
-            done = self._calls.call(self, *hot[1:])
-        else:
-            done = self._reply(*hot[1:])
-        self.is_first = self.is_first and not done
-        return done
-
-    def _decode_and_handle(self, payload: bytes) -> bool:
+        if self.connection.is_closed:
+            return True
+        if len(payload) > MAX_CONTROL_BYTES:
+            codec.check_large(memoryview(payload))
         packet = codec.decode_packet(payload)
         kind = packet.WhichOneof("kind")
         if self.link is not None:
             self.link.receive(kind, packet)
             return True
         match kind:
-            case "service_call_request":
-                call = packet.service_call_request
-                address, request_id = call.address.encode(), call.request_id.encode()
-                return self._calls.call(self, address, request_id, call.data)
-            case "call_reply":
-                reply = packet.call_reply
-                return self._reply(reply.request_id.encode(), reply.code, reply.type, reply.data)
+            case "service_call_request" | "call_reply":
+                return self.take_decoded(packet)
             case "cancel":
                 self._calls.cancel(self, packet.cancel.request_id.encode())
             case "hello" | "link_hello":
@@ -342,6 +290,11 @@ class GsbSession(CallEndpoint):
                 raise BadFrame(codec.WRONG_DIRECTION)
         return True
 
+    def take_decoded(self, packet: pb.Packet) -> bool:
+        """Handle a call or reply in an unusual form. Returns False if it has to wait."""
+        packet.DiscardUnknownFields()
+        return self.take_canonical(packet.SerializeToString())
+
     def _on_hello(self, packet: pb.Packet) -> None:
         if not self.is_first:
             raise BadFrame(codec.SECOND_HELLO)
@@ -349,11 +302,6 @@ class GsbSession(CallEndpoint):
             self._network.accept(self, packet.link_hello)
         else:
             self._calls.on_hello(self, packet.hello)
-
-    def _reply(self, call_id: bytes, code: int, kind: int, data: bytes) -> bool:
-        if kind not in (FULL, PARTIAL):
-            raise BadFrame(codec.BAD_REPLY_TYPE)
-        return self._calls.reply(self, call_id, code, kind, data)
 
     def register(self, service_id: str) -> ServiceStatus:
         return self._calls.services.register(self, service_id)
@@ -365,13 +313,6 @@ class GsbSession(CallEndpoint):
 
     def send_packet(self, packet: pb.Packet) -> None:
         self.send(frame(self.ipc, packet.SerializeToString()))
-
-    def send_reply(self, request_id: bytes, code: int, kind: int, data: Buffer) -> None:
-        self.send(call_reply(self.ipc, request_id, code & MAX_VARINT, kind, data))
-
-    def send_call(self, call: OpenCall, data: Buffer, caller_name: bytes) -> None:
-        """Send a call to its service, which this connection has registered."""
-        self.send(call_request(self.ipc, call.id, data, caller_name, call.address))
 
     def send_cancel(self, call_id: bytes) -> None:
         self.send_packet(pb.Packet(cancel=pb.Cancel(request_id=call_id.decode())))

@@ -32,8 +32,6 @@ from polybus.dialects.gsb.ya.ya_packets import YaEncoding
 from polybus.errors import BadFrame, MalformedRequest
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from polybus.bus.connection import ConnectionIO
     from polybus.dialects.gsb.server.call_table import OpenCall
     from polybus.dialects.gsb.server.session import GsbServer
@@ -63,7 +61,7 @@ class YaServer:
 
 class YaSession(GsbSession):
     NAME = "gsb+ya"
-    LENGTH = codec.LENGTH
+    LENGTH_BYTES = codec.LENGTH.size
 
     def __init__(self, ya: YaServer, pipe: ConnectionIO) -> None:
         self._ya = ya
@@ -78,7 +76,7 @@ class YaSession(GsbSession):
         return self._ya.encoding
 
     def _begin(self) -> None:
-        self._greeted = self.is_open = True  # the hello is a packet
+        self.is_open = True  # the hello is a packet
 
     # --- packets
 
@@ -87,14 +85,15 @@ class YaSession(GsbSession):
             raise BadFrame(codec.NO_HELLO)
         return OversizedPacket(size, self._max_packet_bytes, pb.Packet)
 
-    def _packet(self, buffer: Buffer, start: int, end: int) -> bool:
-        packet = gsb_codec.decode_as(pb.Packet, bytes(memoryview(buffer)[start:end]))
+    def receive_packet(self, payload: bytes) -> bool:
+        if self.connection.is_closed:
+            return True
+        packet = gsb_codec.decode_as(pb.Packet, payload)
         kind = packet.WhichOneof("kind")
         if self.is_first:
             if kind != "hello":
                 raise BadFrame(codec.NO_HELLO)
             self._greet(packet.hello)
-            self.is_first = False
             return True
         match kind:
             case "call_request":
@@ -121,7 +120,7 @@ class YaSession(GsbSession):
             key = (self._pipe.identity.name, instance)
             earlier = self._ya.sessions.get(key)
             if earlier is not None and not earlier.gone:
-                earlier._close(REPLACED)
+                earlier.close(REPLACED)
             self._ya.sessions[key] = self
         self._calls.pings.peers[self] = None  # every client of this framing answers pings
         self.send(self._ya.hello)
@@ -136,13 +135,13 @@ class YaSession(GsbSession):
             status = ServiceStatus(StatusCode.BAD_REQUEST, str(error))
             self._calls.refuse(self, request_id, request.address.encode(), len(data), status)
             return True
-        return self._calls.call(self, address, request_id, data)
+        return self.call(address, request_id, data)
 
     def _on_reply(self, reply: pb.CallReply) -> bool:
         code, data = StatusCode.OK, reply.data
         if reply.code:
             code, data = StatusCode.FAILURE, codec.decode_failure(reply.code, data)
-        return self._reply(reply.request_id.encode(), code, reply.reply_type, data)
+        return self.reply(reply.request_id.encode(), code, reply.reply_type, data)
 
     def register(self, service_id: str) -> ServiceStatus:
         try:
@@ -166,27 +165,27 @@ class YaSession(GsbSession):
 
     # --- sending to the peer
 
-    def send_reply(self, request_id: bytes, code: int, kind: int, data: Buffer) -> None:
+    def send_reply(self, request_id: bytes, code: int, kind: int, data: bytes) -> None:
         if request_id.startswith(NO_REPLY):
             return
         if code:
             code, data = codec.encode_failure(data)
-        reply = pb.CallReply(request_id=request_id.decode(), data=bytes(data))
+        reply = pb.CallReply(request_id=request_id.decode(), data=data)
         reply.code, reply.reply_type = code, kind  # type: ignore[assignment]
         self.send(codec.frame(pb.Packet(call_reply=reply)))
 
-    def send_call(self, call: OpenCall, data: Buffer, caller_name: bytes) -> None:
+    def send_call(self, call: OpenCall, data: bytes, caller_name: bytes) -> None:
         name = call.service.id
         request = pb.CallRequest(
             caller=caller_name.decode(),
             address=self._registered_as[name] + call.address.decode()[len(name) :],
             request_id=call.id.decode(),
-            data=bytes(data),
+            data=data,
             no_reply=call.request_id.startswith(NO_REPLY),
         )
         self.send(codec.frame(pb.Packet(call_request=request)))
         if request.no_reply:
-            self._calls.end(call, StatusCode.OK)
+            self._calls.table.end(call, StatusCode.OK)
 
     def send_broadcast(self, topic: str, data: bytes, caller: str) -> None:
         message = pb.BroadcastRequest(topic=topic, data=data, caller=caller)

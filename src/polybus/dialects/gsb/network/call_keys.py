@@ -1,10 +1,9 @@
-"""Signs the calls of this node for other nodes, and checks the calls of others (call_key.pyx)."""
+"""The keys of calls between this node and others (call_key.pyx), by the runs of the others."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.network.call_key import CallKey
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ MAX_KEYS = 16_384  # some 1 KiB each; more than the nodes of half an hour, with 
 Run = tuple[str, int, bytes]  # a node, its instance and its exchange key
 
 
-class CallSigner:
+class CallKeys:
     def __init__(self, key: NodeKey, instance: int) -> None:
         self._key = key
         self._own = bytes.fromhex(key.node_id[2:])
@@ -39,24 +38,3 @@ class CallSigner:
         if len(self._keys) > MAX_KEYS:
             del self._keys[next(iter(self._keys))]
         return key
-
-    def sign(self, call: pb.RelayCall, target: Announcement) -> None:
-        """Set origin, target, counter and MAC of a call of this node. Raises ValueError."""
-        key = self.key_for(target)
-        call.origin, call.target = key.own, key.node
-        call.instance, call.target_instance = key.own_instance, key.instance
-        call.counter, call.mac = key.sign(call.address.encode(), call.data)
-
-    def check(self, call: pb.RelayCall, origin: Announcement) -> bool:
-        """Return whether the origin made this call, for this node, and not before."""
-        try:
-            key = self.key_for(origin)
-        except ValueError:
-            return False
-        if (call.origin, call.target) != (key.node, key.own):
-            return False
-        if (call.instance, call.target_instance) != (key.instance, key.own_instance):
-            return False
-        if not key.matches(call.counter, call.address.encode(), call.data, call.mac):
-            return False
-        return key.accept(call.counter)
