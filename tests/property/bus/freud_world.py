@@ -228,12 +228,9 @@ class World:
         pipe, _ = self.pushers[place % len(self.pushers)]
         pipe.deliver(b"".join(rqueue_client.publish(*one) for one in messages))
         self.bus.turn()
-        together: dict[bytes, list[bytes]] = {}
-        for name, body in messages:
-            together.setdefault(name, []).append(body)
-        for name in together:
+        for name in dict.fromkeys(name for name, _ in messages):
             self.visit(TopicEvent.COLLECT, name)
-        self.model.publish(together)
+        self.model.publish(messages)
         self.talk.settle()
 
     def push_end(self, place: int) -> None:

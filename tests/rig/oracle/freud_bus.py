@@ -15,7 +15,7 @@ for every request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -248,15 +248,18 @@ class FreudBus:
         reader.topics.add(name)
         self.heard(name)
 
-    def publish(self, batches: dict[bytes, list[bytes]]) -> None:
-        """Publish one buffer, by topic: first to all push readers, then to all others."""
+    def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
+        """Publish one buffer: first in its order to push readers, then by topic to all others."""
+        batches: dict[bytes, list[bytes]] = {}
+        for name, body in messages:
+            batches.setdefault(name, []).append(body)
+            for reader in self.pushed_to(name):
+                reader.got.append((name, body))
+        self.received += len(messages)
         collected = []
         for name, bodies in batches.items():
-            self.received += len(bodies)
             pushed = self.pushed_to(name)
             life = self.current(name)
-            for reader in pushed:
-                reader.got += [(name, body) for body in bodies]
             if not pushed and not (life and (life.subscribers or self.is_buffering(name))):
                 self.dropped["no_subscriber"] += len(bodies)
             elif life is not None:
