@@ -76,7 +76,14 @@ class Trial:
     def crash(self, _: int) -> None:
         """Continue with a copy of the files, which no owner has closed."""
         before, self._turn = self._path, self._turn + 1
-        shutil.copytree(before, self.folder / f"{self._turn}")
+        copy = self.folder / f"{self._turn}"
+        while True:
+            try:
+                shutil.copytree(before, copy)
+            except shutil.Error:  # the log has renamed a segment meanwhile
+                shutil.rmtree(copy)
+            else:
+                break
         self.log.close()
         shutil.rmtree(before)
         self._open()
