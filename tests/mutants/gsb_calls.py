@@ -22,7 +22,7 @@ TESTS = (
     "tests/unit/gsb/test_session.py",
     "tests/unit/gsb/network/test_call_keys.py",
     "tests/unit/gsb/network/test_relayed_calls.py",
-    "tests/unit/gsb/ya",
+    "tests/unit/gsb/ya/test_ya_session.py",
     "tests/property/gsb/test_model.py",
     "tests/property/gsb/test_pressure.py",
 )
