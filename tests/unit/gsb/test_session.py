@@ -529,3 +529,41 @@ def test_large_payload_that_is_not_a_packet_closes_the_connection(roomy):
     in_pieces(peer, b"\xff" * 150_000)
     assert peer.pipe.closed
     assert roomy.close_reasons == {"no_packet": 1}
+
+
+# --- several packets in one read
+
+
+def in_one_read(peer: MemoryPeer, *payloads: bytes) -> None:
+    peer.pipe.deliver(b"".join(sp.frame(payload, sp.Form(False)) for payload in payloads))
+
+
+def encoded_call(peer: MemoryPeer, request_id: str) -> bytes:
+    call = pb.ServiceCallRequest(address="greeter", request_id=request_id)
+    return peer.encode(pb.Packet(service_call_request=call))
+
+
+def test_call_before_a_bad_packet_reaches_its_service(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
+    service.register("greeter")
+    in_one_read(caller, encoded_call(caller, "1"), b"\xff")
+    assert caller.pipe.closed
+    assert service.kinds() == ["call_request", "cancel"]
+
+
+def test_cancel_reaches_the_service_after_its_call(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
+    service.register("greeter")
+    cancel = caller.encode(pb.Packet(cancel=pb.Cancel(request_id="1")))
+    in_one_read(caller, encoded_call(caller, "1"), cancel)
+    assert service.kinds() == ["call_request", "cancel"]
+
+
+def test_call_ends_once(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
+    service.register("greeter")
+    caller.call("greeter")
+    (call,) = caller.session.calls.values()
+    ended = [bus.gsb.calls.table.end(call, code) for code in (504, 500)]
+    assert ended == [True, False]
+    assert bus.stats("gsb", "ended") == {"504": 1}

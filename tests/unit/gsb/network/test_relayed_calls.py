@@ -168,6 +168,22 @@ def test_the_account_of_a_node_counts_its_calls(network):
     assert account == {"calls": 3, "failures": 1, "request_bytes": 8, "reply_bytes": 6}
 
 
+def test_a_call_that_is_too_large_for_its_link_is_refused(network):
+    network.caller.call(f"/net/{C.node_id}/public/x", "7", bytes(MAX_PACKET_BYTES - 100))
+    (reply,) = network.caller.replies()
+    assert read_failure(reply.data).code == 413
+    assert network.c.packets() == []
+
+
+def test_the_deadline_of_a_relayed_call_stands_still_without_credit(network):
+    network.a.send_call(network.a.call("public/echo", free_partials=1, deadline_ms=5000))
+    called = network.service.called()
+    network.service.reply(called.request_id, b"item", partial=True)
+    network.a.packets()
+    network.bus.pass_time(10)
+    assert network.a.packets() == []
+
+
 CHANGES = st.one_of(
     st.fixed_dictionaries({}),
     st.fixed_dictionaries({"hops": st.integers(0, 10)}),
