@@ -175,13 +175,17 @@ def test_a_call_that_is_too_large_for_its_link_is_refused(network):
     assert network.c.packets() == []
 
 
-def test_the_deadline_of_a_relayed_call_stands_still_without_credit(network):
-    network.a.send_call(network.a.call("public/echo", free_partials=1, deadline_ms=5000))
+def test_a_relayed_call_waits_for_credit_and_its_deadline_stands_still(network):
+    sent = network.a.call("public/echo", free_partials=1, deadline_ms=5000)
+    network.a.send_call(sent)
     called = network.service.called()
-    network.service.reply(called.request_id, b"item", partial=True)
-    network.a.packets()
+    for data in (b"first", b"second"):
+        network.service.reply(called.request_id, data, partial=True)
+    assert one_reply(network.a).data == b"first"
     network.bus.pass_time(10)
     assert network.a.packets() == []
+    network.a.peer.send(credit=pb.Credit(request_id=sent.request_id, replies=1))
+    assert one_reply(network.a).data == b"second"
 
 
 CHANGES = st.one_of(
