@@ -936,7 +936,6 @@ PLAIN_SESSION = mutants(
         "self.answers.stalled",
     ),
     ("goes on while it is stalled", "self.answers.stalled or self.halt", "self.halt"),
-    ("past what is left to do", "while not self.pending and not self", "while not self"),
     ("goes on while it rests", "                self.halt = HALT_RESTING\n", ""),
     ("it never rests", "            if self.weight_left <= 0:\n", "            if False:\n"),
     ("who rests once rests forever", "                (<object>self).rest()\n", ""),
