@@ -551,6 +551,16 @@ def test_call_before_a_bad_packet_reaches_its_service(bus):
     assert service.kinds() == ["call_request", "cancel"]
 
 
+def test_reply_before_a_bad_packet_reaches_its_caller(bus):
+    service, caller = MemoryPeer(bus), MemoryPeer(bus)
+    service.register("greeter")
+    caller.call("greeter")
+    reply = pb.CallReply(request_id=service.called().request_id, type=pb.FULL, data=b"hello")
+    in_one_read(service, service.encode(pb.Packet(call_reply=reply)), b"\xff")
+    assert service.pipe.closed
+    assert bytes(caller.pipe.taken).endswith(reply.data)
+
+
 def test_cancel_reaches_the_service_after_its_call(bus):
     service, caller = MemoryPeer(bus), MemoryPeer(bus)
     service.register("greeter")
