@@ -22,6 +22,7 @@ from tests.rig.freud_client import (
     Answer,
     answers_in,
     create,
+    delete,
     get,
     produce,
     subscribe,
@@ -153,3 +154,20 @@ def test_users_see_and_remove_their_own_and_admins_all(monkeypatch):
 def test_bad_admin_requests_are_refused(verb, keys):
     with pytest.raises(AdminError, match=r"must be .*, got "):
         Admin(MemoryBus()).ask(verb, ALICE, **keys)
+
+
+def test_expired_topic_may_evict_the_last_reader_of_another_that_expires_with_it():
+    bus = MemoryBus(freud=LIMITS, quotas=QuotaLimits(quota_bytes=10))
+    leaver, reader, owner = (bus.connect_freud(identity=who) for who in (ALICE, ALICE, BOB))
+    ask(bus, owner, create(b"first"), subscribe(b"first"), delete(b"first"), create(b"first"))
+    ask(bus, leaver, create(b"second"), subscribe(b"second"), produce(b"second", bytes(10)))
+    ask(bus, leaver, delete(b"second"))
+    leaver.hang_up()
+    bus.turn()
+    key = ask(bus, reader, subscribe(b"first"))[0].payload
+    assert ask(bus, owner, produce(b"first", b"12345"))[0].code == OK  # into the buffer
+    # Both deletions time out in one tick; the buffer of the first needs the room of the second.
+    bus.pass_time(LIMITS.subscriber_timeout_s + 1)
+    assert bus.stats("freud", "evicted") == 1
+    assert ask(bus, reader, get(key)) == [Answer(OK, b"12345")]
+    assert ask(bus, reader, create(b"second"))[0].code == OK

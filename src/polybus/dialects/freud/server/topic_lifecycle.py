@@ -226,6 +226,9 @@ class TopicLifecycle:
 
     def expire(self, incarnation: Incarnation) -> list[PullReader]:
         """Handle a passed deadline. Returns the readers that the caller must end."""
+        # The buffer of another topic that expired may have evicted its last reader.
+        if incarnation not in self._timed:
+            return []
         topic = self._topics[incarnation.name]
         self._set_deadline(incarnation, None)
         if incarnation is not topic.current:
