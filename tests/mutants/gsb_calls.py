@@ -209,12 +209,12 @@ RELAYS = mutants(
     ),
     (
         "any run is called",
-        "if origin is None or not origin.key.is_for(packet):",
+        "if origin is None or (origin.key is not None and not origin.key.is_for(packet)):",
         "if origin is None:",
     ),
     (
         "calls are not signed",
-        "        if not origin.key.check_call(packet):\n",
+        "        if origin.key is None or not origin.key.check_call(packet):\n",
         "        if False:\n",
     ),
     (

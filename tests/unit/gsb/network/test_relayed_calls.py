@@ -13,6 +13,7 @@ from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb import sp
 from polybus.dialects.gsb.limits import GsbLimits
+from polybus.dialects.gsb.network import announcement
 from polybus.dialects.gsb.network.node_key import NodeKey
 from polybus.model.access_rule import Rule
 from tests.rig.gsb_link_peer import MemoryLink
@@ -111,6 +112,18 @@ def test_a_repeated_call_is_refused(network):
     call.request_id = "again"
     network.a.send_call(call)
     assert read_failure(one_reply(network.a).data).code == 403
+    assert network.service.packets() == []
+
+
+def test_a_call_of_a_node_that_announces_an_invalid_key_is_refused(network):
+    sequence, links = 1 << 62, (network.a.bus_id,)
+    fields = A.public, bytes(32), network.a.instance, sequence, links
+    signature = A.sign(announcement.PURPOSE, *announcement._signed_parts(*fields))
+    announced = announcement.Announcement(*fields, signature)
+    network.a.peer.send(announce=network.a.announce_packet(announced))
+    network.a.send_call(network.a.call("public/echo"))
+    assert read_failure(one_reply(network.a).data).code == 403
+    assert network.bus.stats("refused", "forged_call") == 1
     assert network.service.packets() == []
 
 

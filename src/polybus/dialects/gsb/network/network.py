@@ -374,7 +374,10 @@ class Network:
         return ServiceStatus(StatusCode.NOT_FOUND, f"unknown node {node}")
 
     def find_calling_node(self, node: bytes) -> CallingNode | None:
-        """Return a node that calls, with its key. Returns None if its announcement is unknown."""
+        """Return a node that calls, with its key. Returns None if its announcement is unknown.
+
+        The key is None if the node has announced an invalid one.
+        """
         name = f"0x{node.hex()}"
         announced = self.topology.get(name)
         if announced is None:
@@ -387,7 +390,7 @@ class Network:
         try:
             origin.key = self._keys.key_for(announced)
         except ValueError:
-            return None  # it has announced an invalid key
+            origin.key = None
         return origin
 
     def resolve_relayed(

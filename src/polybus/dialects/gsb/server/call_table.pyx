@@ -211,7 +211,8 @@ cdef class CallingNode:
     cdef readonly bytes name  # its id, as services see it
     cdef readonly object identity
     cdef readonly NodeAccount account
-    # The key of its announced run. None until a call has come since paths have changed.
+    # The key of its announced run. None if that is invalid, and until a call has come since
+    # paths have changed.
     cdef public CallKey key
 
     def __init__(self, identity not None):
@@ -685,9 +686,9 @@ cdef class CallEndpoint:
         cdef CallingNode origin = self.origin_of(packet)
         cdef Route route
         cdef OpenCall call
-        if origin is None or not origin.key.is_for(packet):
+        if origin is None or (origin.key is not None and not origin.key.is_for(packet)):
             return self.refuse(UNANNOUNCED_RUN, request_id, packet, None)
-        if not origin.key.check_call(packet):
+        if origin.key is None or not origin.key.check_call(packet):
             return self.refuse(FORGED_CALL, request_id, packet, None)
         route = self.cached_route(origin.name + address)
         if route is None:
@@ -705,7 +706,10 @@ cdef class CallEndpoint:
         return True
 
     cdef CallingNode origin_of(self, const Packet* packet):
-        """Return the node that calls, with the key of its announced run. None if it has none."""
+        """Return the node that calls, with the key of its announced run. None if it has no run.
+
+        Without a valid key in its announcement it has none here.
+        """
         cdef bytes node = packet.origin.at[:ID_BYTES]
         cdef void* entry = <void*>PyDict_GetItem(self.table.calling_nodes, node)
         if entry is not NULL and (<CallingNode>entry).key is not None:
