@@ -188,6 +188,18 @@ def test_a_call_that_is_too_large_for_its_link_is_refused(network):
     assert network.c.packets() == []
 
 
+def test_a_call_that_has_made_all_hops_is_not_passed_on(network):
+    network.a.send_call(network.a.call("public/x", C.node_id, hops=8))
+    assert network.c.packets() == []
+    assert read_failure(one_reply(network.a).data).code == 503
+
+
+def test_a_relayed_call_has_the_deadline_of_its_caller(network):
+    network.a.send_call(network.a.call("public/echo", deadline_ms=2000))
+    network.bus.pass_time(3)
+    assert read_failure(one_reply(network.a).data).code == 504
+
+
 def test_a_relayed_call_waits_for_credit_and_its_deadline_stands_still(network):
     sent = network.a.call("public/echo", free_partials=1, deadline_ms=5000)
     network.a.send_call(sent)
