@@ -12,6 +12,7 @@ from polybus.bus.policy import Policy
 from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb import sp
+from polybus.dialects.gsb.codec import BAD_RELAY
 from polybus.dialects.gsb.limits import GsbLimits
 from polybus.dialects.gsb.network import announcement
 from polybus.dialects.gsb.network.node_key import NodeKey
@@ -186,6 +187,16 @@ def test_a_call_that_is_too_large_for_its_link_is_refused(network):
     (reply,) = network.caller.replies()
     assert read_failure(reply.data).code == 413
     assert network.c.packets() == []
+
+
+@pytest.mark.parametrize("field", [{"origin": bytes(19)}, {"hops": 9}])
+def test_a_relayed_call_of_a_bad_form_ends_the_link(network, field):
+    call = network.a.call("public/echo")
+    for name, value in field.items():
+        setattr(call, name, value)
+    network.a.send_call(call)
+    assert network.service.packets() == []
+    assert network.bus.close_reasons == {BAD_RELAY: 1}
 
 
 def test_a_call_that_has_made_all_hops_is_not_passed_on(network):
